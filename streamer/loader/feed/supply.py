@@ -93,7 +93,7 @@ class Supply(ABC):
         """Ends workers and session; idempotent."""
 
     def engine_values(self) -> Mapping[str, object] | None:
-        """Returns the engine's counters by name, or None without a session or an answer in half a second; any thread."""
+        """Returns the engine's counters by name, or None without a session or an answer in 0.5 s; any thread."""
         # It is read once: the trainer may end the session concurrently.
         session = self.session
         return None if session is None else session.engine_values(ENGINE_SECONDS)

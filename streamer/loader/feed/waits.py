@@ -1,4 +1,7 @@
-"""Describes in the log what the next batch of the trainer waits for. Used by `feeder.py`, `supply.py` and `epoch.py`."""
+"""Describes what the next batch of the trainer waits for, for the log.
+
+Used by `feeder.py`, `supply.py` and `loader/epoch.py`.
+"""
 
 from __future__ import annotations
 

@@ -1,1 +1,4 @@
-"""The arguments of datasets, mixes and loaders, and their checks."""
+"""Holds the arguments of datasets, mixes and loaders, and checks them.
+
+Used by `loader/`; some also by `cli/` and `tools/`. `streamer` exports `Order`, `Index` and `Skip`.
+"""

@@ -1,4 +1,7 @@
-"""Arguments of datasets and mixes that belong together: Order, Index and Skip."""
+"""Defines groups of arguments of datasets and mixes: `Order`, `Index` and `Skip`.
+
+Users make them. `dataset.py`, `mixed_dataset.py` and the options of this folder check and keep them.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ G = TypeVar("G")
 @check_options
 @dataclass(frozen=True, kw_only=True)
 class Order:
-    """What fixes the order besides `shuffle` and `seed`. Rarely needed.
+    """Fixes the order further than `shuffle` and `seed` do. Rarely needed.
 
         StreamingDataset(url, order=Order(last_batch="drop"))
 
@@ -31,15 +34,16 @@ class Order:
         lanes: Number of streams that an epoch is dealt into; a batch takes equally many samples from each. By default
             it is chosen from the numbers of chunks and of samples in a batch.
         shuffle_window: Number of chunks that are open together over all nodes, by default chosen likewise.
-        lanes_by: What decides which chunks share a lane, and so which node reads and keeps them: the "seed"; the "key"
-            of each chunk, so that runs with other seeds find in each node's cache what the last run left there; or the
-            "epoch", together with the seed. By default the "seed", or what the loaded state has. Not for a mix.
-        last_batch: What becomes of the last batch if samples are missing: "fill" it with repeats, which `repeated`
-            marks; leave it "short", on one rank only; "drop" it. None: "short" on one rank, "fill" on several, which
-            make the same number of steps.
+        lanes_by: What decides which chunks share a lane, and so which node reads and keeps them. With "seed" it is the
+            seed. With "key" it is the key of each chunk, so that runs with other seeds find in each node's cache what
+            the last run left there. With "epoch" it is the seed and the epoch. By default "seed", or what the loaded
+            state has. Not for a mix.
+        last_batch: What becomes of the last batch if samples are missing. With "fill" repeats fill it, which `repeated`
+            marks; with "short" it stays short, on one rank only; with "drop" it is left out. By default "short" on one
+            rank, and "fill" on several, which make the same number of steps.
         name: Name that tells two datasets of one job apart when only their batches differ; loaders of one dataset
             need none.
-        peers: Old place of `share_caches=` of the dataset.
+        peers: Earlier name of the dataset's `share_caches=`; a value other than "off" warns.
 
     Raises:
         ConfigError: an invalid value.
@@ -66,7 +70,7 @@ class Order:
 
     @property
     def free_parts(self) -> frozenset[str]:
-        """The parts of the order that are chosen automatically."""
+        """Names of the parts of the order that are chosen automatically."""
         given = {"lanes": self.lanes, "window": self.shuffle_window, "lanes_by": self.lanes_by}
         return frozenset(part for part, value in given.items() if value is None)
 
@@ -74,7 +78,7 @@ class Order:
 @check_options
 @dataclass(frozen=True)
 class Index:
-    """Where the manifest of a dataset is, and how the objects are listed and indexed at first use.
+    """Says where the manifest of a dataset is, and how the objects are listed and indexed at first use.
 
         StreamingDataset(url, manifest=Index(damaged="skip"))
 
@@ -82,8 +86,8 @@ class Index:
         url: Url or path of a built manifest (`streamer index`), or None if it is found or built at first use.
         max_seconds: Longest time that building at first use may take; a manifest that would take longer is not built.
         damaged: What becomes of damaged containers: "raise", or "skip", which leaves them out; a warning names them.
-        on_change: "raise": the dataset is fixed at first use, and an object that changes later is an
-            ObjectChangedError. "refresh": the objects are listed again before each epoch, see
+        on_change: With "raise" the dataset is fixed at first use, and an object that changes later is an
+            ObjectChangedError. With "refresh" the objects are listed again before each epoch, see
             `StreamingDataset.refresh`; within an epoch a changed object is still an error.
 
     Raises:
@@ -104,15 +108,15 @@ class Index:
 
     @property
     def url_text(self) -> str | None:
-        """The url or path as a text, or None."""
+        """The url or path of the manifest as a text, or None."""
         return None if self.url is None else os.fspath(self.url)
 
     @classmethod
     def of(cls, given: Url | Index | None) -> Index:
-        """Takes the argument as the user gives it.
+        """Returns the argument `manifest=` of a user as an `Index`.
 
         Raises:
-            ConfigError: neither a url nor an Index.
+            ConfigError: it is neither a url nor an Index.
         """
         return given if isinstance(given, Index) else cls(given)
 
@@ -141,7 +145,7 @@ def skip_rules(on_error: OnError | Skip) -> SkipRules:
     """Returns the rules that `on_error=` stands for.
 
     Raises:
-        ConfigError: neither "raise" nor "skip" nor a Skip.
+        ConfigError: it is neither "raise" nor "skip" nor a Skip.
     """
     if isinstance(on_error, Skip):
         return SkipRules("skip", on_error.budget)
@@ -149,10 +153,15 @@ def skip_rules(on_error: OnError | Skip) -> SkipRules:
 
 
 def given_or_default(name: str, value: object, kind: type[G]) -> G:
-    """Returns the value, or the defaults of `kind` for None.
+    """Returns the value of an argument, or the defaults of its class for None.
+
+    Args:
+        name: Name of the argument, for the error.
+        value: What the user has given.
+        kind: Class of the argument.
 
     Raises:
-        ConfigError: something else.
+        ConfigError: the value is neither None nor of the class.
     """
     if value is None:
         return kind()

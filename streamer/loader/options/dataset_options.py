@@ -1,4 +1,7 @@
-"""The options of a stream and of a dataset, checked when it is constructed, used at the first I/O."""
+"""Keeps the options of a dataset, and those that a mix has, too: checked when it is constructed, used at the first I/O.
+
+`dataset.py` makes `DatasetOptions`, and `members/member.py` opens a dataset by them.
+"""
 
 from __future__ import annotations
 
@@ -35,10 +38,10 @@ from streamer.wire.messages import GetManifest
 # Number of urls that a message names.
 _NAMED = 4
 
-# "s3:/bucket"; a folder of such a name is "./s3:".
+# Matches a url with one slash, "s3:/bucket"; a folder of such a name is "./s3:".
 _ONE_SLASH = re.compile(r"(s3a?|gs|gcs|az|abfss?|https?|file):/", re.IGNORECASE)
 
-# Smallest values of whole numbers.
+# Smallest values of the options that are whole numbers.
 _LEAST = {
     "batch_size": 1,
     "seed": 0,
@@ -51,7 +54,11 @@ _LEAST_CHUNK_BYTES = 1024
 
 @dataclass(frozen=True, kw_only=True)
 class StreamOptions:
-    """The arguments that `StreamingDataset` and `MixedDataset` have in common, which document them."""
+    """Holds the arguments that `StreamingDataset` and `MixedDataset` have in common, which document them.
+
+    Raises:
+        ConfigError: an invalid value.
+    """
 
     seed: int = 17
     batch_size: int | None = None
@@ -65,7 +72,7 @@ class StreamOptions:
         for name, least in _LEAST.items():
             value = getattr(self, name)
             if value is not None:
-                # It is kept as a number of Python.
+                # A number of numpy or torch is kept as one of Python.
                 object.__setattr__(self, name, checks.at_least(name, value, least))
 
     @property
@@ -76,10 +83,13 @@ class StreamOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class DatasetOptions(StreamOptions):
-    """The arguments of `StreamingDataset`, which documents them.
+    """Holds the arguments of `StreamingDataset`, which documents them.
+
+    Raises:
+        ConfigError: an invalid value, or values that do not go together.
 
     Attributes:
-        chunk_bytes: Bytes of the chunks of a right side of a join, or 0 if the index chooses.
+        chunk_bytes: Bytes of a chunk for the right side of a join, or 0 if the index chooses.
     """
 
     urls: tuple[str, ...]
@@ -161,20 +171,25 @@ class DatasetOptions(StreamOptions):
 
     @property
     def place(self) -> str:
-        """The urls, for messages: the first ones of many."""
+        """The urls as a text for messages, without logins; of more than four the first ones and their number."""
         named = ", ".join(shown(url) for url in self.urls[:_NAMED])
         return named if len(self.urls) <= _NAMED else f"{named} and {len(self.urls) - _NAMED} more"
 
     def limit_bytes(self) -> int | None:
-        """Returns the cache's limit, or None if the engine chooses.
+        """Returns the cache's limit in bytes, or None if the engine chooses.
 
         Raises:
-            ConfigError: not a size.
+            ConfigError: `cache_bytes` is not a size.
         """
         return None if self.cache_bytes == "auto" else parse_bytes(self.cache_bytes, "cache_bytes")
 
     def client_settings(self, environment: Environment, job: str) -> ClientSettings:
-        """Returns the settings of the client; `job` is used if the environment names none."""
+        """Returns the settings of the client: those of the environment, and what the user has given in their place.
+
+        Args:
+            environment: Parsed environment.
+            job: Name of the job if the environment has none.
+        """
         settings = ClientSettings.from_environment(environment)
         return replace(
             settings,
@@ -186,7 +201,7 @@ class DatasetOptions(StreamOptions):
         )
 
     def manifest_request(self, rank_config: RankConfig) -> GetManifest:
-        """Makes the request for the manifest. Only the first node builds it; the others wait for it to appear."""
+        """Returns the request for the manifest. Only node 0 builds one at `manifest=`; the others wait for it."""
         given = None if isinstance(self.format, str) else self.format
         chosen = None if given is None else given.chosen_extensions
         return GetManifest(
@@ -205,13 +220,13 @@ class DatasetOptions(StreamOptions):
 
 
 def table_request(annotations: Annotations) -> GetManifest:
-    """Makes the request for the table of annotations, which the engine finds or makes."""
+    """Returns the request for the table of annotations, which the engine finds or makes."""
     options = {"key": annotations.key, "fields": None if annotations.fields is None else list(annotations.fields)}
     return GetManifest(0, [absolute(annotations.url)], ANNOTATIONS, format_options=msgspec.json.encode(options))
 
 
 class FixedArguments:
-    """Refuses to set attributes of a dataset where that would have no effect."""
+    """Refuses to set attributes of a dataset where that would have no effect: raises AttributeError."""
 
     def __setattr__(self, name: str, value: object) -> None:
         if name in DatasetOptions.__dataclass_fields__ or name == "url":
@@ -230,7 +245,7 @@ def list_urls(given: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) 
     """Returns one url or several, as texts.
 
     Raises:
-        ConfigError: something else.
+        ConfigError: the argument is neither a url or path nor a sequence of them.
     """
     several = [given] if isinstance(given, str | os.PathLike) else given
     try:
@@ -242,10 +257,10 @@ def list_urls(given: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) 
 
 
 def absolute(url: str) -> str:
-    """Returns a local path from the root on (the engine runs elsewhere), another url with its scheme in lower case.
+    """Returns a url as the engine needs it: a local path from the root on, another url with its scheme in lower case.
 
     Raises:
-        ConfigError: a scheme with one slash, which would be a local path.
+        ConfigError: the scheme is followed by one slash, which would make the url a local path.
     """
     if "://" not in url and (slip := _ONE_SLASH.match(url)):
         text = shown(url)

@@ -1,4 +1,7 @@
-"""The settings of a loader, checked when it is constructed."""
+"""Keeps the settings of a loader, checked when it is constructed, and chooses their defaults.
+
+`dataloader.py` makes them, `epoch.py` and `loader_views.py` read them; `streamer plan` uses the default of `span`.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +27,8 @@ from streamer.order.plan import LastBatch
 if TYPE_CHECKING:
     import torch
 
-# Batches that are begun: 8 per worker, at most 48. If one item in 20 takes 16 times as long, 32 to 48 batches for 4
-# workers reduce the waiting from 61 % to 23-29 % (2026-11-20).
+# Default number of batches that may be begun and not yet taken: 8 per worker, at most 48. If one sample in 20 takes 16
+# times as long, 32 to 48 batches for 4 workers reduce the waiting from 61 % to 23-29 % (2026-11-20).
 SPAN_PER_WORKER = 8
 SPAN_MAX = 48
 # The ring gets a twentieth of the memory of the machine, or of the container if that has less; at most 2 GiB.
@@ -34,11 +37,12 @@ _RING_MAX_BYTES = 2048 * MiB
 
 
 class LoaderSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """The arguments of `StreamingDataLoader`, which documents them.
+    """Holds the arguments of `StreamingDataLoader`, which documents them.
 
     Attributes:
         workers: Number and kind of the workers, or None if the trainer's thread makes the batches.
-        span: Number of batches that may be begun and not yet taken.
+        span: Number of batches that may be begun and not yet taken, `prefetch_batches`.
+        pin: How the ring is registered with CUDA, `pin_memory`.
         ragged: Fields that are joined, not stacked.
         poison: Whether freed slots are overwritten; for tests.
 
@@ -88,7 +92,7 @@ class LoaderSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def own_generators(self) -> bool:
-        """Whether the threads that make batches do not share the global generators."""
+        """Whether batches are made by one thread in each process, which so has the global random generators alone."""
         return self.workers is None or self.workers.worker_type == "process"
 
 
@@ -97,14 +101,16 @@ def make_worker_config(
 ) -> WorkerConfig | None:
     """Returns the configuration of the workers, or None if there are none.
 
+    Warns if the user's code uses random generators that are not seeded for it.
+
     Args:
         num_workers: Number of workers.
-        worker_type: Kind of workers.
+        worker_type: Kind of workers, "process" or "thread".
         start: Way to start processes.
-        user_code: Objects that are sent to them.
+        user_code: Functions of the user that workers run; the modules of these are imported first.
 
     Raises:
-        ConfigError: an invalid number or kind; workers where there is no epoll.
+        ConfigError: an invalid number or kind, or a system without epoll, which workers need.
     """
     num_workers = at_least("num_workers", num_workers, 0)
     kind = one_of("worker_type", worker_type, ("process", "thread"))
@@ -124,7 +130,7 @@ def check_ragged(fields: Sequence[str], collate_fn: Collate | None) -> tuple[str
     """Returns the fields that are joined, not stacked.
 
     Raises:
-        ConfigError: no names, or a collate_fn, which makes the batch itself.
+        ConfigError: they are no names, or there is a collate_fn, which makes the batch itself.
     """
     if isinstance(fields, str) or not all(isinstance(name, str) for name in fields):
         raise ConfigError(f"ragged={fields!r}: give a sequence of names of fields, as ('jpg',)", field="ragged")
@@ -134,21 +140,21 @@ def check_ragged(fields: Sequence[str], collate_fn: Collate | None) -> tuple[str
 
 
 def choose_span(prefetch_batches: int | None, workers: WorkerConfig | None) -> int:
-    """Returns the number of batches that may be begun and not yet taken."""
+    """Returns the number of batches that may be begun and not yet taken; raises ConfigError for one below 1."""
     if prefetch_batches is not None:
         return at_least("prefetch_batches", prefetch_batches, 1)
     return min(SPAN_PER_WORKER * (workers.workers if workers is not None else 1), SPAN_MAX)
 
 
 def choose_ring_bytes(setting: int | str | None) -> int:
-    """Returns the memory of the ring, as set or by default."""
+    """Returns the bytes of the ring, as set or by default; raises ConfigError for a setting that is no size."""
     if setting is not None:
         return parse_bytes(setting, "ring_bytes")
     return min(usable_memory_bytes() // _RING_SHARE, _RING_MAX_BYTES)
 
 
 def make_no_batch_error(batch_size: int) -> ConfigError:
-    """Makes the error of an epoch without a batch, which would be waited for without an end."""
+    """Returns the error of an epoch without a batch, for which the trainer would wait without an end."""
     return ConfigError(
         f"an epoch has no batch: the samples are fewer than one batch of all ranks (batch_size={batch_size} on each), "
         "and drop_last=True or Order(last_batch='drop') leaves the incomplete one out; lower batch_size, or keep that "

@@ -1,4 +1,7 @@
-"""The options of a mix, checked when it is constructed."""
+"""Keeps the options of a mix, and checks them and its members when it is constructed.
+
+`mixed_dataset.py` makes them, and `kinds/mix.py` reads them.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from streamer.order.mix import Batching, Homogeneous, MixRequest, Shares
 from streamer.order.spec import shuffle_mode
 from streamer.wire.messages import MAX_PARTS
 
-# Options that are set for the whole mix, and refused on a member; each has its own seed.
+# Names of options that are set for the whole mix, and refused on a member. The seed is none: each member has its own.
 _OF_THE_MIX = [entry.name for entry in fields(StreamOptions) if entry.name != "seed"]
 # Reasons why options of a dataset are refused on a mix and on its members.
 _NO_LANES_BY = "Order(lanes_by=...) is for a dataset alone; the lanes of a mix follow from the seeds of its members"
@@ -25,7 +28,10 @@ _IN_COMMON = ("engine", "cache_dir", "cache_bytes")
 
 @dataclass(frozen=True, kw_only=True)
 class MixOptions(StreamOptions):
-    """The arguments of `MixedDataset`, which documents them.
+    """Holds the arguments of `MixedDataset`, which documents them.
+
+    Raises:
+        ConfigError: an invalid value.
 
     Attributes:
         names: Names of the members, in order.
@@ -64,10 +70,10 @@ class MixOptions(StreamOptions):
 
 
 def check_names(names: Sequence[object]) -> tuple[str, ...]:
-    """Returns the names of the members.
+    """Returns the names of the members, checked.
 
     Raises:
-        ConfigError: too few, too many, or no texts.
+        ConfigError: there are none or too many, or one is no text.
     """
     if not 1 <= len(names) <= MAX_PARTS:
         raise ConfigError(f"members has {len(names)} entries; a mix has 1 to {MAX_PARTS}", field="members")
@@ -78,10 +84,10 @@ def check_names(names: Sequence[object]) -> tuple[str, ...]:
 
 
 def check_members(members: Mapping[str, DatasetOptions]) -> None:
-    """Checks the options of the members.
+    """Checks the options of the members, by name.
 
     Raises:
-        ConfigError: an option that belongs to the mix, or one that differs and must not.
+        ConfigError: a member has an option that belongs to the mix, or two members differ in one that must be equal.
     """
     for name, options in members.items():
         options.growing.check_member(name)
@@ -110,7 +116,13 @@ def check_members(members: Mapping[str, DatasetOptions]) -> None:
 
 
 def _check_alike(members: Mapping[str, DatasetOptions], option: str, source: str) -> None:
-    """Makes sure that rows of all members are alike, and balanced alike, but for the source of their lengths."""
+    """Raises ConfigError if members differ in an option of rows; the source of their lengths may differ.
+
+    Args:
+        members: Options of the members, by name.
+        option: "packing" or "balance".
+        source: Name of the attribute of that option which has the source of lengths.
+    """
     first_name, first = next(iter(members.items()))
     for name, options in members.items():
         given = [getattr(each, option) for each in (first, options)]
@@ -144,10 +156,10 @@ def _differ(option: str, first: tuple[str, DatasetOptions], other: tuple[str, Da
 
 
 def refuse_linear(weights: object) -> None:
-    """Refuses stages of weights that earlier versions reached by equal steps.
+    """Refuses stages of weights with "linear", between which earlier versions went in equal steps.
 
     Raises:
-        ConfigError: A stage ends in "linear"; the message says what to write.
+        ConfigError: a stage has "linear"; the message says what to write.
     """
     if isinstance(weights, Sequence) and any(isinstance(stage, Sequence) and "linear" in stage for stage in weights):
         raise ConfigError(

@@ -1,4 +1,7 @@
-"""Keeps the place where `Order`, `Index` and `Skip` were before; import them from `streamer`."""
+"""Keeps the old place of `Order`, `Index` and `Skip` for programs that import them from here.
+
+Nothing in this package uses it: `streamer` exports the three.
+"""
 
 from streamer.loader.options.arguments import Index, Order, Skip
 

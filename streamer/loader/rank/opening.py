@@ -1,4 +1,8 @@
-"""Prepares what a rank reads, a dataset or a mix: opens its members, fixes their order, compares it over the ranks."""
+"""Prepares what a rank reads, a dataset or a mix: opens its members, fixes their order, compares it over the ranks.
+
+`dataset.py` and `mixed_dataset.py` make a `StreamOpening` each; `epoch_dataset.py` and `dataloader.py` prepare their
+streams by it.
+"""
 
 from __future__ import annotations
 
@@ -28,14 +32,17 @@ class StreamOpening:
 
     Args:
         options: Options of the whole.
-        kind: Kind of what is read: one dataset, or a mix.
+        kind: Kind of what is read: one dataset, a mix, or a growing dataset.
         job: Name of the job if the environment has none.
-        shared: The epochs, shared by all processes.
+        shared: The next epoch and the rank, shared by all processes of the dataset.
         parent: Rank of the process that has sent it to this one, or None if none has.
 
     Attributes:
+        options: Options of the whole.
+        job: Name of the job if the environment has none.
+        shared: The next epoch and the rank, shared by all processes of the dataset.
         edition: Number of changes that `refresh` has found; a stream prepared before the last one is out of date.
-        begun: Whether an epoch has begun: then the objects are listed again before each further one.
+        begun: Whether a loader has begun an epoch, so that later epochs list the objects again if they are to.
         requested_epoch: Epoch of the last `set_epoch`, or None if there was none since a loader has taken it.
     """
 
@@ -50,7 +57,7 @@ class StreamOpening:
     ) -> None:
         self.options = options
         self._parent = parent
-        # The process, and as which rank it has read.
+        # Id of the process, and the rank as which it has read.
         self._read_as: tuple[int, RankConfig] | None = None
         self.job = job
         self.shared = shared
@@ -60,7 +67,8 @@ class StreamOpening:
         self._kind = kind
         self._datasets = kind.datasets
         self._explained: set[str] = set()
-        # The first batch size of a loader is the usual one, so that ranks that begin with different sizes are refused.
+        # The batch size of the first loader, or 0. It is not in the stream's name: ranks that begin with different
+        # sizes then have one stream, and are refused.
         self._usual_batch = 0
         self._warned = False
 
@@ -69,23 +77,23 @@ class StreamOpening:
 
     @property
     def connections(self) -> EngineConnections:
-        """The connections to the engine; those of one dataset are its own."""
+        """The connections to the engine; for one dataset they are those of its member."""
         return self._kind.connections
 
     def rank_config(self) -> RankConfig:
-        """Returns rank and world size of this process, or those by which it has read if the process group has ended."""
+        """Returns rank and world size of this process; once the process group has ended, those with which it read."""
         found = detect(self.options.rank, self.options.world_size, parent=self._parent)
         if self._read_as is not None and self._read_as[0] == os.getpid() and found.world_size == 1:
             return found if process_group() is not None else self._read_as[1]
         return found
 
     def place(self) -> tuple[int, int]:
-        """Returns rank and world size, for a worker that is sent this."""
+        """Returns rank and world size, which are sent to workers of a plain DataLoader."""
         found = self.rank_config()
         return found.rank, found.world_size
 
     def note_rank(self, stream: RankStream) -> None:
-        """Records as which rank a stream is read; logs once what is doubtful about it."""
+        """Records the rank of a stream that is read; logs once if that rank is doubtful (`RankConfig.note`)."""
         found = stream.rank_config
         if found.note and self.shared.note_once():
             logger.warning("%s", found.note)
@@ -108,11 +116,11 @@ class StreamOpening:
 
         Args:
             batch_size: Samples of a batch of one rank.
-            last_batch: What becomes of an incomplete last batch. None if it is short on one rank, filled on several.
-            plain: Whether it is for a bare loop or torch's DataLoader, or for a StreamingDataLoader.
+            last_batch: What becomes of an incomplete last batch. With None it is short on one rank, filled on several.
+            plain: Whether it is for a bare loop or a plain DataLoader, not for a StreamingDataLoader.
 
         Raises:
-            StreamerError: no engine, manifest or order.
+            StreamerError: the engine, the manifest or such an order cannot be had.
         """
         rank_config = self.rank_config()
         members = self._kind.members()
@@ -149,7 +157,7 @@ class StreamOpening:
         return RankStream(self.connections, recipe, members, identity=identity, ordering=ordering)
 
     def _stream_name(self, batch_size: int, plain: bool) -> str:
-        """Names a stream by samples, shuffle and batch, so that the loaders of one job, whose ranks agree, differ."""
+        """Returns a name of samples, shuffle and batch size, by which loaders of one job differ, and ranks agree."""
         name = self.options.order.name or self._kind.data_name(self._kind.members())
         if plain:
             return f"{name}, sample by sample"
@@ -157,7 +165,7 @@ class StreamOpening:
         return name if batch_size == self._usual_batch else f"{name}, by {batch_size}"
 
     def _explain(self, ordering: Ordering, global_batch: int, rank_config: RankConfig) -> None:
-        """Logs once, on the first rank, the quality and cost of the order; cautions as warnings."""
+        """Logs quality and cost of an order, and its cautions as warnings: once, on rank 0."""
         order_id = ordering.spec.order_id
         if rank_config.rank or order_id in self._explained:
             return
@@ -175,34 +183,40 @@ class StreamOpening:
             logger.warning("%s", caution)
 
     def explain(self, global_batch: int, nodes: int) -> str:
-        """Describes the order for a global batch; see `MixedDataset.explain`."""
+        """Returns a text on the order and its cost, for batches of `global_batch` samples on `nodes` machines."""
         members = self._kind.members()
         ordering = self._kind.plan_stream(members, global_batch, self.rank_config())
         return ordering.describe(members, global_batch, nodes, self._limit_bytes() or None)
 
     def _limit_bytes(self) -> int:
-        """Returns the limit of the cache."""
+        """Returns the limit of the cache in bytes."""
         with self.connections.for_requests() as connection:
             return connection.welcome.limit_bytes
 
     def look(self, epoch: int, member: int, index: int) -> object:
-        """Makes one sample of a member, from the cache or the store; see `DatasetMember.look`."""
+        """Makes one sample, from the cache or the store; see `DatasetMember.look`.
+
+        Args:
+            epoch: Epoch of its random numbers.
+            member: Number of the member.
+            index: Number of the sample in the member.
+        """
         return self._datasets[member].look(epoch, index, self._kind.rules()[member])
 
     # ------------------------------------------------------------ loaders
 
     @property
     def user_code(self) -> tuple[object, ...]:
-        """Transforms and decoders: they run in workers; the modules that they need are imported before these start."""
+        """Transforms and decoders of the members. The modules that they need are imported before workers start."""
         return tuple(code for member in self._datasets for code in member.user_code)
 
     @property
     def last_batch(self) -> LastBatch | None:
-        """Choice of the user for an incomplete last batch, or None if it is not given."""
+        """Choice of the user for an incomplete last batch, or None if the user has made none."""
         return self.options.order.last_batch
 
     def take_epoch(self) -> int | None:
-        """Returns the epoch given to `set_epoch` since the last call, if any."""
+        """Returns the epoch that `set_epoch` was given since the last call, or None."""
         requested = self.requested_epoch
         self.requested_epoch = None
         return requested
@@ -213,11 +227,13 @@ class StreamOpening:
         return gather_for(self.rank_config()) is not None
 
     def prepare_together(self, prepare: Callable[[], RankStream], place: str) -> RankStream:
-        """Prepares, with torch.distributed on all ranks together: they agree, or all of them raise. Collective.
+        """Returns a stream that is prepared on all ranks together: they agree, or all of them raise. Collective.
+
+        Without torch.distributed, or with one rank, it only prepares.
 
         Args:
-            prepare: Preparation of this rank, whose error is raised on every rank.
-            place: Epoch and batch of its start, which must be equal on all ranks.
+            prepare: Prepares the stream of this rank; its error is raised on every rank.
+            place: Text on where the stream begins, which must be equal on all ranks.
 
         Raises:
             StreamerError: the error of the first rank that failed, on every rank.
@@ -238,10 +254,16 @@ class StreamOpening:
         return stream
 
     def prepare_and_share(self, prepare: Callable[[], RankStream], place: str) -> None:
-        """Prepares with all ranks; with share_caches="auto" their engines then share their caches. Collective.
+        """Prepares a stream on all ranks; with share_caches="auto" their engines then share their caches. Collective.
+
+        Args:
+            prepare: See `prepare_together`.
+            place: See `prepare_together`.
 
         Raises:
-            StreamerError: of the first rank that failed, on every rank, also where an engine cannot share its cache.
+            StreamerError: the error of the first rank that failed, or whose engine cannot share its cache; on every
+                rank.
+            StateError: the ranks disagree.
         """
         stream = self.prepare_together(prepare, place)
         if self._kind.share_caches != "auto":

@@ -1,7 +1,8 @@
-"""One rank's batches of a dataset or of a mix, prepared for one batch size: plan, schedule, sessions and state.
+"""Runs the batches of one rank, prepared for one batch size: their plan, schedule, sessions and state.
 
-A dataset alone is a stream with one member, a mix has several. What differs between kinds is their `Ordering`
-(`loader/kinds/`): it has the order, takes over states, and opens the sessions.
+`opening.py` makes a `RankStream`; the loader, its feeder (`loader/feed/`) and `sample_iterator.py` read by it. A
+dataset alone is a stream with one member, a mix has several. What differs between kinds is their `Ordering`
+(`loader/kinds/`).
 """
 
 from __future__ import annotations
@@ -46,14 +47,12 @@ class RankStream:
     Args:
         connections: Connections to the engine.
         recipe: Recipe of the batches.
-        members: See below.
+        members: The datasets that are read; an attribute, too.
         identity: Rank, name and storage options of the consumer.
-        ordering: See below.
+        ordering: How the stream goes on, by its kind; an attribute, too.
 
     Attributes:
         rank_config: Rank and world size.
-        members: The datasets that are read.
-        ordering: How the stream goes on, by its kind.
     """
 
     _recipe: SampleRecipe
@@ -122,7 +121,7 @@ class RankStream:
 
     @property
     def packing(self) -> AnyPacking:
-        """How documents are packed into rows, which are the samples then; equal for all members of a mix."""
+        """How documents are packed into rows, or that they are not; equal for all members of a mix."""
         return self.members.each[0].rows.packing
 
     def recipe(self) -> SampleRecipe:
@@ -130,7 +129,7 @@ class RankStream:
         return self._recipe
 
     def maker(self) -> StreamMaker:
-        """Returns a maker of samples in this process."""
+        """Returns a new maker of samples in this process."""
         return StreamMaker(self._recipe, self.members)
 
     # ------------------------------------------------------------ names of samples
@@ -141,18 +140,31 @@ class RankStream:
         return self.spec.names
 
     def sample_key(self, ordinal: int) -> str:
-        """Returns a readable name of a sample: its path below the url of its dataset, or container and byte range."""
+        """Returns a readable name of a sample: its path below the url of its dataset, or container and byte range.
+
+        Args:
+            ordinal: Code of the sample.
+        """
         number, index = self._codes.locate(ordinal)
         member = self.members.each[number]
         return describe_key(member.manifest, int(member.to_manifest(np.array([index], np.int64))[0]))
 
     def sample_label(self, ordinal: int) -> str:
-        """Returns the number of a sample for messages; in a mix with the name of its dataset."""
+        """Returns the number of a sample for messages; in a mix behind the name of its member, "name/12".
+
+        Args:
+            ordinal: Code of the sample.
+        """
         number, index = self._codes.locate(ordinal)
         return "/".join([*self._name(number), str(index)])
 
     def describe_skip(self, ordinal: int, cause: str) -> Skipped:
-        """Returns the record of a sample that was skipped."""
+        """Returns the record of a skipped sample.
+
+        Args:
+            ordinal: Code of the sample.
+            cause: Text of the error.
+        """
         number, index = self._codes.locate(ordinal)
         return Skipped(index, self.sample_key(ordinal), cause, "".join(self._name(number)))
 
@@ -188,15 +200,20 @@ class RankStream:
         return self._codes.members(self.ordinals(epoch, batch)).astype(np.int16)
 
     def quotas(self, epoch: int) -> Mapping[str, int]:
-        """Returns the samples of each member of a mix in an epoch, over all ranks, by name."""
+        """Returns the samples of each member of a mix in an epoch, over all ranks, by name; empty for other kinds."""
         return self.ordering.quotas(epoch)
 
     def count_drawn(self, epoch: int, batch: int) -> Mapping[str, MemberCount]:
-        """Returns, of a mix, how much of each member comes before a batch, by name."""
+        """Returns how much of each member of a mix comes before a batch, by name; empty for other kinds."""
         return self.ordering.count_drawn(self.plan, epoch, batch)
 
     def follow(self, before: RankStream, epoch: int) -> None:
-        """Continues a mix at `epoch` where it was before its data changed: `before` has delivered all epochs before."""
+        """Continues a mix whose data has changed, at an epoch; other kinds begin anew, so that nothing is done.
+
+        Args:
+            before: Stream before the change.
+            epoch: Epoch that begins; `before` has delivered all epochs before it.
+        """
         if epoch > 0 and self.ordering.follows:
             self.adopt(before.state(epoch - 1, before.plan(epoch - 1).batches))
 
@@ -210,7 +227,7 @@ class RankStream:
         return self.ordering.admissions
 
     def measure_growth(self, epoch: int, batch: int) -> GrowingStats | None:
-        """Returns passes, uses and the samples in use at a batch of a growing dataset, or None of another one."""
+        """Returns passes, uses and the samples in use at a batch of a growing dataset, or None for other kinds."""
         return self.ordering.measure_growth(self.plan, epoch, batch)
 
     # ------------------------------------------------------------ ranks
@@ -221,10 +238,10 @@ class RankStream:
         return self.rank_config.rank, self.rank_config.world_size
 
     def check_rank(self) -> None:
-        """Refuses to go on where a process group says another rank than the one that it was prepared for.
+        """Refuses to go on if the process group has another rank than that for which the stream was prepared.
 
         Raises:
-            StateError: it does.
+            StateError: the ranks differ, and the user has not given the rank.
         """
         if not self._identity.given and (group := process_group()) is not None and group != self.place:
             check_same_rank("This iterator", self.place, group)
@@ -244,6 +261,9 @@ class RankStream:
 
     def share_caches(self, gather: Gather) -> None:
         """Makes the engines of all ranks share their caches. This rank then reads what its node holds. Collective.
+
+        Args:
+            gather: Collects one text of every rank.
 
         Raises:
             StreamerError: an engine cannot share its cache; on every rank.
@@ -269,22 +289,22 @@ class RankStream:
     # ------------------------------------------------------------ state
 
     def state(self, epoch: int, batch: int) -> dict[str, object]:
-        """Returns the state to save after `batch` batches of `epoch`."""
+        """Returns the state to save after `batch` batches of an epoch."""
         return State(self.ordering.spec, epoch, self.position(epoch, batch), self.global_batch).to_dict()
 
     def position(self, epoch: int, batch: int) -> int:
-        """Returns the position of an epoch, over all ranks, at which a batch begins."""
+        """Returns the position in an epoch, over all ranks, at which a batch begins."""
         return self._recipe.start(epoch) + batch * self.global_batch
 
     def record(self, epoch: int, batch: int) -> Record:
-        """Returns the record of what is delivered from a batch on, still empty; see `streamer.order.audit`."""
+        """Returns an empty record of what is delivered from a batch on, for `streamer audit`."""
         only = self.members.each[0]
         place = (self.rank_config.rank, self.rank_config.world_size)
         dense = self.spec.each_once and only.rows.are_dense(only)
         return Record.begin(epoch, self.position(epoch, batch), self.samples_in(epoch), place, dense=dense)
 
     def resume(self, state: Mapping[str, object]) -> tuple[int, int]:
-        """Restores a saved state; after a finished epoch the next one begins.
+        """Goes on from a saved state; after a finished epoch the next one begins.
 
         Returns:
             The epoch and the number of its next batch.
@@ -295,7 +315,7 @@ class RankStream:
         return self._go_on(self._take_over(state))
 
     def adopt(self, state: Mapping[str, object]) -> tuple[int, int]:
-        """Restores a saved state; a mix may be changed, and the epoch after the saved one begins.
+        """Goes on from a saved state of a mix that has changed since; the epoch after the saved one begins.
 
         Returns:
             The epoch and the number of its next batch.
@@ -312,7 +332,7 @@ class RankStream:
         return self._go_on(self.ordering.adopt(state, self.global_batch, note))
 
     def reenter(self, state: Mapping[str, object]) -> tuple[int, int]:
-        """Restores a saved state as `resume` does, but a finished epoch stays: its next batch is one past the last.
+        """Goes on from a saved state as `resume` does, but a finished epoch stays, with one past its last batch next.
 
         Returns:
             The epoch and the number of its next batch.
@@ -325,17 +345,17 @@ class RankStream:
         return self._go_on(saved, Resume(saved.epoch, start, batch))
 
     def _take_over(self, saved: Mapping[str, object]) -> State:
-        """Reads a state of what is read here, whose order is that of the stream from now on.
+        """Reads a saved state, and replaces the order of the stream by that of the state.
 
         Raises:
-            StateError: it does not belong to it.
+            StateError: the state is no state, or of another dataset, order or seed.
         """
         state = State.from_dict(saved)
         self.ordering.take_over(state, self.global_batch)
         return state
 
     def _go_on(self, state: State, at: Resume | None = None) -> tuple[int, int]:
-        """Continues with the order of a state, at its place or at `at`; returns epoch and batch."""
+        """Continues with the order of a state, at its place or at `at`; returns the epoch and its next batch."""
         # The runs belong to the lanes, and are found anew when the ranks compare.
         recipe = self._recipe = msgspec.structs.replace(self._recipe, spec=state.spec, runs=())
         if at is None:
@@ -352,14 +372,20 @@ class RankStream:
     # ------------------------------------------------------------ sessions
 
     def session(self, epoch: int, start_batch: int) -> StepSession:
-        """Opens a session of all batches of the rank, over all epochs; its step 0 is that batch."""
+        """Opens a session of all batches of the rank from one on, over all epochs; raises as `share_session`."""
         return self.share_session(epoch, Share(first=start_batch), endless=True)
 
     def share_session(self, epoch: int, share: Share, *, endless: bool) -> StepSession:
         """Opens a session for one worker's share of the rank's batches, from the share's first batch on.
 
+        Args:
+            epoch: Epoch in which it begins.
+            share: Share of the batches.
+            endless: Whether the session continues into the next epochs.
+
         Raises:
-            ConfigError: of a growing dataset, in a worker of a plain DataLoader.
+            ConfigError: the dataset grows, and this is a worker of a plain DataLoader.
+            StreamerError: the engine cannot be reached, or refuses the session.
         """
         self.ordering.check_share(share)
         rank = self.rank_config

@@ -1,4 +1,7 @@
-"""The iterator of `iter(dataset)`: the samples of one worker's share of one epoch, in order."""
+"""Iterates over the samples of one worker's share of one epoch, in order: the iterator of `iter(dataset)`.
+
+`epoch_dataset.py` makes it, for a bare loop or in a worker of a plain DataLoader.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,7 @@ Found = TypeVar("Found")
 
 
 class IterationProgress(msgspec.Struct):
-    """The progress of an iterator. Outlives it, so that a dataset has its state after a loop was left.
+    """Keeps the progress of an iterator, and outlives it, so that a dataset has a state after a loop was left.
 
     Attributes:
         epoch: The running epoch.
@@ -44,7 +47,7 @@ class IterationProgress(msgspec.Struct):
     delivered: int = 0
 
     def state(self, prepared: RankStream) -> dict[str, object]:
-        """Returns plain values for a checkpoint.
+        """Returns the state to save, as plain values.
 
         For a single process the position is sufficient, and any number of ranks may resume. With several workers each
         has its own count of batches.
@@ -69,6 +72,10 @@ class SampleIterator(Iterator[object]):
         progress: Place at which it begins, which it keeps up to date.
         ledger: Records samples that cannot be made.
         note_epoch: Called with the epoch of a state when `load_state_dict` has loaded it.
+
+    Raises:
+        ClosedError: by `next`, in a process that was forked from the one that made it.
+        StreamerError: by `next`, the error of the engine or of a sample.
     """
 
     _session: StepSession | None = None  # also where __init__ fails
@@ -137,7 +144,7 @@ class SampleIterator(Iterator[object]):
             self.close()
 
     def _begin_share(self) -> None:
-        """Continues at `progress`. The first sample opens the session."""
+        """Sets the iterator to the place of `progress`. Asking for the first sample opens the session."""
         epoch = self.progress.epoch
         share = self.progress.share
         first, self._skip = divmod(self.progress.delivered, self._prepared.local_batch)
@@ -178,7 +185,7 @@ class SampleIterator(Iterator[object]):
         return self._prepared.skip_rules.on_error == "skip" and may_skip(error)
 
     def skip(self, place: SampleLocation, error: Exception) -> None:
-        """Records that a sample is skipped."""
+        """Records that a sample is skipped; raises DecodeError if more are skipped than the budget allows."""
         cause = f"{type(error).__name__}: {error}"
         skipped = self._prepared.describe_skip(place.code, cause)
         self._ledger.note([skipped], packed=not self._prepared.packing.replaces)
@@ -191,23 +198,29 @@ class SampleIterator(Iterator[object]):
 
 
 class _Taker(ABC):
-    """Takes samples, or rows, of a batch, one by one."""
+    """Makes what an iterator yields of a batch, one by one: samples or rows."""
 
     @abstractmethod
     def __init__(self, maker: StreamMaker, packing: AnyPacking) -> None:
-        """Begins to take them from a maker."""
+        """Keeps the maker of the samples, and how documents are packed into rows."""
 
     @abstractmethod
     def begin(self, iterator: SampleIterator, epoch: int, codes: Integers) -> None:
-        """Begins a batch."""
+        """Begins a batch.
+
+        Args:
+            iterator: Iterator that reads it.
+            epoch: Epoch of the batch.
+            codes: Codes of its samples, or of its rows.
+        """
 
     @abstractmethod
     def take(self, iterator: SampleIterator, index: int) -> object:
-        """Makes what is at an index of the batch."""
+        """Returns what is at an index of the batch."""
 
 
 class _SampleTaker(_Taker):
-    """Takes samples of a batch, one by one."""
+    """Makes the samples of a batch."""
 
     def __init__(self, maker: StreamMaker, packing: AnyPacking) -> None:
         self._maker = maker
@@ -218,7 +231,7 @@ class _SampleTaker(_Taker):
         self._places = iterator.read_leased(partial(self._maker.places, epoch, codes))
 
     def take(self, iterator: SampleIterator, index: int) -> object:
-        """Makes the sample at an index; if it may be skipped, the next sample of the batch that can be made."""
+        """Returns the sample at an index; if it may be skipped, the next sample of the batch that can be made."""
         first: Exception | None = None
         for place in (*self._places[index:], *self._places[:index]):
             try:
@@ -235,7 +248,7 @@ class _SampleTaker(_Taker):
 
 
 class _RowTaker(_Taker):
-    """Takes rows of a batch, one by one."""
+    """Makes the rows of a batch from their documents."""
 
     def __init__(self, maker: StreamMaker, packing: AnyPacking) -> None:
         # Imported here, since datasets without packing do not need it.
@@ -252,7 +265,7 @@ class _RowTaker(_Taker):
         self._codes = codes
 
     def take(self, iterator: SampleIterator, index: int) -> object:
-        """Makes the row at an index; documents that may be skipped leave their places empty."""
+        """Returns the row at an index; documents that may be skipped leave their places empty."""
         codes, pieces = self._maker.codes.documents(self._epoch, self._codes[index : index + 1])
         places = iterator.read_leased(partial(self._maker.places, self._epoch, codes))
         made: dict[int, Document] = {}
@@ -271,7 +284,13 @@ _TAKERS: dict[str, type[_Taker]] = {"samples": _SampleTaker, "rows": _RowTaker, 
 
 
 def resume_share(state: Mapping[str, object], share: Share, first: int, local_batch: int) -> tuple[Share, int]:
-    """Returns the start of a resumed worker: its share of the batches from `first` on, and its delivered samples.
+    """Returns where a worker goes on from a state: its share, and the number of samples that it has delivered of it.
+
+    Args:
+        state: State of an earlier run.
+        share: Share of this worker.
+        first: Number of the batch of the epoch at which the rank goes on.
+        local_batch: Samples of this rank in a batch.
 
     Raises:
         StateError: the state is of another worker, or of another number of workers.

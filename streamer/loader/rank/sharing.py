@@ -1,11 +1,13 @@
-"""share_caches="auto": the engines of a job's nodes act as one cache. Ranks find each other by torch.distributed.
+"""Lets the engines of a job's nodes act as one cache, for share_caches="auto".
+
+`rank_stream.py` calls it once for each loader, when its ranks compare what they train on. Ranks find each other by
+torch.distributed:
 
 1. Each rank says which engine it uses. Ranks of one engine are one node, and the first of them speaks for it.
 2. Each engine listens for the others, and each node says what it holds of every lane.
 3. All ranks compute the same split of the lanes from that, and each engine is told where chunks are kept.
 
-All of it happens once for each loader, when its ranks compare what they train on. Engines learn nothing later: one that
-fails is asked no more, and the store is.
+Engines learn nothing later. If one fails, the others ask the store instead.
 """
 
 from __future__ import annotations
@@ -34,19 +36,20 @@ logger = logging.getLogger(__name__)
 
 Integers = npt.NDArray[np.int64]
 
-# Differs from machine to machine, not from container to container.
+# This file differs from machine to machine, not from container to container.
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-# A node that holds less of a lane holds nothing of it.
+# A node that holds a smaller share of a lane is taken to hold nothing of it.
 _LEAST_SHARE = 0.01
-# Number of nodes that are named for a lane, because they held it before and read it no more.
+# Number of nodes that are named for a lane because they hold chunks of it and do not read it.
 _MAX_FORMER = 2
-# Two bytes a chunk in a frame of 8 MiB; beyond that chunks have homes by their keys.
+# A frame of 8 MiB has room for the lanes of so many chunks, at 2 bytes each. Chunks of a larger dataset have homes by
+# their keys.
 _MAX_CHUNKS = 3 << 20
 _MAX_LANES = 1 << 15
 
 
 class Shared(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """The dataset that is read.
+    """Describes the dataset that is read.
 
     Attributes:
         manifest: Manifest of the dataset.
@@ -64,11 +67,11 @@ class Shared(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
 
 class _Place(msgspec.Struct, frozen=True, array_like=True):
-    """The first message of a rank.
+    """The first message of a rank to the other ranks: which engine it uses.
 
     Attributes:
         folder: Id of the cache folder of its engine.
-        engine: Process and machine of the engine: copied disks have the same id.
+        engine: Process and machine of the engine, since copied disks have the same id.
         host: Address of this machine on the way to rank 0, or "" if MASTER_ADDR is not set.
         token: Token of rank 0, which differs for each start of the job.
     """
@@ -83,7 +86,7 @@ class _Place(msgspec.Struct, frozen=True, array_like=True):
 
 
 class _EngineNode(msgspec.Struct, frozen=True, array_like=True):
-    """The message of the first rank of an engine.
+    """The second message, of the first rank of each engine: what the engine holds.
 
     Attributes:
         host: Address of this machine for the others.
@@ -103,6 +106,8 @@ def share_caches(
 ) -> tuple[LaneRun, ...]:
     """Makes the engines of all ranks share their caches. Collective.
 
+    Does nothing if all ranks have the same engine, or if cache folders are copies of each other (a warning).
+
     Args:
         gather: Collects one text of every rank.
         connection: Connection to the engine of this rank.
@@ -110,9 +115,10 @@ def share_caches(
         shared: The dataset.
 
     Returns:
-        This rank's samples of each lane of a batch, or none if each rank keeps its equal part of a batch.
+        This rank's samples of each lane of a batch; empty if each rank keeps its equal part of a batch.
 
     Raises:
+        StateError: some ranks did not take part.
         StreamerError: an engine cannot share its cache. It is raised on every rank.
     """
     rank = rank_config.rank
@@ -142,7 +148,13 @@ def share_caches(
 
 
 class _Deal:
-    """Assigns samples of each lane to the nodes; `room` has the samples of each node in a batch."""
+    """Assigns samples of each lane to the nodes, by what they hold. Every rank computes the same.
+
+    Args:
+        shared: The dataset.
+        nodes: Message of each engine.
+        room: Samples of each node in a batch.
+    """
 
     def __init__(self, shared: Shared, nodes: list[_EngineNode], room: list[int]) -> None:
         self._shared = shared
@@ -156,7 +168,7 @@ class _Deal:
         self._table = split_lanes(shared.lane_count, shared.global_batch // shared.lane_count, room, self._held)
 
     def describe(self) -> str:
-        """Describes the bytes that the nodes read and exchange."""
+        """Returns the end of a line of the log: which part of the data is read where it lies, and what travels."""
         if self._table is None:
             return "; chunks are kept by their keys"
         share = self._table / self._table.sum(axis=1, keepdims=True)
@@ -165,11 +177,22 @@ class _Deal:
         return f"; {here:.0%} of the data is read where it lies, and up to {between:.2f} x dataset travels per epoch"
 
     def runs(self, node: int, share: slice) -> tuple[LaneRun, ...]:
-        """Returns the samples of a rank, from its part of those of its node."""
+        """Returns the samples of a rank in each lane of a batch; empty without lanes.
+
+        Args:
+            node: Number of its node.
+            share: The rank's part of the samples of its node in a batch.
+        """
         return () if self._table is None else lane_runs(self._table, node, share)
 
     def request(self, token: str, host: str, sharers: list[Sharer]) -> ShareCache:
-        """Returns the request that tells an engine where chunks are kept."""
+        """Returns the request that tells an engine where chunks are kept.
+
+        Args:
+            token: Token that the engines show each other.
+            host: Address of the engine's machine for the others.
+            sharers: All engines, by the number of their node.
+        """
         in_order = sorted(sharers, key=lambda sharer: sharer.id)
         request = ShareCache(0, self._shared.manifest.digest, token, host=host, sharers=in_order)
         if self._table is None:
@@ -187,12 +210,18 @@ class _Deal:
 
 
 def _sort_nodes(row: Integers, index: list[int]) -> list[tuple[int, int]]:
-    """Returns the nodes that have something, and how much, those with the largest share first."""
+    """Returns (index of a node, share) for each share above 0, the largest first.
+
+    Args:
+        row: Share of each node.
+        index: Index of each node in the request.
+    """
     found = [(index[node], share) for node, share in enumerate(row.tolist()) if share]
     return sorted(found, key=lambda one: (-one[1], one[0]))
 
 
 def _describe_rank(connection: EngineClient, rank_config: RankConfig) -> object:
+    """Returns the `_Place` of this rank as JSON values."""
     welcome = connection.welcome
     engine = f"{welcome.pid}@{_BOOT_ID.read_text()[:8]}"
     host = address_towards(rank_config.master) if rank_config.master else ""
@@ -201,7 +230,7 @@ def _describe_rank(connection: EngineClient, rank_config: RankConfig) -> object:
 
 @cache
 def _token() -> str:
-    """Returns a text that differs for each start of the job, whose processes are new."""
+    """Returns a random text, the same for all loaders of this process: so it differs for each start of the job."""
     return secrets.token_hex(32)
 
 
@@ -214,7 +243,7 @@ def _group_ranks(places: list[_Place]) -> list[list[int]]:
 
 
 def _are_copies(places: list[_Place], rank: int) -> bool:
-    """Returns whether several engines have cache folders of one id; then nothing is shared."""
+    """Returns whether several engines have cache folders of one id, so that nothing is shared; rank 0 warns then."""
     engines = {place.folder: place.engine for place in places}
     copied = sorted({place.folder for place in places if engines[place.folder] != place.engine})
     if copied and rank == 0:
@@ -227,7 +256,7 @@ def _are_copies(places: list[_Place], rank: int) -> bool:
 
 
 def _open_engine(connection: EngineClient, shared: Shared, token: str, host: str) -> object:
-    """Lets the engine listen, and counts what is in its cache folder."""
+    """Lets the engine listen for the others; returns its `_EngineNode` as JSON values."""
     address = _send(connection, ShareCache(0, shared.manifest.digest, token, host))
     held: list[tuple[int, int]] = []
     if shared.lanes is not None:
@@ -240,7 +269,7 @@ def _open_engine(connection: EngineClient, shared: Shared, token: str, host: str
 
 
 def _send(connection: EngineClient, request: ShareCache) -> str:
-    """Sends a request; returns the address of the engine."""
+    """Sends a request; returns the address at which the engine answers the others. Raises the engine's error."""
     options = connection.settings.encode_options()
     answer = connection.ask(
         lambda number: msgspec.structs.replace(request, request=number, options=options), CacheShared
@@ -257,7 +286,7 @@ def _lane_bytes(shared: Shared) -> npt.NDArray[np.float64]:
 
 
 def address_towards(host: str) -> str:
-    """Finds the address of this machine on the way to another one; nothing is sent.
+    """Returns the address of this machine on the way to another one; nothing is sent but a look-up of the name.
 
     Raises:
         ConfigError: the host is unknown, or cannot be reached.
@@ -274,10 +303,12 @@ def address_towards(host: str) -> str:
 
 
 def _find_host(places: list[_Place], rank: int) -> str:
-    """Finds the address of this rank's machine for the others: rank 0 may reach its own name by 127.0.0.1.
+    """Returns the address of this rank's machine for the others.
+
+    On rank 0 its own name may lead to 127.0.0.1; then it is the address on the way to another rank.
 
     Raises:
-        ConfigError: it is not known.
+        ConfigError: MASTER_ADDR is not set, or another rank cannot be reached.
     """
     if not (mine := places[rank].host):
         raise ConfigError(
@@ -294,5 +325,11 @@ def _is_loopback(address: str) -> bool:
 
 
 def has_lanes(chunks: int, global_batch: int, lanes: int) -> bool:
-    """Returns whether the split of batches can follow the caches."""
+    """Returns whether batches can be split by lanes, so that each rank reads what its node holds.
+
+    Args:
+        chunks: Number of chunks of the dataset.
+        global_batch: Samples of a batch over all ranks.
+        lanes: Number of lanes.
+    """
     return global_batch % lanes == 0 and lanes < _MAX_LANES and chunks <= _MAX_CHUNKS
