@@ -1,6 +1,7 @@
-"""Copies batches to a device: synchronously, or on a side stream.
+"""Copies batches to a device: synchronously, or on a separate CUDA stream.
 
-A batch whose tensors are contiguous in one slot is copied in one piece, and split on the device.
+A batch whose tensors are contiguous in one slot of the ring is copied in one piece, and split on the device. Used by
+`prefetcher.py`, and by `loader/epoch.py`, which makes the `Mover` of a loader.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from streamer.batches.batch.ragged import Ragged
 from streamer.batches.ring.pinning import Fence
 from streamer.loader.delivery import Delivery
 
-# Smallest share that the tensors have of the bytes: below it, copying the bytes between them (strings) costs more than
-# separate copies.
+# A range of a slot is copied in one piece if tensors are at least this share of its bytes: copying much that is between
+# them (strings) costs more than separate copies.
 _LEAST_SHARE = 0.9
 # A tensor below this share of its batch gets device memory of its own: keeping the labels of an epoch must not keep its
 # images.
@@ -25,7 +26,7 @@ _SMALL_SHARE = 1 / 16
 
 
 class SlotRange(msgspec.Struct, frozen=True):
-    """A range of bytes in a slot, and the batch in it.
+    """Names a range of bytes in a slot of the ring, and the batch whose tensors are in it.
 
     Attributes:
         batch: Batch whose tensors are views on the slot.
@@ -40,7 +41,11 @@ class SlotRange(msgspec.Struct, frozen=True):
 
     @classmethod
     def find(cls, batch: object) -> SlotRange | None:
-        """Returns the range of a batch, or None if it is not in a slot, is not dense, or has fewer than two tensors."""
+        """Returns the range of a batch, or None if it is better copied tensor by tensor.
+
+        That is so if the batch is not in a slot, has fewer than two tensors, a tensor that is empty, elsewhere or not
+        contiguous, or much between the tensors.
+        """
         if not isinstance(batch, Delivery) or batch.memory is None:
             return None
         tensors: list[torch.Tensor] = []
@@ -67,15 +72,15 @@ class SlotRange(msgspec.Struct, frozen=True):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the range."""
+        """Number of bytes in the range."""
         return self.stop - self.start
 
     def source(self) -> torch.Tensor:
-        """Returns the range as a tensor of bytes."""
+        """Returns the range as a uint8 tensor, a view on the slot."""
         return torch.from_numpy(self.memory[self.start : self.stop])
 
     def view_in(self, whole: torch.Tensor) -> Delivery:
-        """Returns the batch with its tensors in the copy.
+        """Returns the batch with its tensors as views in a copy of the range; small tensors get memory of their own.
 
         Args:
             whole: Copy of the range, uint8 (at least `nbytes`,), on any device.
@@ -91,7 +96,13 @@ class SlotRange(msgspec.Struct, frozen=True):
 
 
 def map_tensors(batch: object, change: Callable[[torch.Tensor], torch.Tensor], *, encoded: bool = False) -> object:
-    """Returns the structure with every tensor changed; those of encoded files, which stay on the CPU, if `encoded`."""
+    """Returns a batch of the same structure with every tensor changed; other objects stay as they are.
+
+    Args:
+        batch: Tensors in mappings, sequences, named tuples, `Ragged` or a `Delivery`.
+        change: Returns the changed tensor.
+        encoded: Whether the tensors of encoded files in a `Ragged` are changed, too; for a copy they stay on the CPU.
+    """
     again = partial(map_tensors, change=change, encoded=encoded)
     if isinstance(batch, torch.Tensor):
         return change(batch)
@@ -120,23 +131,35 @@ BatchTransform = Callable[[object], object]
 
 
 class Mover:
-    """Copies batches to a device without streams, synchronously; without a device it only transforms them."""
+    """Copies batches to a device synchronously, and transforms them.
+
+    Args:
+        device: Target of the copies, or None for no copies.
+    """
 
     def __init__(self, device: torch.device | None) -> None:
         self._device = device
 
     def move(self, source: object, transform: BatchTransform | None) -> tuple[object, Fence]:
-        """Starts the copies, and the transform after them; the source must be kept until the fence has passed."""
+        """Starts to copy a batch and to transform the copy; returns the result, and a fence.
+
+        Args:
+            source: The batch; it must be kept until the device has passed the fence.
+            transform: Called with the copy, or None.
+        """
         device = self._device
         moved = source if device is None else map_tensors(source, lambda tensor: tensor.to(device))
         return (transform(moved) if transform else moved), Fence()
 
     def order_after(self, batch: object, fence: Fence) -> None:
-        """Orders the consumer's work on the batch after the fence."""
+        """Makes later work of the calling thread's stream on a moved batch wait for its fence; nothing to do here."""
 
 
 class CudaMover(Mover):
-    """Copies on a side stream, in one copy for a batch whose tensors are contiguous in a slot."""
+    """Copies batches to a CUDA device on a separate stream, and transforms them on it; the CPU does not wait.
+
+    A batch whose tensors are contiguous in a slot is one copy.
+    """
 
     def __init__(self, device: torch.device) -> None:
         super().__init__(device)
@@ -168,16 +191,19 @@ class CudaMover(Mover):
             tensor.record_stream(current)
             return tensor
 
-        # The memory belongs to the side stream: it must not be reused before the consumer's work is done.
+        # The memory belongs to the separate stream: it must not be reused before the consumer's work is done.
         map_tensors(batch, record)
 
 
 @cache
 def _side_stream(device: torch.device) -> torch.cuda.Stream:
-    """Returns the stream of this process: memory that torch caches for a stream is lost with it (timm #2781)."""
+    """Returns the separate stream of a device, one for the process: torch's cached memory is lost with a stream.
+
+    See timm #2781.
+    """
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
 def mover_for(device: torch.device | None) -> Mover:
-    """Returns the mover for a device, or one that only transforms batches for None."""
+    """Returns the mover for a device, or for None one that only transforms batches."""
     return CudaMover(device) if device is not None and device.type == "cuda" else Mover(device)

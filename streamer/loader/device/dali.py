@@ -1,4 +1,4 @@
-"""Batches of a loader as DALI's `external_source` takes them: data from the store, in this order, with resume.
+"""Gives the batches of a loader to DALI, as its `external_source` takes them. For users who decode with DALI.
 
 loader = StreamingDataLoader(dataset, 256, num_workers=4, ragged=("jpg",))
 
@@ -22,14 +22,15 @@ Output = npt.NDArray[np.generic] | list[npt.NDArray[np.generic]]
 
 
 class DaliSource:
-    """The source of an `external_source` with `no_copy=True`: nothing is copied before the pipeline reads it.
+    """Yields the batches of a loader for an `external_source` with `no_copy=True`, without copying them.
 
     Each iteration is one epoch of the loader. At its end the pipeline raises StopIteration; after `pipeline.reset()` it
     goes on with the next one. Imports no DALI.
 
     Args:
         loader: Loader of batches that are dicts.
-        fields: Names of the outputs, in order: lists of arrays of `Ragged`, arrays of tensors.
+        fields: Names of the fields that are outputs, in order. An output is a list of arrays for a field that is
+            `Ragged`, else an array.
         held: Number of batches whose memory stays: those in the queue of the pipeline (`prefetch_queue_depth`, 2), and
             one more.
     """
@@ -44,7 +45,7 @@ class DaliSource:
         return f"DaliSource({self._loader!r}, {self._fields})"
 
     def __iter__(self) -> Iterator[tuple[Output, ...]]:
-        """Yields the outputs of each batch of the next epoch."""
+        """Yields a tuple of the outputs of each batch of the next epoch; raises what the loader raises."""
         for batch in self._loader:
             assert isinstance(batch, Mapping), "only samples that are dicts have fields"
             self._held.append(batch)

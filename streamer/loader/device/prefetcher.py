@@ -1,4 +1,8 @@
-"""Copies batches to the device in advance, on a separate stream."""
+"""Copies batches to a device in advance, on a separate stream.
+
+Users make a `DevicePrefetcher` over any batches, and a `Normalize`; `loader/epoch.py` has a `Prefetch` in each epoch of
+a loader with `device=`.
+"""
 
 from __future__ import annotations
 
@@ -22,10 +26,13 @@ class Normalize:
     Args:
         mean, std: Mean and standard deviation of each channel, for values in 0..1.
         dtype: Data type of the result.
-        key: Field of a dict batch, or index in a sequence, or None for the batch itself. "image", where the batch has
-            no such field: its image, whatever the extension; it is delivered as "image".
+        key: Field of a dict batch, or index in a sequence, or None for the batch itself. If the batch has no field
+            "image", that key stands for its image of any extension, which is then delivered as "image".
         channels_last: Whether the result has the memory format of that name; NHWC input is permuted to NCHW.
         layout: Layout of the input, "NHWC" or "NCHW".
+
+    Raises:
+        ConfigError: an invalid layout, mean or standard deviation.
     """
 
     def __init__(
@@ -50,7 +57,7 @@ class Normalize:
         self._layout = layout
 
     def __call__(self, batch: object) -> object:
-        """Returns the batch with its images normalised."""
+        """Returns the batch with its images normalised, as NCHW: a tensor, a new dict, or a list for a sequence."""
         if self._key is None:
             assert isinstance(batch, torch.Tensor)
             return self._normalise(batch)
@@ -76,20 +83,24 @@ class Normalize:
 
 __all__ = ["AHEAD", "CudaMover", "DevicePrefetcher", "Normalize", "check_device", "map_tensors"]
 
-# Enough to cover one late batch; each takes a batch of device memory.
+# Number of batches that are copied in advance: enough to cover one late batch. Each takes a batch of device memory.
 AHEAD = 2
 
 
 def check_device_step(step: Callable[[object], object] | None) -> Callable[[object], object] | None:
-    """Checks `device_transform`; a step of torchvision that moves pixels is looked after, see `WholeStep`."""
+    """Returns `device_transform`, wrapped so that it is checked if it is a step of a library that moves pixels.
+
+    Raises:
+        ConfigError: it is no function.
+    """
     return check_whole_step("device_transform", function("device_transform", step))
 
 
 def check_device(device: str | torch.device | None) -> torch.device | None:
-    """Returns the device of that name, or None for None.
+    """Returns the device of a name, "cuda" as the current CUDA device, or None for None.
 
     Raises:
-        ConfigError: no such device here.
+        ConfigError: there is no such device here.
     """
     if device is None:
         return None
@@ -105,19 +116,19 @@ def check_device(device: str | torch.device | None) -> torch.device | None:
 
 
 class DevicePrefetcher:
-    """Keeps the next batches on the device.
+    """Iterates over batches that are copied to a device in advance.
 
     Takes any iterable of batches: tensors in mappings, sequences, named tuples; other objects are passed on
     unchanged. On the CPU the same code runs without streams. Each `iter()` is one pass over `batches`.
 
     Args:
         batches: Source of the batches.
-        device: Target of the copies.
+        device: Target of the copies, or None for no copies.
         depth: Number of batches that are copied in advance, besides the one in use.
-        transform: Called with each batch on the device, on the side stream.
+        transform: Called with each batch on the device, on the separate stream.
 
     Raises:
-        ConfigError: no such device.
+        ConfigError: there is no such device, or `depth` is negative.
     """
 
     @check_arguments("DevicePrefetcher")
@@ -148,14 +159,16 @@ class DevicePrefetcher:
 
 
 class Prefetch:
-    """Makes one pass over the batches. A source is kept until its copy is complete: only then may its slot be reused.
+    """Iterates once over batches that are copied in advance.
+
+    A source is kept until its copy is complete: only then may its slot in the ring be reused.
 
     Args:
         batches: Source of the batches.
-        mover: Copies and transforms them.
+        mover: Mover that copies and transforms the batches.
         ahead: Number of batches that are copied in advance, besides the one in use.
         transform: Called with each batch on the device, or None.
-        advance_source: Called when a batch is queued, whose source then goes on to the next one.
+        advance_source: Called when a batch of `batches` is copied and queued, so that `batches` may go on.
     """
 
     def __init__(
@@ -188,10 +201,11 @@ class Prefetch:
         return batch
 
     def peek(self) -> object:
-        """Returns the next batch, which stays the next one until `advance`.
+        """Returns the next batch, which stays the next one until `advance`. Starts the copies of `ahead` further ones.
 
         Raises:
             StopIteration: there is none.
+            Exception: the error of `batches` or of the transform in the place of that batch; the next call goes on.
         """
         self._queue_last()
         while len(self._coming) <= self._ahead and not self._exhausted:
@@ -228,7 +242,7 @@ class Prefetch:
                 del self._coming[0]
 
     def _queue_last(self) -> None:
-        """Appends the batch that was moved last, once however often it is interrupted; then the source goes on."""
+        """Queues the batch that was moved last, once even if a Ctrl-C comes in between, and advances the source."""
         if self._moved is not None:
             if not self._coming or self._coming[-1] is not self._moved:
                 self._coming.append(self._moved)

@@ -101,7 +101,7 @@ def make_worker_config(
 ) -> WorkerConfig | None:
     """Returns the configuration of the workers, or None if there are none.
 
-    Warns if the user's code uses random generators that are not seeded for it.
+    Logs random generators in the user's code that are not seeded for each sample.
 
     Args:
         num_workers: Number of workers.

@@ -1,4 +1,7 @@
-"""Finds the bottleneck from the waiting by cause, and what to do about it. Pure."""
+"""Finds the bottleneck from the waiting by cause, and what to do about it. No I/O, no clock.
+
+`report.py` calls it. The words of `Bottleneck` are also in `wire/messages.py`, for /metrics.
+"""
 
 from __future__ import annotations
 
@@ -13,20 +16,20 @@ from streamer.batches import causes
 from streamer.config import counted
 from streamer.loader.stall.stats import EngineView
 
-# Less waiting than this is not worth the effort: 1 hour in 50.
+# A smaller share of waiting is not worth the effort: 1 hour in 50.
 NOT_BOUND_SHARE = 0.02
-# Recoders that work for this share of the time are what chunks wait for.
+# If recoders have work for this share of the time or more, chunks wait for them.
 _BUSY_RECODERS = 0.75
-# The engine's loop has one core at most; above this share of it chunks wait for the loop.
+# If the engine's loop takes this share of a core or more, of which it has one at most, chunks wait for it.
 _BUSY_LOOP = 0.75
-# A request in so many may fail in good times.
+# Retries are told from 1 in so many requests on; fewer are usual.
 _RETRIED_PART = 20
-# Share of a core that a worker keeps busy while it waits in its transform for something else.
+# Smallest share of a core that a worker is taken to keep busy, as one that waits for something in its transform.
 _LEAST_BUSY_SHARE = 0.05
 
 
 class Bottleneck(StrEnum):
-    """The stage that limits the training."""
+    """Names the stage that limits the training; the values are the words of reports."""
 
     NOTHING = "nothing measured"
     NOT_BOUND = "not input-bound"
@@ -55,13 +58,13 @@ class Bottleneck(StrEnum):
 
 
 class Straggler(msgspec.Struct, frozen=True):
-    """One worker, or single samples, far slower than the rest.
+    """Names one worker, or the slowest of single samples, that is far slower than the rest.
 
     Attributes:
         kind: Whether it is a worker or a sample.
-        number: Number of the worker, or ordinal of the sample.
-        seconds: Time of a batch, or of the sample.
-        times: Time of the batch in medians of the others.
+        number: Number of the worker, or code of the sample.
+        seconds: Median time of a batch of the worker, or time of the sample.
+        times: Time of its batch, divided by the median time of other batches.
     """
 
     kind: Literal["worker", "sample"]
@@ -71,16 +74,17 @@ class Straggler(msgspec.Struct, frozen=True):
 
 
 class Findings(msgspec.Struct, frozen=True, kw_only=True):
-    """The input of the diagnosis.
+    """Holds what was measured between two snapshots, the input of the diagnosis.
 
     Attributes:
         share: Share of the time spent waiting, 0 to 1.
-        seconds: Time of waiting and of steps.
-        waiting: Seconds by cause.
+        seconds: Time of waiting and of steps together.
+        waiting: Seconds of waiting by cause.
         straggler: The straggler, or None if there is none.
         workers, cores: Number of workers, and of cores.
-        idle_cores: Mean number of cores without work, or None if it is unknown: each worker then keeps one busy.
-        engine_before, engine: The engine's view at the start and at the end of the interval.
+        idle_cores: Mean number of cores without work, or None if it is unknown: each worker is then taken to keep one
+            busy.
+        engine_before, engine: Statistics of the engine at the start and at the end of the interval, or None.
     """
 
     share: float
@@ -94,14 +98,14 @@ class Findings(msgspec.Struct, frozen=True, kw_only=True):
     engine: EngineView | None
 
     def increase(self, name: str) -> float:
-        """Returns by how much an engine counter has grown; its whole value if none is earlier or the engine is new."""
+        """Returns by how much a counter of the engine has grown, by its name; of a new engine its whole value."""
         after = getattr(self.engine or EngineView(), name)
         before = getattr(self.engine_before or EngineView(), name)
         return float(after - before if after >= before else after)
 
     @property
     def recoders_share(self) -> float:
-        """The share of the time in which the recoders had work, all that there may be."""
+        """Share of the time in which recoders had work, 0 to 1, over as many as there may be."""
         limit = 0 if self.engine is None else self.engine.most_recoders
         if not limit or self.seconds <= 0:
             return 0.0
@@ -109,10 +113,11 @@ class Findings(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def loop_share(self) -> float:
-        """The share of a core that the engine's loop took."""
+        """Share of a core that the engine's loop took."""
         return self.increase("loop_cpu_seconds") / self.seconds if self.seconds > 0 else 0.0
 
 
+# The bottleneck for each cause of waiting in a worker, and for each other cause.
 _IN_WORKER = {
     causes.READ: Bottleneck.SSD,
     causes.DECODE: Bottleneck.DECODE,
@@ -134,7 +139,7 @@ _OUTSIDE = {
 
 
 def diagnose(found: Findings) -> Bottleneck:
-    """Returns the bottleneck."""
+    """Returns the bottleneck: the stage that most of the waiting is charged to, or the straggler in it."""
     if found.seconds <= 0:
         return Bottleneck.NOTHING
     if found.share < NOT_BOUND_SHARE:
@@ -166,7 +171,7 @@ def _diagnose_network(found: Findings) -> Bottleneck:
         return Bottleneck.ENGINE_LOOP
     if found.increase("peer_bytes") > found.increase("store_bytes"):
         return Bottleneck.PEERS
-    # Nothing is in flight either between two tries of a store that fails.
+    # Without requests in flight the store is not waited for, unless its requests fail and are tried again.
     if found.engine.in_flight == 0 and found.increase("retries") == 0:
         return Bottleneck.CACHE_DISK if found.engine.fetches else Bottleneck.CACHE_ROOM
     return Bottleneck.STORE
@@ -185,7 +190,7 @@ def advise(bottleneck: Bottleneck, found: Findings) -> str:
             rates = f" ({rate:.3g} MB/s from the store, {hits:.0%} hits, at most {found.engine.hit_bound:.0%} possible)"
         failures = ""
         retries = int(found.increase("retries"))
-        # A request that fails now and then is not told.
+        # Requests that fail now and then are not told.
         if retries and retries * _RETRIED_PART >= found.increase("store_requests"):
             counts = counted(retries, "requests")
             failures = f"{counts} failed and were sent again: the log has the store's answers; otherwise "
@@ -214,10 +219,10 @@ def advise(bottleneck: Bottleneck, found: Findings) -> str:
 
 
 def more_workers(found: Findings) -> str:
-    """Describes how many more workers would remove the waiting, as far as cores are idle."""
+    """Returns the begin of an advice: how many more workers would remove the waiting, as far as cores are idle."""
     idle = max(0, found.cores - found.workers) if found.idle_cores is None else found.idle_cores
-    # Whatever else runs counts as the workers' as well. Workers that mostly sleep or wait keep a small part of a core
-    # busy each; a step in the advice at most doubles them, or gives each core one.
+    # All work on the cores counts as that of the workers, also that of other programs. The advice at most doubles the
+    # workers, or gives each core one.
     busy = max((found.cores - idle) / max(found.workers, 1), _LEAST_BUSY_SHARE)
     room = int(idle / min(busy, 1.0) + 0.25)
     needed = math.ceil(found.workers / max(1.0 - found.share, 1 / 16)) - found.workers

@@ -1,27 +1,30 @@
-"""Whether a growing dataset suits its link: the `reuse` that the measured rates ask for. Pure."""
+"""Finds which `reuse` of a growing dataset suits the measured rates of its link and its trainer. No I/O, no clock.
+
+`kinds/growing/growth.py` makes the statistics, and `report.py` asks for the advice.
+"""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
 
-# Above what the trainer reads, so that the samples in use grow to the whole cache: in about three times the time that
-# the link needs to bring a cache (simulated, benchmarks/growing.py).
+# The advised `reuse` is larger by this factor than what the trainer reads, so that the samples in use grow to the whole
+# cache, in about three times the time in which the link fills a cache (simulated, benchmarks/growing.py).
 SURPLUS = 1.25
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GrowingStats:
-    """The statistics of a growing dataset, over all ranks.
+    """Holds the statistics of a growing dataset, over all ranks.
 
     Attributes:
         reuse: Number of uses of each admitted sample.
-        round: Number of the running round.
-        passes: Admitted samples, in passes over the dataset.
-        least_uses, most_uses: Bounds of how often any sample was used before the running round.
-        live_bytes: Size of the samples that the running round trains.
-        data_bytes: Size of all samples.
-        sample_bytes: Mean size of a sample.
+        round: Number of the running round, from 0.
+        passes: Number of passes over the dataset that are admitted so far; a part of a pass is a fraction.
+        least_uses, most_uses: Bounds of the number of uses of any sample before the running round.
+        live_bytes: Bytes of the samples that the running round trains.
+        data_bytes: Bytes of all samples.
+        sample_bytes: Mean bytes of a sample.
         ranks, nodes: Number of ranks, and of machines.
     """
 
@@ -40,13 +43,13 @@ class GrowingStats:
 def advise_growth(
     growing: GrowingStats, *, samples_per_second: float, store_bytes_per_second: float, cache_bytes: int, waits: bool
 ) -> str:
-    """Returns what to change, with the rates that ask for it, or "" if there is nothing or nothing was measured.
+    """Returns a sentence on what to change, with the measured rates, or "" if nothing is to be changed or was measured.
 
     Args:
         growing: Statistics of the dataset.
         samples_per_second: Samples that the trainer of one rank reads while it does not wait.
-        store_bytes_per_second: Bytes that the engine of this machine has received.
-        cache_bytes: Limit of its cache.
+        store_bytes_per_second: Bytes that the engine of this machine receives from the store.
+        cache_bytes: Limit of the engine's cache.
         waits: Whether the trainer waits for chunks from the store.
     """
     trained = samples_per_second * growing.sample_bytes * growing.ranks

@@ -1,4 +1,7 @@
-"""The stall report: from two snapshots of a loader to one bottleneck. Pure: no clock, no thread, no engine."""
+"""Makes the stall report: compares two snapshots of a loader, and names one bottleneck. No clock, thread or engine.
+
+`loader_views.py` takes the snapshots and compares them, on demand or for `reporter.py`.
+"""
 
 from __future__ import annotations
 
@@ -13,31 +16,32 @@ from streamer.loader.stall.advice import Bottleneck, Findings, Straggler, advise
 from streamer.loader.stall.growth import advise_growth
 from streamer.loader.stall.stats import EngineView, LoaderStats, PackingStats, quantile
 
-# A batch is slow if it takes this many times the median of the others; natural images of random sizes stay below.
+# A batch is slow if it takes this many times the median of all; batches of natural images of random sizes stay below.
 _SLOW_BATCH = 3.0
 # A worker is slow if its batches take this many times as long as those of the others.
 _SLOW_WORKER = 2.0
-# A straggler is the bottleneck from this share of the workers' waiting on.
+# A straggler is named if it causes at least this share of the waiting for workers.
 _STRAGGLER_SHARE = 0.5
-# The trainer waits for what the store has not sent.
+# The bottlenecks at which the trainer waits for bytes of the store.
 _ON_STORE = (Bottleneck.STORE, Bottleneck.THROTTLED)
-# There is nothing to compare with if there are fewer batches.
+# With fewer batches no straggler is looked for.
 _MIN_BATCHES = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """A loader at one moment. All values only grow: the difference of two snapshots covers the time between.
+    """Holds the counts of a loader at one moment; the difference of two snapshots covers the time between.
 
     Attributes:
-        stats: The counts.
-        waits, steps: Nanoseconds of the last batches, from a request to its batch, and from there to the next request.
+        stats: Counts since the loader began.
+        waits: Nanoseconds from each request of the trainer to its batch, for the last batches.
+        steps: Nanoseconds from each batch to the next request, for the last batches.
         timings: Times of the workers for the last batches.
         ongoing: Nanoseconds of the current wait, by cause.
         workers: Number of batches made at the same time, or 0 if the trainer makes its batches itself.
         cores: Number of cores that this process may use.
         at: Time of the monotonic clock, in seconds.
-        idle_core_seconds: Unused CPU time until then, or None if it is unknown.
+        idle_core_seconds: Unused CPU time of the machine until `at`, or None if it is unknown.
     """
 
     stats: LoaderStats = field(default_factory=LoaderStats)
@@ -58,13 +62,13 @@ class Snapshot:
         return min(max(idle, 0.0), float(self.cores))
 
     def seconds(self, cause: str) -> float:
-        """Returns the waiting charged to a cause so far."""
+        """Returns the seconds of waiting that are charged to a cause so far, the current wait included."""
         return self.stats.waiting.get(cause, 0.0) + self.ongoing.get(cause, 0) / 1e9
 
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Seconds of many batches. Median and 99th percentile are of the last 4,096 of them at most."""
+    """Holds seconds of many batches. Median and 99th percentile are of the last 4,096 of them at most."""
 
     sum: float = 0.0
     mean: float = 0.0
@@ -73,7 +77,13 @@ class Spread:
 
     @classmethod
     def from_batches(cls, total_seconds: float, nanoseconds: Sequence[int], batches: int) -> Spread:
-        """Returns the spread of batches that took `total_seconds` together."""
+        """Returns the spread of some batches.
+
+        Args:
+            total_seconds: Seconds of all batches together.
+            nanoseconds: Nanoseconds of each of the last batches.
+            batches: Number of all batches.
+        """
         ordered = sorted(nanoseconds)
         return cls(
             total_seconds, total_seconds / max(batches, 1), quantile(ordered, 0.5) / 1e9, quantile(ordered, 0.99) / 1e9
@@ -86,7 +96,7 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class SlowWorker:
-    """The worker with the longest batches.
+    """Names the worker with the longest batches.
 
     Attributes:
         number: Number of the worker.
@@ -101,11 +111,11 @@ class SlowWorker:
 
 @dataclass(frozen=True, slots=True)
 class SlowSample:
-    """The sample that took longest.
+    """Names the sample that took longest.
 
     Attributes:
-        ordinal: Number of the sample.
-        seconds: Time that it took.
+        ordinal: Code of the sample.
+        seconds: Time that the sample took.
         name: Name of the sample, or "" if it is not known.
     """
 
@@ -119,21 +129,21 @@ class SlowSample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StallReport:
-    """The difference of two snapshots.
+    """Says why a trainer waited in some time: the difference of two snapshots of its loader.
 
     Attributes:
         batches, samples: Number of batches and samples delivered.
         waiting_seconds: Time that the trainer waited for batches, or for their handoff.
-        wait, step: Waiting and computing per batch.
+        wait, step: Seconds of waiting for a batch, and of computing between two batches.
         share: Share of the trainer's time spent waiting, 0 to 1.
-        waiting: Share of the waiting by cause, the largest first.
+        waiting: Share of the waiting by cause, 0 to 1, the largest first.
         bottleneck: Stage that limits the training.
-        advice: Advice against the bottleneck.
+        advice: What to do against the bottleneck, or "".
         slowest_worker, slowest_sample: The slowest ones, or None if they are unknown.
         ring_slots, ring_free: Slots of the ring, and those that are free now.
         occupancy: Mean number of batches ready at a request.
-        spilled, respawns, rereads: Growth of these counts in this time; see `LoaderStats`.
-        engine: The engine's current view, or None if it was not requested, or has not answered.
+        spilled, respawns, rereads: Growth in this time of `spilled_batches`, `respawns` and `rereads` of `LoaderStats`.
+        engine: Statistics of the engine at the end, or None if there is no engine, or it has not answered.
         hit_share: Share of the uses of chunks that were hits, in this time.
         growing: Sentence on what the measured rates of a growing dataset ask for, or "" for no change.
         packing: Statistics of the rows that were made in this time, or None if none were.
@@ -220,10 +230,10 @@ class StallReport:
 
 
 def compare(before: Snapshot, after: Snapshot) -> StallReport:
-    """Compares two snapshots of one loader."""
+    """Returns the report of the time between two snapshots of one loader."""
     b = before.stats
     a = after.stats
-    # A wait that was ongoing at a snapshot is charged to its final cause.
+    # A wait that was under way at a snapshot is charged to its final cause.
     waiting = {cause: _subtract(before.seconds(cause), after.seconds(cause)) for cause in (*causes.ALL, causes.WORK)}
     waited = sum(waiting.values())
     step = _subtract(b.step_seconds, a.step_seconds)
@@ -280,6 +290,7 @@ def compare(before: Snapshot, after: Snapshot) -> StallReport:
 
 
 def _describe_rows(packing: PackingStats) -> str:
+    """Describes how full rows were, and how much their estimated lengths were off, if they were estimated."""
     per_row = packing.documents / max(1, packing.rows)
     cut = f", {packing.cut / packing.documents:.1%} of them pieces" if packing.cut else ""
     full = f"{1 - packing.padding:.2%}"
@@ -308,7 +319,7 @@ def _advise_growth(found: Findings, stats: LoaderStats, samples: int, step_secon
 
 
 def slow_sample(timings: Sequence[BatchTiming]) -> SlowSample | None:
-    """Returns the sample that took longest, or None if there is none."""
+    """Returns the sample that took longest, or None if it is not known."""
     slowest = max(timings, key=lambda timing: timing.sample, default=None)
     if slowest is None or slowest.ordinal < 0:
         return None
@@ -316,7 +327,7 @@ def slow_sample(timings: Sequence[BatchTiming]) -> SlowSample | None:
 
 
 def slow_worker(timings: Sequence[BatchTiming]) -> SlowWorker | None:
-    """Returns the worker with the longest batches, or None if there is only one."""
+    """Returns the worker with the longest batches, or None if there are not two workers to compare."""
     spent: defaultdict[int, list[int]] = defaultdict(list)
     for timing in timings:
         spent[timing.worker].append(timing.spent)
@@ -328,7 +339,12 @@ def slow_worker(timings: Sequence[BatchTiming]) -> SlowWorker | None:
 
 
 def straggler(timings: Sequence[BatchTiming], slowest: SlowWorker | None) -> Straggler | None:
-    """Returns the one worker, or the single samples, that cause half of the workers' waiting or more, if any."""
+    """Returns the one worker, or the single samples, that cause at least half of the waiting for workers, or None.
+
+    Args:
+        timings: Times of the workers for the last batches.
+        slowest: Worker with the longest batches, or None.
+    """
     waited = sum(timing.waited for timing in timings)
     if len(timings) < _MIN_BATCHES or not waited:
         return None

@@ -1,6 +1,7 @@
-"""The stall report: a line in the log per interval, and the report on demand.
+"""Reports at intervals why a loader waits: a line in the log, a finding for the engine, a call of the user's function.
 
-With TensorBoard (`writer`) and W&B (`wandb`):
+`dataloader.py` starts a `StallReporter`; `loader_views.py` uses the rest for reports on demand. With TensorBoard
+(`writer`) and W&B (`wandb`):
 
     steps = itertools.count()
     loader = StreamingDataLoader(..., on_report=lambda report: [
@@ -31,9 +32,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("streamer.loader.stall")
 
-# A report of more waiting is a warning, and ranks other than the first log it.
+# A report of a larger share of waiting is a warning, and is logged by all ranks, not by rank 0 alone.
 REPORTED_SHARE = 0.1
-# A callback may be running when the loader closes.
+# `stop` waits for the thread at most this long, in which a function of the user may be running.
 _JOIN_SECONDS = 1.0
 
 OnReport = Callable[[StallReport], None]
@@ -41,7 +42,14 @@ ReportSince = Callable[[Snapshot], tuple[StallReport, Snapshot]]
 
 
 def snapshot(stats: LoaderStats, clock: TrainerClock, head: BatchTimeline | None, workers: int) -> Snapshot:
-    """Takes a snapshot of the loader, with the timeline of the next batch while it is being made; any thread."""
+    """Returns a snapshot of a loader; any thread.
+
+    Args:
+        stats: Statistics of the loader.
+        clock: Clock of its trainer.
+        head: Timeline of the next batch while it is being made, or None.
+        workers: Number of workers.
+    """
     waited = int(clock.measure_wait_seconds() * 1e9)
     now = time.monotonic()
     return Snapshot(
@@ -71,9 +79,9 @@ class Reports:
 
 
 class StallReporter:
-    """Logs a line per interval; holds only a weak reference to the loader. Its thread ends with `stop` or the loader.
+    """Reports at intervals, on a thread of its own, so that it reports also while the trainer blocks in `next()`.
 
-    It has a thread of its own to report also while the trainer blocks in `next()`.
+    It holds only a weak reference to the loader. The thread ends with `stop`, or when the loader is gone.
 
     Args:
         report_since: Method of the loader that returns the report since a snapshot, and the current snapshot.
@@ -81,7 +89,7 @@ class StallReporter:
         every_seconds: Interval of the reports.
         on_report: Function that is called with each report.
         send_report: Function that sends a finding to the engine, or None if there is no engine to tell.
-        before: Start of the first report.
+        before: Snapshot at which the first report begins, or None for the begin of the loader.
     """
 
     def __init__(
@@ -112,14 +120,17 @@ class StallReporter:
         self._thread.start()
 
     def stop(self) -> None:
-        """Ends the reports; idempotent."""
+        """Ends the reports; waits a second at most for one that is being made. Idempotent."""
         self._stopped.set()
         # A garbage collection may call this on any thread, including this one.
         if self._thread.ident is not None and self._thread is not threading.current_thread():
             self._thread.join(_JOIN_SECONDS)
 
     def report(self) -> StallReport | None:
-        """Reports the time since the last report to log, engine and callback. Returns None if the loader is gone."""
+        """Reports the time since the last report to engine, log and `on_report`; raises what that function raises.
+
+        Returns the report, or None if the loader is gone.
+        """
         if (report_since := self._report_since()) is None:
             return None
         report, self._before = report_since(self._before)
@@ -154,7 +165,12 @@ class StallReporter:
 
 
 def name_sample(report: StallReport, name: Callable[[int], str]) -> StallReport:
-    """Returns the report with the name of its slowest sample."""
+    """Returns a report with the name of its slowest sample.
+
+    Args:
+        report: Report of one loader.
+        name: Returns the name of a sample by its code.
+    """
     sample = report.slowest_sample
     return report if sample is None else replace(report, slowest_sample=replace(sample, name=name(sample.ordinal)))
 
@@ -164,7 +180,7 @@ def add_decode_advice(report: StallReport, costs: Iterable[DecodeCost | None]) -
 
     Args:
         report: Report of one loader.
-        costs: Costs of the datasets that are read; asked for only then.
+        costs: Cost of decoding a sample of each dataset, or None if it is not known; read only if decoding limits.
     """
     if report.bottleneck is not Bottleneck.DECODE:
         return report

@@ -1,4 +1,8 @@
-"""The statistics of the loader: a few additions per batch."""
+"""Keeps the statistics of a loader, at a few additions per batch.
+
+`epoch.py` measures the trainer by a `TrainerClock`, `feed/` counts batches, `loader_views.py` joins all in
+`LoaderStats`.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +21,12 @@ Scalar = str | int | float | bool | None
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PartView:
-    """The engine's statistics of one member of a mix, for this loader's session.
+    """Holds the engine's statistics of one member of a mix, for this loader's session.
 
     Attributes:
-        needs, hits: Uses of chunks, and those that cost no store byte.
-        store_bytes: Bytes of the other uses.
-        hit_bound: The largest share of hits that any policy can reach.
+        needs, hits: Number of uses of chunks, and of those that were hits.
+        store_bytes: Bytes of the uses that were no hits.
+        hit_bound: The largest share of hits that any policy of the cache can reach.
     """
 
     needs: int = 0
@@ -32,7 +36,7 @@ class PartView:
 
     @classmethod
     def of(cls, row: Mapping[str, object]) -> PartView:
-        """Reads the row of a part of the engine's statistics."""
+        """Returns the view of a row of the table "members" in the engine's statistics; a missing value is 0."""
         needed = _number(row.get("needed_bytes"))
         hit = _number(row.get("hit_bytes"))
         counts = {name: int(_number(row.get(name))) for name in ("needs", "hits")}
@@ -41,14 +45,14 @@ class PartView:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemberStats:
-    """The statistics of one member of a mix.
+    """Holds the statistics of one member of a mix.
 
     Attributes:
-        drawn: Number of its samples that the trainers of all ranks have received, over all epochs.
-        passes: Passes over its samples, so far.
-        share: Share of all samples that it has, so far.
+        drawn: Number of the member's samples that the trainers of all ranks have received, over all epochs.
+        passes: Number of passes over the member so far, with a fraction.
+        share: Share of the member in all samples so far, 0 to 1.
         skipped: Number of its samples that this rank has replaced by others, or left out of rows (`on_error="skip"`).
-        engine: The engine's view of it, or None if there is no engine, or no answer in time.
+        engine: The engine's statistics of the member, or None if there is no engine, or no answer in time.
     """
 
     drawn: int
@@ -60,23 +64,23 @@ class MemberStats:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EngineView:
-    """The engine's statistics, and those of this loader's session. Counts and seconds since its start.
+    """Holds the engine's statistics, and those of this loader's session. Counts and seconds are since its start.
 
     Attributes:
-        store_bytes, store_requests: Bytes and requests for chunks over the network.
+        store_bytes, store_requests: Bytes of chunks from the store, and number of requests for them.
         peer_bytes: Bytes of chunks from peers.
-        needs, hits: Uses of chunks, and those that cost no store byte.
-        retries: Number of retried requests.
-        throttled: Number of "slow down" answers among them.
+        needs, hits: Number of uses of chunks, and of those that were hits.
+        retries: Number of requests that were tried again.
+        throttled: Number of requests among them to which the store has answered "slow down".
         stalled: Number of requests without progress.
         in_flight: Number of requests to the store now.
         fetches: Number of chunks between store and SSD now.
-        limit_bytes, kept_bytes: Size limit of the cache, and size of its kept part.
+        limit_bytes, kept_bytes: Limit of the cache, and bytes of its kept part.
         most_recoders: Number of recoders that there may be.
-        recode_busy_seconds: Time for which they had work, together.
+        recode_busy_seconds: Time for which recoders had work, of all together.
         loop_cpu_seconds: CPU time of the engine's loop.
-        fetch_processes: Number of processes that fetch beside the loop now.
-        hit_bound: The largest share of hits that any policy can reach.
+        fetch_processes: Number of fetch processes now.
+        hit_bound: The largest share of hits that any policy of the cache can reach.
         waiting_seconds: Time that this session's consumer waited for the engine.
         parts: Statistics of each member of a mix, by name.
     """
@@ -103,7 +107,7 @@ class EngineView:
 
     @classmethod
     def of(cls, values: Mapping[str, object]) -> EngineView:
-        """Reads the engine's statistics, with `consumer`, `job` and `dataset` of this session."""
+        """Returns the view of the engine's statistics by name, with `consumer`, `job` and `dataset` of this session."""
         mine = tuple(values.get(name) for name in _IDENTITY)
         waited = sum(_number(row.get("waiting_seconds")) for row in _rows(values, "sessions", mine))
         parts = {str(row.get("member")): PartView.of(row) for row in _rows(values, "members", mine)}
@@ -113,16 +117,17 @@ class EngineView:
         return cls(**counts, **{**seconds, "waiting_seconds": waited}, parts=parts)
 
 
+# Names of the values by which a row of the engine's statistics is that of a session.
 _IDENTITY = ("consumer", "job", "dataset")
 
 
 def _fields(kind: str) -> list[str]:
-    """Returns the names of the fields of `EngineView` of a type."""
+    """Returns the names of the fields of `EngineView` whose annotation is `kind`."""
     return [field.name for field in fields(EngineView) if field.type == kind]
 
 
 def _rows(values: Mapping[str, object], table: str, mine: tuple[object, ...]) -> list[Mapping[str, object]]:
-    """Returns the rows of a table that are about this session."""
+    """Returns the rows of a table of the engine's statistics whose `_IDENTITY` is `mine`."""
     rows = values.get(table)
     found = rows if isinstance(rows, list) else []
     return [row for row in found if tuple(row.get(name) for name in _IDENTITY) == mine]
@@ -134,20 +139,20 @@ def _number(value: object) -> float:
 
 @dataclass(frozen=True, slots=True)
 class PackingStats:
-    """What the rows, or buckets, of this rank were made of.
+    """Counts what the rows, or buckets, of this rank were made of.
 
     Attributes:
         batches: Number of batches of rows.
-        rows: Number of rows in them.
-        documents: Number of documents and pieces of documents.
-        cut: Number of pieces: of these documents not all tokens are in the row.
-        tokens: Tokens of all of them.
-        places: Tokens that the rows have room for.
+        rows: Number of rows in these batches.
+        documents: Number of documents, and of pieces of documents, in these rows.
+        cut: Number of the pieces among them.
+        tokens: Number of tokens in these rows.
+        places: Number of tokens that the rows have room for.
         cost: Sum over the batches of the mean cost of a row, as `Balance` has it.
         squared_cost: Sum over the batches of the square of that mean.
         left_out: Tokens that `overflow` leaves out of every epoch, of documents longer than a row, over all ranks.
-        estimated: Tokens that were expected of the same documents, with `Packing(lengths=Estimate(...))`.
-        overflowed: Tokens that these have beyond `tokens`, and that had no room in their rows.
+        estimated: Tokens that the same documents were estimated to have, with `Packing(lengths=Estimate(...))`.
+        overflowed: Tokens of these documents that had no room in their rows, besides `tokens`.
     """
 
     batches: int = 0
@@ -169,7 +174,7 @@ class PackingStats:
 
     @property
     def cost_spread(self) -> float:
-        """How unequal the costs of the batches are: their standard deviation by their mean.
+        """Standard deviation of the costs of the batches, divided by their mean: 0 if all are equal.
 
         Ranks differ as much in a step, unless `balance=` is given: with it all of them get batches of like cost.
         """
@@ -179,7 +184,12 @@ class PackingStats:
         return math.sqrt(max(0.0, self.squared_cost / self.batches - mean**2)) / mean
 
     def add_batch(self, rows: int, packed: PackedCounts) -> PackingStats:
-        """Returns the counts with those of a further batch."""
+        """Returns the counts with those of a further batch.
+
+        Args:
+            rows: Number of rows in the batch.
+            packed: Counts of its rows.
+        """
         mean = packed.cost / rows
         return PackingStats(
             batches=self.batches + 1,
@@ -195,7 +205,7 @@ class PackingStats:
         )
 
     def since(self, before: PackingStats) -> PackingStats:
-        """Returns the counts since earlier ones, which may be those of workers that have ended."""
+        """Returns the difference to earlier counts; the counts themselves if a new supply has begun since."""
         then = before if before.batches <= self.batches else PackingStats()
         names = [field.name for field in fields(self) if field.name != "left_out"]
         return replace(self, **{name: getattr(self, name) - getattr(then, name) for name in names})
@@ -203,23 +213,23 @@ class PackingStats:
 
 @dataclass(frozen=True, slots=True)
 class LoaderStats:
-    """The statistics since the loader began. Times are seconds.
+    """Holds the statistics since the loader began. Times are seconds.
 
     Attributes:
         batches, samples: Number of batches delivered, and of samples in them.
         nbytes: Bytes of these batches in the ring.
         wait_seconds: Time that the trainer waited for data.
-        step_seconds: Time that it was busy between two batches.
+        step_seconds: Time that the trainer was busy between two batches.
         wait_median_seconds, wait_p99_seconds: Median and 99th percentile of the waiting for the last 4,096 batches.
         load_seconds: Time of the workers for loading.
         read_seconds, decode_seconds, transform_seconds: Parts of the loading, if the dataset measures them.
         collate_seconds, write_seconds: Time of the workers for collating samples, and for copying them into the ring.
         handoff_seconds: Time of the trainer for making tensors of finished slots.
-        device_seconds: Part of that time for copies to the device.
+        device_seconds: Part of the handoff that is for copies to the device.
         ring_slots, ring_bytes: Number of slots of the ring, and their memory together; 0 without a ring.
         ring_free: Number of slots that are free now.
         ready_batches: Number of finished batches that wait now.
-        occupancy: Mean number of these at a request.
+        occupancy: Mean number of finished batches at a request.
         spilled_batches: Number of batches in memory of their own, for lack of a slot.
         oversize_batches: Number of batches that were larger than their slot.
         worker_faults: Number of minor page faults of the workers.
@@ -229,9 +239,9 @@ class LoaderStats:
         skipped: Samples replaced by others, documents left out of rows (`on_error="skip"`), in the batches delivered.
         pinned: Whether the ring is registered with CUDA.
         waiting: Seconds of waiting by cause; see `streamer.batches.causes`.
-        engine: The engine's view, or None if there is no engine, or no answer in time.
-        members: Statistics of each member of a mix, by name; {} for one dataset.
-        growing: Statistics of a growing dataset, or None of another one.
+        engine: Statistics of the engine, or None if there is no engine, or no answer in time.
+        members: Statistics of each member of a mix, by name; empty for one dataset.
+        growing: Statistics of a growing dataset, or None for another one.
         packing: Statistics of the rows that were made, or None if samples are not packed.
     """
 
@@ -277,13 +287,19 @@ class LoaderStats:
 
 
 class TrainerClock:
-    """Measures the trainer's time; called by its thread, five times per batch.
+    """Measures the trainer's time; called by the trainer's thread, five times per batch.
 
-    Between `ask` and `leave` a prefetcher may take none or several batches: each is `begin`, `arrive`, `opened`.
+    The trainer's request is `ask`, and its batch `leave`. In between a prefetcher may take none or several batches:
+    for each it calls `begin`, `arrive` and `note_content`.
 
     Attributes:
-        waits, takes, steps: Nanoseconds of the last batches: waiting for one, from request to delivery, computing.
-        ledger: The waiting by cause.
+        batches, samples, nbytes: Number of batches that the trainer has, of their samples, and of bytes in the ring.
+        occupancy: Sum of the numbers of finished batches at all requests.
+        waits: Nanoseconds of waiting for each of the last batches.
+        takes: Nanoseconds from request to delivery of each of the last batches.
+        steps: Nanoseconds of computing after each of the last batches.
+        ledger: Waiting by cause.
+        waiting_since: Nanoseconds of `perf_counter` at which the current wait began, or 0 if there is none.
     """
 
     def __init__(self) -> None:
@@ -304,7 +320,7 @@ class TrainerClock:
         self._at = 0
 
     def ask(self, ready: int) -> None:
-        """Notes that the trainer requests a batch while `ready` are finished."""
+        """Notes that the trainer requests a batch while `ready` batches are finished."""
         self._at = self._asked_at = self.waiting_since = now = time.perf_counter_ns()
         self.occupancy += ready
         self._waited = 0
@@ -326,7 +342,7 @@ class TrainerClock:
         self.waiting_since = 0
 
     def note_content(self, trace: Trace | None) -> None:
-        """Notes that the tensors of the batch are made; with None for the trace, that the batch has failed."""
+        """Notes that the tensors of the batch are made; a trace of None means that the batch has failed."""
         self.ledger.note(trace, self._last, self._at)
         now = time.perf_counter_ns()
         self._handoff += now - self._at
@@ -334,7 +350,7 @@ class TrainerClock:
         self._at = now
 
     def leave(self, samples: int, nbytes: int) -> None:
-        """Notes that the trainer receives the batch."""
+        """Notes that the trainer receives a batch with so many samples, and bytes in the ring."""
         self._left_at = self._spend_on_device()
         self.waits.add(self._waited)
         self.takes.add(self._left_at - self._asked_at)
@@ -348,12 +364,12 @@ class TrainerClock:
         self._left_at = self.waiting_since = 0
 
     def measure_wait_seconds(self) -> float:
-        """Returns the duration of the current wait; any thread."""
+        """Returns the seconds of the current wait so far, or 0 if there is none; any thread."""
         since = self.waiting_since
         return (time.perf_counter_ns() - since) / 1e9 if since else 0.0
 
     def stats(self) -> LoaderStats:
-        """Returns the statistics of the trainer's thread."""
+        """Returns the statistics that the trainer's thread has measured; all others are 0."""
         waits = sorted(self.waits.tail().values)
         return LoaderStats(
             batches=self.batches,
@@ -370,6 +386,7 @@ class TrainerClock:
         )
 
     def _spend_on_device(self) -> int:
+        """Charges the time since the last call to the device; returns the current time."""
         now = time.perf_counter_ns()
         spent = now - self._at
         self._at = now
