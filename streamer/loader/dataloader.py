@@ -1,4 +1,4 @@
-"""`StreamingDataLoader`: what the training loop iterates over."""
+"""Defines `StreamingDataLoader`, over which the user's training loop iterates."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 
 class Agreement(Enum):
-    """Whether the ranks have compared what they train on; `iter()` compares unless they have.
+    """Says whether the ranks have compared what they train on; `iter()` compares unless they have.
 
     PENDING to AGREED: `iter()`, where all ranks train on the same.
     AGREED to PENDING: the data have changed, or this process has become another rank.

@@ -1,7 +1,8 @@
-"""Reads samples of a dataset by their numbers, each once and in any order, here or in tasks: packs and lengths need it.
+"""Reads samples of a dataset by their numbers, each once and in any order, in this process or in tasks.
 
-A `DatasetScan` has opened the dataset in the process that asks. Its recipe travels to tasks, which open the dataset
-again, from what lies on their machine or from the urls, and read their part of the samples through the engine there.
+Packs (`shards/`, by `dataset.py`) and `measure.py` use it. A `DatasetScan` has opened the dataset in the process that
+asks. Its recipe travels to tasks, which open the dataset again, from what lies on their machine or from the urls, and
+read their part of the samples through the engine there.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ logger = logging.getLogger(__name__)
 
 
 class _Sent(NamedTuple):
-    """What a task gets to open the dataset again.
+    """Holds what a task needs to open the dataset again.
 
     Attributes:
         settings: Settings of the member, with which it is opened from its urls.
@@ -55,14 +56,15 @@ class _Sent(NamedTuple):
 
 
 class DatasetScan:
-    """The samples of a dataset, for a pack or for `measure_lengths`. The first use opens it in this process.
+    """Reads samples of a dataset for a pack or for `measure_lengths`. The first use opens the dataset in this process.
 
     Args:
         member: Dataset as the user has it.
         counter: Transform in place of the dataset's, whose results `make` yields, or None for a pack.
 
     Raises:
-        ConfigError: a pack of a dataset with `packing=`, `growing=`, `on_error="skip"` or a `world_size` above 1.
+        ConfigError: it is for a pack, and the dataset has `packing=`, `growing=`, `on_error="skip"` or a `world_size`
+            above 1.
     """
 
     def __init__(self, member: DatasetMember, counter: Transform | None = None) -> None:
@@ -115,7 +117,10 @@ class DatasetScan:
 
     @property
     def field_kinds(self) -> dict[str, str]:
-        """Kinds of the fields that all samples are known to have, by name; none of what a transform or a join adds."""
+        """Kinds of the fields that all samples are known to have, by name.
+
+        Fields of joined datasets are not among them. With a transform it is empty.
+        """
         opened = self._member.open()
         if self.transform is not None:
             return {}
@@ -162,7 +167,7 @@ class DatasetScan:
             return [describe_join(join, opened, connection.welcome.limit_bytes) for join in opened.joins]
 
     def recipe(self) -> ScanRecipe:
-        """Returns what a task needs to read samples; holds storage options, so it is a secret."""
+        """Returns what a task needs to read samples. It holds storage options, and so may be secret."""
         member = self._member
         opened = member.open()
         send_main_by_value()
@@ -176,7 +181,7 @@ class DatasetScan:
         return ScanRecipe(cloudpickle.dumps(sent))
 
     def make(self, ordinals: Integers, read: Callable[[SampleMaker, SampleLocation], Found]) -> Generator[Found]:
-        """Yields what `read` returns for each sample, in this process.
+        """Yields what `read` returns for each sample; reads them in this process.
 
         Args:
             ordinals: Numbers of the samples in the manifest, in the order in which they are read.
@@ -195,7 +200,7 @@ class DatasetScan:
 
 
 class ScanRecipe(Discreet, msgspec.Struct, frozen=True):
-    """All that a task needs to read samples of a dataset.
+    """Holds all that a task needs to read samples of a dataset; can be pickled.
 
     Attributes:
         options: A pickled `_Sent`. It holds storage options, so it is not shown.
@@ -219,6 +224,12 @@ class ScanRecipe(Discreet, msgspec.Struct, frozen=True):
 
     @contextmanager
     def _open(self) -> Iterator[SampleScan]:
+        """Opens the dataset while the block runs.
+
+        Raises:
+            ManifestError: this process finds other data than the one that has made the recipe.
+            StreamerError: the dataset cannot be opened.
+        """
         sent: _Sent = cloudpickle.loads(self.options)
         options, _, job, joins, rights, began = sent.settings
         known = EpochCell(manifest=sent.recipe.manifest_path.name, annotations=sent.annotations)
@@ -243,10 +254,15 @@ class ScanRecipe(Discreet, msgspec.Struct, frozen=True):
 
 
 def _check_same_data(place: str, *, found: Sequence[str], expected: Sequence[str]) -> None:
-    """Makes sure that a task has opened the same data as the process that has sent it, by their digests.
+    """Makes sure that a task has opened the same data as the process that has sent it.
+
+    Args:
+        place: Url of the dataset, for the error.
+        found: Digests of what the task has opened; see `_identify`.
+        expected: Digests of what the sending process has opened.
 
     Raises:
-        ManifestError: it has found other objects at `place`.
+        ManifestError: the digests differ.
     """
     if tuple(found) != tuple(expected):
         raise ManifestError(
@@ -267,10 +283,10 @@ def _identify(opened: OpenedDataset) -> tuple[str, ...]:
 
 
 def _refuse(options: DatasetOptions) -> None:
-    """Refuses datasets whose samples are not those that are stored, each once.
+    """Refuses to pack datasets whose samples are not those that are stored, each once.
 
     Raises:
-        ConfigError: says what to write instead.
+        ConfigError: the dataset has such an option; the message says what to write instead.
     """
     for name, refused in (("packing", not options.packing.joins), ("growing", not options.growing.joins)):
         if refused:

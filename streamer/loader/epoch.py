@@ -1,4 +1,7 @@
-"""The epochs of a `StreamingDataLoader`: where the next one begins, the supply of all, the iterator over one."""
+"""Runs the epochs of a `StreamingDataLoader` (`dataloader.py`), which makes one of each class for itself.
+
+`EpochCursor` finds where the next epoch begins, `SupplyOwner` has the workers of all, and `Epoch` iterates over one.
+"""
 
 from __future__ import annotations
 
@@ -125,7 +128,7 @@ class SupplyOwner:
         self._feeder: Feeder | None = None
         self._pinner: Pinner | None = None
         self._mover: Mover | None = None
-        # The next batch of the running supply.
+        # Epoch and number of the next batch of the running supply, or None if that is not known.
         self._next: tuple[int, int] | None = None
         self._sent: SentCode | None = None
         self._reported = ""
@@ -243,7 +246,7 @@ class SupplyOwner:
         self._next = delivery.epoch, delivery.batch + 1
 
     def report_error(self, error: Exception) -> None:
-        """Tells the engine of an error that the trainer gets, for log and page; not of the same text twice in a row."""
+        """Sends an error that the trainer gets to the engine, for its log and its page; the same text in a row once."""
         if self.supply is None or self._reported == (text := repr(error)):
             return
         self._reported = text
@@ -381,12 +384,12 @@ class Epoch:
         return self._left
 
     def supersede(self) -> None:
-        """Ends it because a later iterator continues. Its `next` raises from now on, unless it had ended before."""
+        """Ends the iterator because a later one continues. `next` raises from now on, unless it had ended before."""
         self._is_superseded = not self._has_ended
         self.end()
 
     def end(self) -> None:
-        """Ends the iteration."""
+        """Ends the iterator: `next` raises StopIteration from now on."""
         self._has_ended = True
         self._pending = None
         self._prefetch = None

@@ -1,4 +1,7 @@
-"""The part of a loader that only reads: statistics, reports, skipped samples, members of a mix, torch's attributes."""
+"""Gives what one reads of a loader: statistics, reports, skipped samples, members of a mix, torch's attributes.
+
+`LoaderViews` is the base class of `StreamingDataLoader` (`dataloader.py`).
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,7 @@ _PINS = {"auto": "auto", "required": "required", "off": False}
 
 
 class LoaderViews:
-    """The part of `StreamingDataLoader` that only reads. `StreamingDataLoader` sets the attributes named below.
+    """Has the methods of `StreamingDataLoader` that only read. `StreamingDataLoader` sets the attributes named below.
 
     It has the attributes of torch's loader for an iterable dataset, with the values that fit: Lightning, DeepSpeed,
     Composer and others read batch size, workers and samplers. There is no sampler: the order belongs to the dataset, so
@@ -97,7 +100,7 @@ class LoaderViews:
 
     @property
     def sources(self) -> npt.NDArray[np.int16]:
-        """int16 (samples,): of a mix, the number of the member of each sample of the last delivered batch.
+        """The number of the member of each sample of the last delivered batch of a mix: int16 (samples,).
 
         Raises:
             ConfigError: the dataset is not a `MixedDataset`.
@@ -106,7 +109,7 @@ class LoaderViews:
 
     @property
     def admissions(self) -> list[int]:
-        """Of a growing dataset: how many cohorts of samples each round has added so far. They fix the order of the run.
+        """Number of cohorts that each round of a growing dataset has added so far. These fix the order of the run.
 
         `Growing(..., round_bytes=loader.admissions)` repeats it. A state has them, too.
 
@@ -119,7 +122,7 @@ class LoaderViews:
 
     @property
     def skipped(self) -> list[Skipped]:
-        """With on_error="skip": the samples of this rank that could not be made, with key and cause."""
+        """Samples of this rank that could not be made and were skipped, with key and cause (`on_error="skip"`)."""
         return list(self._ledger.entries)
 
     def report(self) -> StallReport:
@@ -136,7 +139,7 @@ class LoaderViews:
         return self.name_samples(compare(before, now)), now
 
     def snapshot(self) -> Snapshot:
-        """Returns the current counts, of which `compare` takes two; any thread."""
+        """Returns the counts at this moment; `compare` makes a report of two of them. Any thread."""
         stats = self.stats()
         supply = self._supply
         return snapshot(stats, self._clock, None if supply is None else supply.head, self._settings.worker_count)
@@ -186,7 +189,7 @@ class LoaderViews:
 
     @property
     def batch_sampler(self) -> BatchSampler:
-        """Batch size and `drop_last`; like torch's for an iterable dataset, it has no indices."""
+        """A sampler with batch size and `drop_last`; like torch's for an iterable dataset, it has no indices."""
         from torch.utils.data import BatchSampler
 
         return BatchSampler(None, self.batch_size, self.drop_last)  # type: ignore[arg-type]
@@ -200,7 +203,7 @@ class LoaderViews:
 
     @property
     def pin_memory(self) -> bool:
-        """Whether the ring is registered with CUDA."""
+        """Whether the ring is registered with CUDA once it is there; never without workers or without CUDA."""
         import torch
 
         return self._settings.worker_count > 0 and self._settings.pin != "off" and torch.cuda.is_available()
@@ -212,7 +215,7 @@ class LoaderViews:
 
     @property
     def prefetch_factor(self) -> int | None:
-        """Batches begun and not yet taken, per worker; None without workers."""
+        """Number of batches per worker that may be begun and not yet taken, or None without workers."""
         workers = self._settings.worker_count
         return max(1, self._settings.span // workers) if workers else None
 

@@ -1,4 +1,7 @@
-"""Counts the tokens of every document once, so that rows can be planned before they are read."""
+"""Counts the tokens of every document once, so that rows can be planned before they are read.
+
+Users call `measure_lengths`, and `streamer measure` does (`cli/measure_command.py`).
+"""
 
 from __future__ import annotations
 
@@ -33,17 +36,17 @@ logger = logging.getLogger(__name__)
 
 Count = str | Callable[[object], int]
 Integers = npt.NDArray[np.int64]
-# Samples by their ordinals in the manifest, and of each its length, or as a text why it cannot be made.
+# Ordinals of samples in the manifest, and for each its length, or a text that says why it cannot be made.
 _Measured = tuple[Integers, Sequence[int | str]]
 
-# Samples that are read in one session; in tasks fewer, which bounds what is counted again after an interruption.
+# Number of samples that are read in one session. A task reads fewer, since an interruption loses what it has counted.
 _SESSION_SAMPLES = 1 << 20
 _TASK_SAMPLES = 1 << 16
-# Samples that this process reads between two calls of `on_progress`.
+# Number of samples that this process reads between two calls of `on_progress`.
 _BATCH = 1024
-# Number of parts for each task that an executor runs at a time: a process that is late has few left.
+# Number of parts for each task that an executor runs at a time. With several, all of them end at about the same time.
 _PARTS = 4
-# Lengths so far are written after so many seconds, and where a call is interrupted.
+# The lengths so far are written at this interval, and when a call is interrupted.
 _SAVE_SECONDS = 60.0
 _MAX_LENGTH = np.iinfo(np.int32).max
 
@@ -81,12 +84,13 @@ def measure_lengths(
         on_progress: Function that is called now and then with the number of samples that were read, and in all.
 
     Returns:
-        The numbers.
+        The numbers, as in the file.
 
     Raises:
-        ConfigError: a selection, whose samples have no numbers in the whole; no count, or no such field; `path`
-            cannot be written; or `resume_from` was not written here.
+        ConfigError: the dataset is a selection, whose samples have no numbers in the whole; `count` is no count or no
+            field; `path` cannot be written; or `resume_from` is no file of this function.
         ManifestError: a task has found other objects below the url.
+        StreamerError: a sample cannot be read.
     """
     if not isinstance(dataset, StreamingDataset):
         raise ConfigError(f"measure_lengths({type(dataset).__name__}): give a StreamingDataset", field="dataset")
@@ -147,12 +151,12 @@ def measure(
 
 
 class _LengthsTable:
-    """The lengths of all samples of a dataset, those that are known so far.
+    """Keeps the lengths of all samples of a dataset that are known so far, and writes them to files.
 
     Args:
-        scan: Samples of the dataset.
+        scan: Reader of the samples.
         target: Path of the file.
-        ledger: Samples that could not be made.
+        ledger: Record of samples that could not be made.
     """
 
     def __init__(self, scan: DatasetScan, target: Path, ledger: SkipLedger) -> None:
@@ -173,17 +177,24 @@ class _LengthsTable:
         )
 
     def take_over(self, earlier: str) -> None:
-        """Takes over the lengths of chunks that an earlier call has measured, to its end or not.
+        """Takes over the lengths of chunks that an earlier call has measured, whether it was interrupted or not.
+
+        Args:
+            earlier: Path of its file; what it has left of an interrupted call is read, too.
 
         Raises:
-            ConfigError: the file was not written here.
+            ConfigError: the file was not written by `measure_lengths`.
         """
         partial_file = find_partial_file(Path(earlier))
         for path in [each for each in (Path(earlier), partial_file) if each.exists()] or [Path(earlier)]:
             self._is_known |= _fill_in(self._lengths, self._manifest, path, earlier)
 
     def cut_parts(self, max_samples: int) -> Iterator[Integers]:
-        """Cuts the samples that are unknown into parts of about so many, at the borders of chunks."""
+        """Yields the ordinals of samples whose length is unknown, in parts of whole chunks.
+
+        Args:
+            max_samples: Most samples of a part, unless a chunk has more.
+        """
         firsts = self._manifest.chunk_first
         chunk = 0
         while chunk < self._manifest.chunks:
@@ -194,7 +205,17 @@ class _LengthsTable:
                 yield begin + unknown
 
     def run(self, found: Iterable[_Measured], on_progress: Callable[[int, int], None]) -> npt.NDArray[np.int32]:
-        """Takes what is measured until all is, and writes the file; what an error or Ctrl-C leaves is written, too."""
+        """Takes all lengths that are measured, writes the file, and returns the lengths: int32, (samples,).
+
+        After an error or Ctrl-C the lengths so far are in `find_partial_file`.
+
+        Args:
+            found: Measured lengths, until all are known.
+            on_progress: Called with the number of samples that were read so far, and of all that are read.
+
+        Raises:
+            DecodeError: more samples cannot be made than the budget of the dataset allows.
+        """
         total = int(np.count_nonzero(~self._is_known))
         done = 0
         saved_at = time.monotonic()
@@ -218,10 +239,10 @@ class _LengthsTable:
         return self._lengths
 
     def _note(self, ordinals: Integers, lengths: Sequence[int | str]) -> None:
-        """Notes lengths, and samples that cannot be made.
+        """Notes lengths, and records samples that cannot be made.
 
         Raises:
-            DecodeError: there are more of those than the budget of the dataset has.
+            DecodeError: more samples cannot be made than the budget of the dataset allows.
         """
         self._lengths[ordinals] = [-1 if isinstance(length, str) else length for length in lengths]
         self._is_known[ordinals] = True
@@ -239,7 +260,7 @@ class _LengthsTable:
         self._ledger.check()
 
     def _save_partly(self) -> None:
-        """Writes the lengths of the chunks of which all samples are known."""
+        """Writes the lengths of those chunks whose samples are all known to the file of `find_partial_file`."""
         bounds = pairwise(self._manifest.chunk_first.tolist())
         is_complete = np.array([bool(self._is_known[first:stop].all()) for first, stop in bounds], np.bool_)
         lengths = self._lengths[np.repeat(is_complete, self._manifest.chunk_samples)]
@@ -249,16 +270,22 @@ class _LengthsTable:
 
 
 def find_partial_file(path: Path) -> Path:
-    """Returns the path of what an interrupted call leaves of a file."""
+    """Returns the path of the file that an interrupted call leaves in place of the file at `path`."""
     return path.with_name(f"{path.name}.partial.npy")
 
 
-# Scans some samples in this process.
+# Yields the length of each sample, or a text that says why it cannot be made; see `_measure_samples`.
 _ScanSamples = Callable[["DatasetScan | ScanRecipe", Integers], Generator["int | str"]]
 
 
 def _measure_samples(skips: bool, scan: DatasetScan | ScanRecipe, ordinals: Integers) -> Generator[int | str]:
-    """Yields lengths in this order, or why a sample cannot be made, where such samples are skipped."""
+    """Yields the length of each sample, in the order of `ordinals`.
+
+    Args:
+        skips: Whether the dataset skips samples that cannot be made; such a sample yields the text of its error.
+        scan: Reader of the samples.
+        ordinals: Numbers of the samples in the manifest.
+    """
 
     def measure_sample(maker: SampleMaker, place: SampleLocation) -> int | str:
         try:
@@ -274,7 +301,7 @@ def _measure_samples(skips: bool, scan: DatasetScan | ScanRecipe, ordinals: Inte
 
 
 def _measure_here(scan: DatasetScan, scan_samples: _ScanSamples, parts: Iterable[Integers]) -> Generator[_Measured]:
-    """Yields some lengths after the others, in this process."""
+    """Yields the lengths of all parts, measured in this process, in batches of 1,024."""
     for ordinals in parts:
         with closing(scan_samples(scan, ordinals)) as lengths:
             for first in range(0, len(ordinals), _BATCH):
@@ -288,7 +315,10 @@ def _measure_in_tasks(
     executor: str | Executor,
     cut_parts: Callable[[int], Iterator[Integers]],
 ) -> Generator[_Measured]:
-    """Yields what each task has measured; raises what the user's code raises, at once, since it would raise again."""
+    """Yields the lengths that each task has measured, in no fixed order.
+
+    An error of the user's code is raised at once: a repetition of the task would raise it again.
+    """
     with runner(executor) as running:
         share = scan.manifest.samples // (_PARTS * running.most_tasks)
         parts = cut_parts(min(_TASK_SAMPLES, max(1, share)))
@@ -299,6 +329,7 @@ def _measure_in_tasks(
 
 
 def _measure_part(scan_samples: _ScanSamples, recipe: ScanRecipe, ordinals: Integers) -> _Measured | Exception:
+    """Measures some samples in a task; returns an error of the user's code, so that the task is not repeated."""
     try:
         return ordinals, list(scan_samples(recipe, ordinals))
     except StreamerError:
@@ -308,7 +339,11 @@ def _measure_part(scan_samples: _ScanSamples, recipe: ScanRecipe, ordinals: Inte
 
 
 def _make_counter(transform: object, count: Count) -> Callable[..., int]:
-    """Returns a transform whose result is the number of tokens; with `rng` if the user's takes it, which costs time."""
+    """Returns a transform whose result is the number of tokens of a sample; it runs the user's transform before.
+
+    It takes `rng` only if the user's transform does, since making a generator costs time. Raises ConfigError if `count`
+    is neither a name nor a function.
+    """
     if not isinstance(count, str) and not callable(count):
         raise ConfigError(f"count={count!r} is neither the name of a field nor a function", field="count")
     own = make_transform(transform)  # type: ignore[arg-type]
@@ -332,10 +367,10 @@ def _make_counter(transform: object, count: Count) -> Callable[..., int]:
 
 
 def _length_of(sample: object, name: str) -> int:
-    """Returns the length of a field.
+    """Returns the length of a field of a sample.
 
     Raises:
-        ConfigError: the sample does not have it, or it has none.
+        ConfigError: the sample does not have the field, or its value has no length.
     """
     fields = sample if isinstance(sample, Mapping) else {}
     if name not in fields:
@@ -350,12 +385,12 @@ def _length_of(sample: object, name: str) -> int:
 
 
 def _list_files(path: Path) -> tuple[Path, Path]:
-    """Returns the path of a file of lengths, and that of the file which says of which chunks they are."""
+    """Returns the path of a file of lengths, and that of the file beside it with the chunks that they belong to."""
     return path, path.with_name(f"{path.name}.chunks.npy")
 
 
 def _list_chunks(manifest: Manifest) -> npt.NDArray[np.void]:
-    """Returns the key of each chunk, and its number of samples."""
+    """Returns the key of each chunk, and its number of samples, as a structured array."""
     chunks = np.empty(manifest.chunks, [("key", "V16"), ("samples", np.int64)])
     chunks["key"] = np.ascontiguousarray(manifest.chunk_keys).view("V16").reshape(-1)
     chunks["samples"] = manifest.chunk_samples
@@ -363,7 +398,11 @@ def _list_chunks(manifest: Manifest) -> npt.NDArray[np.void]:
 
 
 def _fill_in(lengths: npt.NDArray[np.int32], manifest: Manifest, path: Path, resume_from: str) -> npt.NDArray[np.bool_]:
-    """Takes over the lengths of chunks that were measured before; returns of which samples these are: (n,)."""
+    """Copies lengths of chunks from the file at `path` into `lengths`; returns which were copied: bool, (samples,).
+
+    Raises:
+        ConfigError: the file is missing, or was not written by `measure_lengths`. The error names `resume_from`.
+    """
     try:
         before, chunks = (np.load(each, allow_pickle=False) for each in _list_files(path))
         if chunks["samples"].sum() != len(before):
@@ -384,7 +423,7 @@ def _fill_in(lengths: npt.NDArray[np.int32], manifest: Manifest, path: Path, res
 
 
 def _write(path: Path, lengths: npt.NDArray[np.int32], chunks: npt.NDArray[np.void]) -> None:
-    """Writes lengths and of which chunks they are, each file whole or not at all."""
+    """Writes a file of lengths, and the chunks that they belong to beside it, each file whole or not at all."""
     for target, column in zip(_list_files(path), (lengths, chunks), strict=True):
         place = _touch_beside(target)
         try:
@@ -395,10 +434,10 @@ def _write(path: Path, lengths: npt.NDArray[np.int32], chunks: npt.NDArray[np.vo
 
 
 def _touch_beside(path: Path) -> Path:
-    """Makes an empty file beside another one, and the folder of both.
+    """Makes an empty file beside `path`, and their folder if it is missing; returns the path of the new file.
 
     Raises:
-        ConfigError: it cannot be made.
+        ConfigError: the file cannot be made.
     """
     place = path.with_name(f".{path.name}.{secrets.token_hex(4)}.npy")
     try:
