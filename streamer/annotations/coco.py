@@ -55,12 +55,16 @@ _ITEMS: dict[str, tuple[str, tuple[int, ...]]] = {
 
 
 class _CocoFile(msgspec.Struct):
+    """Names the lists of a file, which are decoded later."""
+
     images: msgspec.Raw
     annotations: msgspec.Raw = msgspec.Raw(b"[]")
     categories: msgspec.Raw = msgspec.Raw(b"[]")
 
 
 class _Image(msgspec.Struct):
+    """Names the values that are read of an image."""
+
     id: int | str
     file_name: str = ""
     # LVIS has this instead.
@@ -75,12 +79,16 @@ class _Image(msgspec.Struct):
 
 
 class _Category(msgspec.Struct):
+    """Names the values that are read of a category."""
+
     id: int
     name: str = ""
     keypoints: list[str] = []
 
 
 class _Object(msgspec.Struct):
+    """Names the values that are read of an annotation: an object in an image, or a caption."""
+
     image_id: int | str
     category_id: int = -1
     bbox: tuple[float, float, float, float] | None = None
@@ -165,6 +173,7 @@ class _Objects:
         return f"{dtype}[{lengths}]", Column(np.ascontiguousarray(values).reshape(-1).view(np.uint8), counts * size)
 
     def _boxes(self, some: Sequence[_Object]) -> NDArray[np.float32]:
+        """Returns the boxes of objects as x1, y1, x2, y2; raises RecodeError for an object without one."""
         if any(each.bbox is None for each in some):
             example = next(each for each in some if each.bbox is None)
             if bytes(example.segments_info):
@@ -178,6 +187,7 @@ class _Objects:
         return boxes.astype(np.float32)
 
     def _numbers(self, some: Sequence[_Object]) -> NDArray[np.int64]:
+        """Returns the labels of objects; raises RecodeError for a category that the file does not have."""
         try:
             return np.array([self._labels[each.category_id] for each in some], np.int64)
         except KeyError as error:
@@ -187,6 +197,7 @@ class _Objects:
             ) from error
 
     def _keypoints(self, some: Sequence[_Object]) -> NDArray[np.float32]:
+        """Returns the keypoints of objects; raises RecodeError for an object with another number of points."""
         if wrong := [each for each in some if len(each.keypoints) != 3 * self._points]:
             raise RecodeError(
                 f"an object of image {wrong[0].image_id!r} has {len(wrong[0].keypoints)} numbers as keypoints; the "

@@ -34,7 +34,7 @@ NO_KEY = "has no column of keys"
 @check_options
 @dataclass(frozen=True)
 class Annotations:
-    """A file with labels, boxes or texts for the samples of a dataset, joined by key.
+    """Names a file with labels, boxes or texts for the samples of a dataset, which are joined by key.
 
         StreamingDataset("s3://b/images/", annotations=Annotations("s3://b/labels.csv", key="file", fields=["label"]))
 

@@ -42,7 +42,7 @@ _FORMS: tuple[Literal["NFC", "NFD"], ...] = ("NFC", "NFD")
 
 
 class TableBuffers(NamedTuple, Generic[B]):
-    """The buffers of a table in the order in which a recoder returns them. The widest dtypes are first, and so aligned.
+    """Holds the buffers of a table in the order in which a recoder returns them, the widest dtypes first: so aligned.
 
     Attributes:
         hashes: `hash_of` each key, int64, ascending.
@@ -231,6 +231,7 @@ class AnnotationTable:
         return next((row for other in self.head.spellings(name) if (row := self._row_of(other)) >= 0), -1)
 
     def _row_of(self, text: str) -> int:
+        """Returns the number of the row whose key is `text`, or -1."""
         name = text.encode("utf-8", "surrogateescape")
         hashes = self._hashes
         wanted = hash_of(name)

@@ -41,6 +41,7 @@ class RayExecutor(Executor):
             ray.cancel(reference, force=True)
 
     def _finish(self, future: Future[Any], answer: Future[Any]) -> None:
+        """Gives a call's future the result or error of its Ray task, unless the call was cancelled."""
         self._running.pop(future)
         if not future.set_running_or_notify_cancel():
             return

@@ -28,6 +28,8 @@ _Item = tuple["Future[Any]", Callable[..., Any], tuple[Any, ...]]
 
 
 class _Process(NamedTuple):
+    """Holds a process, and the connection over which it gets calls and returns results."""
+
     child: Child
     connection: Connection
 

@@ -30,7 +30,7 @@ TRIES = 3
 
 
 class Runner(NamedTuple):
-    """An executor, and how many tasks it is given at the same time."""
+    """Holds an executor, and the number of tasks that it is given at the same time."""
 
     executor: Executor
     most_tasks: int
@@ -71,6 +71,7 @@ def runner(on: str | Executor) -> Iterator[Runner]:
 
 @contextmanager
 def _dask(address: str) -> Iterator[Runner]:
+    """Connects to a Dask scheduler while the block runs; raises ConfigError without Dask or a scheduler."""
     try:
         from distributed import Client
     except ImportError as error:
@@ -92,6 +93,7 @@ def _dask(address: str) -> Iterator[Runner]:
 
 @contextmanager
 def _ray(address: str) -> Iterator[Runner]:
+    """Connects to a Ray cluster while the block runs; raises ConfigError without Ray or a cluster."""
     try:
         import ray
 

@@ -267,6 +267,7 @@ class SupplyOwner:
         self._resources = contextlib.ExitStack()
 
     def _build_feeder(self) -> Feeder:
+        """Makes the feeder, with what registers its ring with CUDA; both are closed when the supply ends."""
         s = self.settings
         assert s.workers is not None
         self._pinner = Pinner.from_mode(s.pin, fencing=s.device is None)
@@ -299,9 +300,10 @@ def _close_resources(pid: int, resources: contextlib.ExitStack) -> None:
 
 
 class Epoch:
-    """The iterator over the batches of one epoch, which `iter(loader)` returns.
+    """Iterates over the batches of one epoch; `iter(loader)` returns it.
 
-    `close()` of the loader ends it. After a later `iter()` of the loader `next` raises a ClosedError.
+    `close()` of the loader ends it. After a later `iter()` of the loader `next` raises a ClosedError. If a batch has
+    failed, `next` raises the error of the batch, and then continues with the following batch.
 
     Args:
         supply: Supply of the loader.

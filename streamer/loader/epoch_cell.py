@@ -201,6 +201,7 @@ class EpochCell:
 
     @contextlib.contextmanager
     def _lock(self) -> Iterator[npt.NDArray[np.void]]:
+        """Gives the table to the block alone, among all threads and processes."""
         # The file lock belongs to the process, and ends with it. Two threads of one process need the other lock.
         table = self._own()
         with self._threads:
@@ -219,6 +220,7 @@ class EpochCell:
         return self._table
 
     def _make(self, known: _Known) -> None:
+        """Makes new shared memory with this content, for this process and its workers."""
         self._attach(linux.memory_file("streamer-epoch"), known)
         os.ftruncate(self._descriptor, _TABLE.itemsize)
         self._map()
@@ -228,6 +230,7 @@ class EpochCell:
         self._table["annotations"] = known.annotations.encode()
 
     def _attach(self, descriptor: int, known: _Known) -> None:
+        """Takes over shared memory by its descriptor; `_map` then maps it."""
         self._descriptor = descriptor
         # No `__del__`: at the interpreter's exit the names of its module may be gone.
         weakref.finalize(self, os.close, descriptor).atexit = False

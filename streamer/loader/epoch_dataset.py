@@ -27,7 +27,7 @@ from streamer.loader.rank.sample_iterator import IterationProgress, SampleIterat
 
 
 class EpochDataset(IterableDataset[object]):
-    """An iterable of samples in epochs, with a state, over the stream that a `StreamOpening` prepares."""
+    """Iterates over the samples of a stream, which a `StreamOpening` prepares: in epochs, with a state."""
 
     _opening: StreamOpening
     _resume: dict[str, object] | None

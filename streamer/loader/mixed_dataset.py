@@ -234,6 +234,7 @@ class MixedDataset(EpochDataset):
 
 
 def _require_datasets(members: object) -> Mapping[object, object]:
+    """Returns the members; raises ConfigError if they are no mapping of datasets."""
     if not isinstance(members, Mapping):
         raise ConfigError(f"members={members!r}: give name -> StreamingDataset", field="members")
     for name, member in members.items():

@@ -163,7 +163,7 @@ def request_decoder() -> FrameDecoder[Request]:
 
 
 class _SharesOfLanes(Discreet, msgspec.Struct, array_like=True, frozen=True):
-    """A message with the fields of a ShareCache left undecoded; in other messages these places hold other fields."""
+    """Cuts a body into the fields of a ShareCache, undecoded; in other messages these places hold other fields."""
 
     tag: msgspec.Raw = msgspec.Raw(b"")
     request: msgspec.Raw = msgspec.Raw(b"")
@@ -217,7 +217,7 @@ class Side(NamedTuple):
 
 
 class _Greeting(msgspec.Struct, array_like=True, frozen=True):
-    """The fields read from a greeting that has other fields than this version's."""
+    """Names the fields that are read from a greeting whose further fields are not those of this version."""
 
     tag: int
     protocol: int

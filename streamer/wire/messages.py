@@ -88,7 +88,7 @@ class GetManifest(Message, tag=2, frozen=True):
 
 
 class Part(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """One dataset of a session over several. Its chunk numbers follow those of the parts before it.
+    """Describes one dataset of a session over several. Its chunk numbers follow those of the parts before it.
 
     Attributes:
         dataset: digest of the manifest.
@@ -218,7 +218,7 @@ class GetStatistics(Message, tag=9, frozen=True):
 
 
 class PackedRows(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """The rows of documents that a loader has made.
+    """Reports on the rows of documents that a loader has made.
 
     Attributes:
         padding: share of their places that was empty since the last report.
@@ -295,7 +295,7 @@ class ReportError(Message, tag=12, frozen=True):
 
 
 class Sharer(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """One of the engines that share their caches: id of its cache folder, host:port, limit of its cache."""
+    """Names an engine that shares its cache: id of its cache folder, host:port, limit of its cache in bytes."""
 
     id: Name
     address: Name

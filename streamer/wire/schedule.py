@@ -20,7 +20,7 @@ _ENTRIES_PER_FRAME = 200_000
 
 
 class EpochSchedule(msgspec.Struct, frozen=True):
-    """The chunks of one epoch in order of first need: one entry for each use of a chunk.
+    """Lists the chunks of one epoch in order of first need: one entry for each use of a chunk.
 
     Attributes:
         epoch: number of the epoch.

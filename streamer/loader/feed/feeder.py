@@ -205,6 +205,7 @@ class Feeder:
     # ------------------------------------------------------------ the thread
 
     def _serve(self) -> None:
+        """Runs the thread until `close`, or until an error, which the trainer gets."""
         try:
             self._selector.register(self._wakeup, selectors.EVENT_READ, self._wakeup.clear)
             if self._plan.workers.worker_type == "process":
@@ -221,6 +222,7 @@ class Feeder:
             self._end()
 
     def _end(self) -> None:
+        """Ends the run, and closes the selector, the workers and the ring."""
         self._wakeup.wants_work = False
         with contextlib.ExitStack() as stack:  # each of them, even if another one raises
             stack.callback(self.ring.close)

@@ -174,7 +174,7 @@ Outcome = Finished | FailedBatch
 
 
 class BatchOutcomes:
-    """A queue of outcomes from the feeder's thread to the trainer's, in order.
+    """Queues outcomes from the feeder's thread to the trainer's, in order.
 
     The first one stays until it is removed: a Ctrl-C between a `get` and the assignment of its result would lose it.
     """

@@ -48,7 +48,7 @@ class MemberCount(NamedTuple):
 
 
 class SessionSource(Protocol):
-    """The stream that a session is opened for: a `RankStream`, which would be imported in a circle."""
+    """Says what `Ordering.open_session` needs of a `RankStream`, which would be imported in a circle."""
 
     def plan(self, epoch: int) -> RankPlan:
         """Returns this rank's batches of an epoch."""

@@ -36,7 +36,7 @@ Found = TypeVar("Found")
 
 
 class Identity(msgspec.Struct, frozen=True, kw_only=True):
-    """The identity of a consumer, and what of the user's arguments its session needs; `RankStream` keeps it.
+    """Holds the identity of a consumer, and those arguments of the user that its session needs; `RankStream` keeps it.
 
     Attributes:
         rank_config: Rank and world size.
@@ -56,7 +56,7 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Share(msgspec.Struct, frozen=True):
-    """The batches of a rank that one process makes: numbers `first + worker`, `first + worker + workers`, ...
+    """Says which batches of a rank one process makes: numbers `first + worker`, `first + worker + workers`, ...
 
     Attributes:
         worker, workers: Number of the process and of all processes; the rank itself is 0 of 1.
@@ -227,7 +227,7 @@ class StepSession(ABC):
 
 
 class EpochSession(StepSession):
-    """An engine session in steps of one share of a rank's batches, over all epochs.
+    """Runs an engine session in steps of one share of a rank's batches, over all epochs.
 
     The next epoch's schedule is sent to the engine when three quarters of the last one are requested: early enough for
     the look-ahead, late enough that a short run does not plan an epoch that it never trains.
@@ -345,7 +345,7 @@ def open_bytes(schedule: EpochSchedule, chunk_bytes: Integers, first_chunks: Seq
 
 
 class Leases(Protocol):
-    """What `read_leased` needs of a `StepSession`, or of the client's session alone."""
+    """Says what `read_leased` needs of a session: a `StepSession`, or the client's `Session` alone."""
 
     def reject(self, chunk: int, reason: str) -> None:
         """Rejects a chunk that is missing or wrong."""

@@ -14,7 +14,7 @@ from streamer.client.in_process import end_idle_engines
 
 
 class EngineConnections:
-    """A pool of connections: one for each open session, one for each user of requests.
+    """Keeps a pool of connections: one for each open session, one for each user of requests.
 
     Two threads on one connection receive each other's replies: with a refresh beside workers, two of five runs hung
     (2026-11-20). Any thread may take one and give it back. There is no lock, because a fork would copy a held one; each

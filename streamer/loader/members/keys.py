@@ -166,6 +166,7 @@ class KeyReader:
             yield from scan_chunks(wanted.tolist(), self._read_chunk)
 
     def _read_chunk(self, chunk: int) -> tuple[int, Keys]:
+        """Reads the keys of a chunk; returns them with the number of their first sample."""
         first = int(self._read_from.chunk_first[chunk])
         values = self._read_values(chunk)
         try:

@@ -146,6 +146,7 @@ def _check_alike(members: Mapping[str, DatasetOptions], option: str, source: str
 
 
 def _differ(option: str, first: tuple[str, DatasetOptions], other: tuple[str, DatasetOptions]) -> ConfigError:
+    """Returns the error of two members, each with its name, that differ in an option."""
     values = f"{getattr(first[1], option)!r} and {getattr(other[1], option)!r}"
     return ConfigError(
         f"members {first[0]} and {other[0]} differ in {option}: {values}; a mix is read through one engine and in one "

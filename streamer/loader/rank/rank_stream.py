@@ -40,7 +40,7 @@ logger = logging.getLogger(__name__)
 
 
 class RankStream:
-    """One rank's batches: plans them, opens their sessions, keeps their place in a state.
+    """Plans the batches of one rank, opens their sessions, and keeps their place in a state.
 
     Used by one thread at a time; each of its sessions has its own connection. `StreamOpening` makes it.
 

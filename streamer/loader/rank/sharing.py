@@ -67,7 +67,7 @@ class Shared(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
 
 class _Place(msgspec.Struct, frozen=True, array_like=True):
-    """The first message of a rank to the other ranks: which engine it uses.
+    """Tells the other ranks which engine a rank uses, in the first exchange.
 
     Attributes:
         folder: Id of the cache folder of its engine.
@@ -86,7 +86,7 @@ class _Place(msgspec.Struct, frozen=True, array_like=True):
 
 
 class _EngineNode(msgspec.Struct, frozen=True, array_like=True):
-    """The second message, of the first rank of each engine: what the engine holds.
+    """Tells the other ranks what an engine holds, in the second exchange; its first rank sends it.
 
     Attributes:
         host: Address of this machine for the others.

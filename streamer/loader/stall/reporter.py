@@ -155,6 +155,7 @@ class StallReporter:
         return report
 
     def _serve(self) -> None:
+        """Reports at intervals until `stop`, or until the loader is gone; an error of a report is logged."""
         while not self._stopped.wait(self._every_seconds):
             try:
                 if self.report() is None:
