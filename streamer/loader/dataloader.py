@@ -93,15 +93,14 @@ class StreamingDataLoader(LoaderViews):
         timeout: Seconds that one sample may take before its worker is replaced, or 0 without a limit.
         report_every: Seconds between two stall reports in the log (`streamer.loader.stall`), or None for no report.
         on_report: Function that is called with each report, on a thread of its own. Its errors are logged.
-        torch_arguments: Other arguments of torch's DataLoader. `pin_memory`: None, "auto" or True: the ring is
-            registered with CUDA if there is CUDA; "required": an error if that fails; False: not.
-            `multiprocessing_context`:
-            "forkserver" (the default): processes are forked in milliseconds from one that has imported the modules of
-            your code, and share its memory; "spawn": they are new interpreters. Of the rest the error names the
-            replacement.
+        torch_arguments: Other arguments of torch's DataLoader. With `pin_memory=` None, "auto" or True the ring is
+            registered with CUDA if there is CUDA; with "required" it is an error if that fails; with False it is not.
+            With `multiprocessing_context="forkserver"`, the default, processes are forked in milliseconds from one that
+            has imported the modules of your code, and share its memory; with "spawn" they are new interpreters. For any
+            other argument the error names the replacement.
 
     Raises:
-        ConfigError: an invalid value; `device="cuda"` without CUDA.
+        ConfigError: an invalid value, or `device="cuda"` without CUDA.
     """
 
     @check_arguments("StreamingDataLoader")
@@ -151,7 +150,7 @@ class StreamingDataLoader(LoaderViews):
         self._audit = AuditRecords()
         self._delivered = 0
         self._last: Delivery | None = None
-        # The state that was loaded, and whether strictly, until a batch was delivered.
+        # The state that was loaded, and whether strictly; None once a batch was delivered.
         self._loaded: tuple[dict[str, object], bool] | None = None
         self._agreement = Agreement.PENDING
         # The error of a loaded state, which the next iter() raises on all ranks.
@@ -166,7 +165,7 @@ class StreamingDataLoader(LoaderViews):
         self._reported = Snapshot()
         self._pid = os.getpid()
         self._closed = False
-        # The last iterator. It holds the loader, which ends at once when both are dropped.
+        # A weak reference to the last iterator, which holds the loader: both end at once when they are dropped.
         self._running: Callable[[], Epoch | None] = lambda: None
         self._accelerate = AccelerateEpochs()
 
@@ -177,10 +176,10 @@ class StreamingDataLoader(LoaderViews):
 
     @property
     def dataset(self) -> EpochDataset:
-        """The samples.
+        """The dataset that is read.
 
         Raises:
-            ConfigError: accelerate asks for them, to make a loader of its own.
+            ConfigError: accelerate asks for it, to make a loader of its own.
         """
         refuse_other_loader()
         return self._dataset
@@ -241,7 +240,7 @@ class StreamingDataLoader(LoaderViews):
         self._cursor.set_epoch(check_epoch(epoch))
 
     def state_dict(self) -> dict[str, object]:
-        """Returns the position after the last delivered batch, and records for `streamer audit`. O(1)."""
+        """Returns the state to save: the position after the last delivered batch, and records for `streamer audit`."""
         if self._last is None:
             self._drop_if_rank_changed()
         state = self._prepare().state(*self._cursor.position)
@@ -283,12 +282,12 @@ class StreamingDataLoader(LoaderViews):
     # ------------------------------------------------------------ before an epoch
 
     def _resume(self, state: dict[str, object], strict: bool) -> None:
-        """Begins at a loaded state. An error of one rank is raised by the next `iter()`, on all of them."""
+        """Begins at a loaded state. With several ranks an error is raised by the next `iter()`, on all of them."""
         try:
             self._supply_owner.start_workers()
             prepared = self._prepare()
             self._cursor.resume(prepared.resume(state) if strict else prepared.adopt(state))
-            # A mix that has changed begins another order.
+            # A mix that has changed has another order, which its old records do not fit.
             self._audit.load(state if strict else {})
         except StreamerError as error:
             if not self._source.compares:
@@ -380,7 +379,7 @@ class StreamingDataLoader(LoaderViews):
                 self._prepared = self._source.prepare(self._settings.batch_size, self._settings.last_batch)
             before = self._before
             self._before = None
-            # The records are of data that has changed.
+            # Records of an earlier stream are of data that has changed, and are dropped.
             self._audit.load({})
             if before is not None:
                 self._prepared.follow(before, self._cursor.start[0])

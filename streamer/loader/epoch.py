@@ -33,7 +33,7 @@ class EpochCursor:
 
     Attributes:
         position: Epoch and number of the batch that is delivered next.
-        start: Epoch and batch at which the next `iter()` begins, see `find_start`.
+        start: Epoch and batch at which the next `iter()` begins, unless it repeats the last one (`find_start`).
         begun: Where the last `iter()` began, or None if another start was set since.
     """
 
@@ -158,7 +158,7 @@ class SupplyOwner:
         """Builds the supply of a stream, and returns it. `enter` says where it begins.
 
         Raises:
-            ConfigError: `ragged=` does not suit the stream, or its code cannot be sent to the workers.
+            ConfigError: `ragged=` does not suit the stream, or code of the user cannot be sent to the workers.
         """
         s = self.settings
         prepared.packing.check_ragged(s.ragged)
@@ -194,7 +194,7 @@ class SupplyOwner:
         self._resources.callback(end)
 
     def enter(self, epoch: int, batch: int, batches: Callable[[int], int]) -> None:
-        """Lets the supply begin at a batch, unless that is its next one anyway.
+        """Lets the supply begin at a batch, unless that is the next batch of the supply anyway.
 
         Args:
             epoch: Epoch of the batch.
@@ -421,7 +421,7 @@ class _Deliveries:
             delivery = self._supply.take(self._clock)
             self._untaken = delivery, self._left - 1
         except Exception:
-            # A signal's handler may raise, too, as one that limits the time of a step: no batch goes for it.
+            # A handler of a signal may raise, too, such as one that limits the time of a step. Then no batch is lost.
             self._left -= self._supply.lost_batches - lost_before
             raise
         return delivery

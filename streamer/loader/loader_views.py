@@ -1,4 +1,4 @@
-"""Gives what one reads of a loader: statistics, reports, skipped samples, members of a mix, torch's attributes.
+"""Gives what can be read of a loader: statistics, reports, skipped samples, members of a mix, torch's attributes.
 
 `LoaderViews` is the base class of `StreamingDataLoader` (`dataloader.py`).
 """

@@ -215,7 +215,7 @@ class Feeder:
         except BaseException as error:
             logger.debug("the feeder ends with an error", exc_info=True)
             with contextlib.ExitStack() as stack:
-                # Last: leaving the run empties the queue on which the trainer waits.
+                # This is called last, since `_end` empties the queue on which the trainer waits.
                 stack.callback(self._fail_runs, error)
                 self._end()
         else:
@@ -255,9 +255,9 @@ class Feeder:
                 self._crashes.reset()
                 self._supervisor.start_first()
             self._asked.popleft()
-        # The next steps mostly request a chunk: one message carries both.
+        # It is sent with the next request for a chunk, which mostly follows: one message carries both.
         self._run_state.note_read()
-        # Set before dispatching: what the trainer takes from now on signals.
+        # It is set before dispatching, so that whatever the trainer takes from now on wakes this thread.
         self._wakeup.wants_work = True
         self._wakeup.wants_work = self._dispatch()
         # It delivers after dispatching: a trainer that is awake takes the GIL at each system call of this thread.

@@ -139,7 +139,7 @@ class Finished(msgspec.Struct):
         pending: The batch, with its slot if it is in one.
         made: Report of the worker.
         own_memory: Descriptor of the batch's memory if it is in no slot, else -1.
-        held: Memory of the batch once the trainer has opened it, else None; the slot is released with this object.
+        held: Memory of the batch once the trainer has opened it, else None; the slot is free when it is dropped.
     """
 
     pending: Pending
@@ -272,6 +272,9 @@ class RunState:
         planning: Lock that is held while the prepared stream is used.
         selector: Selector of the feeder, by which messages of the engine arrive.
         ring: Slots of the batches.
+
+    Attributes:
+        run, window: Current run, or None before the first one, and its window.
     """
 
     def __init__(self, span: int, planning: threading.Lock, selector: selectors.BaseSelector, ring: Ring) -> None:

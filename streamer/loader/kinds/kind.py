@@ -92,7 +92,7 @@ class Ordering(ABC):
 
     @property
     def rounds(self) -> Rounds | NoRounds:
-        """The rounds that are decided, where an order is decided in rounds."""
+        """The rounds that are decided so far; `NO_ROUNDS` unless the dataset grows."""
         return NO_ROUNDS
 
     def facts(self) -> Mapping[str, Detail]:
@@ -175,10 +175,10 @@ class Ordering(ABC):
         return chunks
 
     def check_share(self, share: Share) -> None:  # noqa: B027
-        """Makes sure that this process can read a share by itself.
+        """Makes sure that this process can read a share of the rank's batches.
 
         Raises:
-            ConfigError: a growing dataset in a worker of a plain DataLoader.
+            ConfigError: the dataset grows, and this is a worker of a plain DataLoader.
         """
 
     def open_session(
@@ -197,9 +197,9 @@ class Ordering(ABC):
             client: Connection that only the session uses.
             spec: The consumer, as the engine is told; the bytes that it has open are added.
             stream: Stream that is read.
-            start: Epoch, and the share of the rank's batches.
+            start: Epoch in which the session begins, and the share of the rank's batches that it reads.
             endless: Whether the session continues into the next epochs.
-            on_close: Called once, when the session is closed; not where it cannot begin.
+            on_close: Called once, when the session is closed; not if it cannot begin.
 
         Raises:
             StreamerError: the engine cannot be reached, or refuses the session.

@@ -93,7 +93,7 @@ class StepSession(ABC):
     Args:
         client: Connection to the engine, used by this session only; stays open when the session closes.
         spec: The consumer, as the engine is told.
-        on_close: Called once, when the session is closed; not where the session cannot begin.
+        on_close: Called once, when the session is closed; not if the session cannot begin.
         cache_full_hint: Text for the error of a cache that is too small: what else helps.
 
     Raises:

@@ -125,7 +125,7 @@ class RankStream:
         return self.members.each[0].rows.packing
 
     def recipe(self) -> SampleRecipe:
-        """Returns the recipe for worker processes."""
+        """Returns the recipe of the batches, which worker processes get."""
         return self._recipe
 
     def maker(self) -> StreamMaker:
@@ -188,7 +188,7 @@ class RankStream:
     # ------------------------------------------------------------ members of a mix
 
     def check_sources(self) -> None:
-        """Makes sure that samples have a member.
+        """Makes sure that this is the stream of a mix, whose samples have a member.
 
         Raises:
             ConfigError: this is not a mix.
@@ -332,7 +332,7 @@ class RankStream:
         return self._go_on(self.ordering.adopt(state, self.global_batch, note))
 
     def reenter(self, state: Mapping[str, object]) -> tuple[int, int]:
-        """Goes on from a saved state as `resume` does, but a finished epoch stays, with one past its last batch next.
+        """Goes on from a saved state as `resume` does. But a finished epoch stays: its next batch is one past the last.
 
         Returns:
             The epoch and the number of its next batch.

@@ -69,7 +69,7 @@ class SampleIterator(Iterator[object]):
 
     Args:
         prepared: The stream that is read.
-        progress: Place at which it begins, which it keeps up to date.
+        progress: Progress at which the iterator begins; it changes this object with each sample.
         ledger: Records samples that cannot be made.
         note_epoch: Called with the epoch of a state when `load_state_dict` has loaded it.
 
@@ -122,7 +122,7 @@ class SampleIterator(Iterator[object]):
         """Continues from a state.
 
         Raises:
-            StateError: it does not match, or was saved with another number of workers.
+            StateError: the state is of another dataset, order or seed, or of another number of workers.
         """
         self.close()
         epoch, first = self._prepared.reenter(state)
@@ -293,7 +293,7 @@ def resume_share(state: Mapping[str, object], share: Share, first: int, local_ba
         local_batch: Samples of this rank in a batch.
 
     Raises:
-        StateError: the state is of another worker, or of another number of workers.
+        StateError: the state is of another worker or number of workers, or has a value that is no number.
     """
     saved = [_count(state, name, default) for name, default in (("worker", 0), ("workers", 1))]
     batches = _count(state, "worker_batches", 0)

@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
 
 
-# A poll costs 50 us; the trainer has finished batches meanwhile.
+# Least time between two looks at the offers of other ranks. A look costs 50 us; the trainer has batches meanwhile.
 POLL_SECONDS = 0.005
-# Torch's own default.
+# Longest wait for other ranks if the process group has no timeout: torch's own default.
 _WAIT_SECONDS = 1800.0
 # A longer time between two polls counts as this one: the process did not wait for other ranks then.
 _GAP_SECONDS = 1.0
@@ -96,7 +96,7 @@ class Offers:
         since = now - self._looked
         if not fresh and since < POLL_SECONDS:
             return None
-        # Nothing waited where nothing polled meanwhile: a session may end before the answer.
+        # Time without calls does not count as waiting: a session may end before the answer.
         self._waited = 0.0 if fresh else self._waited + min(since, _GAP_SECONDS)
         self._looked = now
         try:
@@ -108,7 +108,7 @@ class Offers:
             if least is None and self._waited > self._timeout_seconds:
                 keys = {rank: self._key(number, rank) for rank in range(self._world)}
                 silent = [str(rank) for rank, key in keys.items() if not self._store.check([key])]
-                # Rank 0 answers, if all have offered.
+                # If all have offered, rank 0 has not answered.
                 silent = silent or ["0"]
         except Exception as error:  # torch has many types for a store that is gone
             raise StateError(f"the ranks cannot agree on round {number}: {error}", round=number) from error

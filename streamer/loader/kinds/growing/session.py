@@ -41,7 +41,7 @@ class CohortFeed:
 
     First comes a step for each batch that is left of the round in which the session begins, so that the first batch
     waits for its own chunks only. Each later step is a cohort: the chunks of cohort j are first needed at step
-    `steps + j - begin`, and last at the step of the last cohort with which they are trained.
+    `steps + j - begin`, and last at the step of the last cohort that needs them.
 
     Args:
         cohorts: The cohorts of the dataset.
@@ -51,8 +51,8 @@ class CohortFeed:
         begin, end: Cohorts that the running round trains, half-open.
 
     Attributes:
-        sent: Number one past the last cohort whose chunks were returned.
-        live_bytes: Bytes of the cohorts that were returned and not released.
+        sent: One past the last cohort whose chunks are in a schedule so far.
+        live_bytes: Bytes of the cohorts in schedules that are not released.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class CohortFeed:
 
         Args:
             end: One past the last cohort that may be asked for.
-            budget_bytes: Limit of the bytes of all live cohorts with these.
+            budget_bytes: Limit of `live_bytes` with these cohorts.
         """
         found: list[CohortChunks] = []
         live_bytes = self.live_bytes
@@ -251,7 +251,7 @@ class GrowingSession(StepSession):
         )
         self._asked = self._wanted = self._ready = -1
         self._next = self._arrived = 0
-        # If an epoch was left early or left out, the uses of its rounds are lost.
+        # An epoch was left early, or left out: its rounds are decided on, and their uses are lost.
         while growth.log.stop < position:
             growth.decide(0)
             time.sleep(POLL_SECONDS if growth.waiting else 0)
@@ -274,7 +274,7 @@ class GrowingSession(StepSession):
         end = log.last.end
         if position < log.stop:
             current = log.find_round(position)
-            # Batches do not follow each other over the end of an epoch after a resume with another batch size.
+            # After a resume with another batch size, an epoch may end with a batch that is not whole.
             whole = epoch_samples % size == 0
             stop = current.stop if whole else min(current.stop, (position // epoch_samples + 1) * epoch_samples)
             steps = (stop - position) // size
@@ -348,7 +348,7 @@ class GrowingSession(StepSession):
     def wait(self, step: int, timeout_seconds: float | None = None) -> None:
         """See `StepSession`."""
         self._asked = max(self._asked, step)
-        # The cohorts that have arrived meanwhile count, also where the step is ready already.
+        # What has arrived meanwhile is noted even if the step is ready already.
         self.pump()
         super().wait(step, timeout_seconds)
 
@@ -412,7 +412,7 @@ class GrowingSession(StepSession):
             step = min(self._wanted, feed.steps - 1)
         else:
             step = feed.step(max(arrived + _COHORTS_AHEAD, self._due(self._asked))) - 1
-        # Never beyond what was sent: what is ready is only known for that.
+        # No step is asked for whose chunks were not sent, since the engine cannot say when it is ready.
         self._session.want(min(step, feed.step(feed.sent) - 1))
 
     def _due(self, step: int) -> int:
