@@ -64,12 +64,12 @@ class ParentRank(msgspec.Struct, frozen=True):
 
     @classmethod
     def from_parent(cls, place: tuple[int, int]) -> ParentRank:
-        """Makes it in the process that unpickles; `place` is the rank and the world size."""
+        """Returns the rank for the process that calls this when it unpickles; `place` is rank and world size."""
         return cls(*place, os.getpid())
 
     @property
     def counts(self) -> bool:
-        """Whether this process is a worker that has unpickled it, and so reads as that rank; others may be ranks."""
+        """Whether this process reads as that rank: it has unpickled this object, and is a worker of a DataLoader."""
         return self.pid == os.getpid() and get_worker_info() is not None
 
 
@@ -121,7 +121,7 @@ def agree(gather: Gather, facts: Mapping[str, Detail], failure: StreamerError | 
     Args:
         gather: Collects one text of every rank.
         facts: Values that must be equal everywhere, by name.
-        failure: Error because of which this rank could not prepare, if any.
+        failure: Error because of which this rank could not prepare, or None.
 
     Raises:
         StreamerError: the failure of the lowest rank that failed, on every rank.

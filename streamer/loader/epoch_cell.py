@@ -268,12 +268,12 @@ def check_same_rank(what: str, before: tuple[int, int], now: tuple[int, int]) ->
     """Refuses to go on as another rank than before.
 
     Args:
-        what: Subject of the message: what has read as the rank before.
+        what: What has read as the rank before, the subject of the message.
         before: Rank and world size of what was read.
         now: Rank and world size of this process.
 
     Raises:
-        StateError: they differ.
+        StateError: rank or world size differ.
     """
     if before != now:
         raise StateError(

@@ -19,7 +19,7 @@ MAX_OPTIONS_BYTES = 1 << 20
 class StoreOptions:
     """Holds fsspec's storage options as JSON text. They may be secret, and are never logged.
 
-    Equal texts are equal options. False if there are no options.
+    Objects with the same text are equal. An object without options is false.
 
     Args:
         encoded: a JSON mapping, as it came from the socket; it is decoded when it is first needed.

@@ -62,7 +62,7 @@ class DatasetMember:
         options: Options of the user.
         choices: Selections, in order.
         job: Name of the job if the environment has none.
-        shared: State shared by all processes of the dataset.
+        shared: The next epoch and the manifest, shared by all processes of the dataset.
         joins: Datasets that its samples are joined to.
         parent: Rank of the process that has sent it to this one, or None if none has.
 
@@ -100,7 +100,7 @@ class DatasetMember:
         return f"DatasetMember({self.options.urls}, {self.connections!r}, opened={self._opened!r})"
 
     def part(self, choice: Choice | None, options: DatasetOptions, joins: tuple[Join, ...] = ()) -> DatasetMember:
-        """Returns this dataset with one more selection (or None), other options and `joins` behind its own."""
+        """Returns this dataset with other options, one more selection unless that is None, and further `joins`."""
         choices = self.choices if choice is None else (*self.choices, choice)
         return self.change(options, choices, (*self.joins, *joins))
 
@@ -217,7 +217,7 @@ class DatasetMember:
         self.take_over_rights(rights)
         for member in (self, *self.rights):
             member._opened = member._found = None
-        # The next epoch opens it: what does not fit any more, as the costs of rows, is then an error of all ranks.
+        # The next epoch opens it: what does not fit it, such as the costs of rows, is then an error of all ranks.
         logger.info("%s changed: the next epoch has what is there now", self.options.place)
         return True
 
@@ -412,7 +412,7 @@ class DatasetMember:
 
     @property
     def _fallback_dir(self) -> Path:
-        """The folder of tables where that of the manifests is read-only for this process."""
+        """Folder for tables, if the folder of the manifests is read-only for this process."""
         with self.connections.for_requests() as connection:
             return connection.fallback_dir
 

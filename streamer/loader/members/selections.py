@@ -192,7 +192,7 @@ def add_joined(
 
     Args:
         choices: Selections of the user and of annotations; this list is changed.
-        joins: Joins that leave samples out, each after the number of choices that come before it.
+        joins: Joins that leave samples out, each with the number of choices that come before it.
         choose: Applies choices; returns None for no choices.
     """
     # The last one comes first, so that the places of the others stay.

@@ -281,8 +281,8 @@ class Growth:
         """Replaces the log by that of a saved state.
 
         Raises:
-            StateError: the state is of other data, or has another `reuse` or length of an epoch.
-            ConfigError: the ranks cannot agree.
+            StateError: the state is of other data, has another `reuse` or length of an epoch, or the ranks cannot
+            agree.
         """
         saved = state.spec_of(GrowingSpec)
         state.check_value("reuse", saved.reuse, self._growing.reuse)
