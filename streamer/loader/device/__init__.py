@@ -1,6 +1,7 @@
 """Copies batches to a device, and transforms them there.
 
-`loader/epoch.py` uses it for a loader with `device=`; users take `DevicePrefetcher`, `Normalize` and `dali.py` from it.
+`loader/epoch.py` uses it for a loader with `device=`. Users take `DevicePrefetcher`, `Normalize` and `DaliSource` from
+it.
 """
 
 from streamer.loader.device.prefetcher import DevicePrefetcher, Normalize

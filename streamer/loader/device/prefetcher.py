@@ -187,7 +187,7 @@ class Prefetch:
         self._coming: deque[tuple[object, Fence] | BaseException] = deque()
         self._sources: deque[tuple[object, Fence]] = deque()
         self._exhausted = False
-        # A batch that is moved and not among the coming ones yet, where a Ctrl-C came.
+        # A batch that is moved and not queued yet, because a Ctrl-C came in between, or None.
         self._moved: tuple[object, Fence] | None = None
         self._advance_source = advance_source
 

@@ -323,7 +323,7 @@ class DatasetMember:
             yield SampleColumns(manifest, joined, fallback_dir, connections=self.connections, request=request)
 
     def find_columns(self, names: Sequence[str]) -> list[ColumnValues | None]:
-        """Returns columns of this dataset without annotations, None for each that `SampleColumns.find` does not find."""
+        """Returns columns of this dataset without annotations, None for each that is not found; see `SampleColumns`."""
         with self._columns(self.open().manifest, None) as columns:
             return columns.find(names)
 

@@ -26,7 +26,7 @@ G = TypeVar("G")
 @check_options
 @dataclass(frozen=True, kw_only=True)
 class Order:
-    """Fixes the order further than `shuffle` and `seed` do. Rarely needed.
+    """Holds further choices that fix the order, besides `shuffle` and `seed`. Rarely needed.
 
         StreamingDataset(url, order=Order(last_batch="drop"))
 

@@ -92,7 +92,7 @@ class LoaderSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def own_generators(self) -> bool:
-        """Whether batches are made by one thread in each process, which so has the global random generators alone."""
+        """Whether a single thread of each process makes batches, and so has the global random generators alone."""
         return self.workers is None or self.workers.worker_type == "process"
 
 

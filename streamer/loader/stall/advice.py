@@ -22,9 +22,9 @@ NOT_BOUND_SHARE = 0.02
 _BUSY_RECODERS = 0.75
 # If the engine's loop takes this share of a core or more, of which it has one at most, chunks wait for it.
 _BUSY_LOOP = 0.75
-# Retries are told from 1 in so many requests on; fewer are usual.
+# Retries are mentioned if they are at least 1 in so many requests; fewer are usual.
 _RETRIED_PART = 20
-# Smallest share of a core that a worker is taken to keep busy, as one that waits for something in its transform.
+# A worker is taken to keep at least this share of a core busy, even if it waits for something in its transform.
 _LEAST_BUSY_SHARE = 0.05
 
 
@@ -190,7 +190,7 @@ def advise(bottleneck: Bottleneck, found: Findings) -> str:
             rates = f" ({rate:.3g} MB/s from the store, {hits:.0%} hits, at most {found.engine.hit_bound:.0%} possible)"
         failures = ""
         retries = int(found.increase("retries"))
-        # Requests that fail now and then are not told.
+        # Requests that fail now and then are not mentioned.
         if retries and retries * _RETRIED_PART >= found.increase("store_requests"):
             counts = counted(retries, "requests")
             failures = f"{counts} failed and were sent again: the log has the store's answers; otherwise "

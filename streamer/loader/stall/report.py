@@ -16,7 +16,8 @@ from streamer.loader.stall.advice import Bottleneck, Findings, Straggler, advise
 from streamer.loader.stall.growth import advise_growth
 from streamer.loader.stall.stats import EngineView, LoaderStats, PackingStats, quantile
 
-# A batch is slow if it takes this many times the median of all; batches of natural images of random sizes stay below.
+# A batch is slow if it takes this many times the median of all; batches of natural images of random sizes stay below
+# it.
 _SLOW_BATCH = 3.0
 # A worker is slow if its batches take this many times as long as those of the others.
 _SLOW_WORKER = 2.0
@@ -364,5 +365,5 @@ def straggler(timings: Sequence[BatchTiming], slowest: SlowWorker | None) -> Str
 
 
 def _subtract(before_value: float, after_value: float) -> float:
-    """Returns the difference of two values of a counter. One that fell was reset with the workers."""
+    """Returns the difference of two values of a counter. A counter that fell has begun anew with new workers."""
     return after_value - before_value if after_value >= before_value else after_value

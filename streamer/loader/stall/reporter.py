@@ -145,7 +145,7 @@ class StallReporter:
                 ReportFinding.make(report.share, bottleneck=str(report.bottleneck), advice=report.advice, rows=rows)
             )
         if self._rank == 0 or report.share > REPORTED_SHARE:
-            # Waiting for data is a warning once for each bottleneck, until it is another one.
+            # A bottleneck is a warning once, until there is another one.
             bottleneck = report.bottleneck if report.share > REPORTED_SHARE else None
             level = logging.INFO if bottleneck in (None, self._warned) else logging.WARNING
             self._warned = bottleneck
