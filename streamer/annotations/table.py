@@ -42,7 +42,7 @@ _FORMS: tuple[Literal["NFC", "NFD"], ...] = ("NFC", "NFD")
 
 
 class TableBuffers(NamedTuple, Generic[B]):
-    """Holds the buffers of a table in the order in which a recoder returns them, the widest dtypes first: so aligned.
+    """Holds the buffers of a table in the order in which a recoder returns them: the widest dtypes first, for alignment.
 
     Attributes:
         hashes: `hash_of` each key, int64, ascending.
@@ -225,6 +225,7 @@ class AnnotationTable:
         return next((row for name in others if (row := self._find_row_by_name(name)) >= 0), -1)
 
     def _find_row_by_name(self, name: str) -> int:
+        """Returns the number of the row of a name in any of its spellings, the likeliest first, or -1."""
         likeliest = name if "." in name or not self.head.endings else name + self.head.endings[0]
         if (row := self._row_of(likeliest)) >= 0:
             return row

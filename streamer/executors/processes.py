@@ -37,7 +37,7 @@ class _Process(NamedTuple):
 class Processes(Executor):
     """Runs each call in one of `count` processes, which start with their first call.
 
-    It has a thread for each of them. `shutdown` must be called, or the program does not end.
+    It has a thread for each process. `shutdown` must be called, or the program does not end.
     """
 
     def __init__(self, count: int) -> None:

@@ -43,10 +43,10 @@ class _LoaderState(Protocol):
     remainder: int
 
     def begin(self) -> None:
-        """Makes it the loader that is being iterated over."""
+        """Tells accelerate that this loader is being iterated over."""
 
     def end(self) -> None:
-        """Ends the iteration over it."""
+        """Tells accelerate that the iteration has ended."""
 
 
 class AccelerateEpochs:
@@ -56,7 +56,7 @@ class AccelerateEpochs:
     """
 
     def __init__(self) -> None:
-        # While an epoch runs.
+        # What accelerate is told about the running epoch, or None if none runs.
         self._state: _LoaderState | None = None
 
     def begin(self) -> None:

@@ -55,7 +55,7 @@ class EpochDataset(IterableDataset[object]):
         """Makes the next `iter()` epoch `epoch`, also in persistent workers and in a StreamingDataLoader.
 
         Raises:
-            ConfigError: negative.
+            ConfigError: the epoch is negative.
         """
         epoch = checks.epoch(epoch)
         self._epochs.set(epoch)
@@ -73,7 +73,7 @@ class EpochDataset(IterableDataset[object]):
 
         Raises:
             ConfigError: the dataset was not given `batch_size`.
-            IndexError: no such batch.
+            IndexError: the epoch has no such batch.
         """
         if self._opening.options.batch_size is None:
             message = "repeated(step) needs the batches: give the dataset the batch_size of the DataLoader"
@@ -96,7 +96,7 @@ class EpochDataset(IterableDataset[object]):
         Args:
             state: State of an earlier run.
             strict: Whether the order must be the same. With False, for a mix, its members, weights or batching may
-                have changed. Then members of both continue where they were, with the next epoch.
+                have changed. Members that it had then continue where they were, with the next epoch.
 
         Raises:
             StateError: it is not a dict, or holds the state of an object of the trainer.
@@ -149,7 +149,7 @@ class EpochDataset(IterableDataset[object]):
 
     @property
     def skipped(self) -> list[Skipped]:
-        """With on_error="skip": the samples that `iter(dataset)` has skipped in this process, with causes."""
+        """Samples that `iter(dataset)` has skipped in this process, with causes (`on_error="skip"`)."""
         return list(self._ledger.entries)
 
     def __enter__(self) -> Self:

@@ -59,7 +59,7 @@ class GetManifest(Message, tag=2, frozen=True):
     Attributes:
         request: number that the answers repeat.
         urls: prefixes or objects.
-        format: its name, or "auto"; "annotations": the table of one file of annotations, with its options.
+        format: name of the format, or "auto"; "annotations" asks for the table of one file of annotations.
         options: fsspec's storage options.
         manifest: url or path of a built manifest; "" to list the urls.
         build: whether this node may build; otherwise it waits for `manifest` to appear.
@@ -150,12 +150,12 @@ class Extend(Message, tag=4, frozen=True):
     """Sends the chunks of one epoch, in order of first need.
 
     Attributes:
-        epoch: its number.
-        chunk: little-endian uint32 each.
+        epoch: number of the epoch.
+        chunk: little-endian uint32 each: the number of the chunk.
         first, last: little-endian int64 each: the first and the last step that read the chunk.
         complete: whether no more entries follow for this epoch.
         passes: little-endian uint32 each: the pass over its part that the entry belongs to. A chunk is used once in a
-            pass, except one that the boundary of two epochs cuts. Empty: each epoch is one pass.
+            pass, except one that the boundary of two epochs cuts. If it is empty, each epoch is one pass.
         values: values of the parts from this epoch on (see Part), or empty if they are unchanged.
     """
 
@@ -309,11 +309,11 @@ class ShareCache(Message, tag=11, frozen=True):
         dataset: digest of the manifest.
         token: token that the engines show each other; never logged.
         host: this machine's name for the other ones.
-        sharers: all of them, sorted by id; empty if they are not known yet.
+        sharers: all engines that share their caches, sorted by id; empty if they are not known yet.
         name: name of the selection of the dataset to which the lanes belong.
         lanes: the lane of each chunk, little-endian int16 each, -1 for none; empty if the chunks' keys decide.
         readers: the (index of a sharer, samples in a batch) that read each lane.
-        former: the (index of a sharer, bytes) of others that hold the chunks of each lane.
+        former: the (index of a sharer, bytes) of other engines that hold chunks of each lane.
         options: storage options, as in OpenSession: the engine may fetch chunks for others before its own session.
     """
 
@@ -401,7 +401,7 @@ class Opened(Message, tag=67, frozen=True):
 class Ready(Message, tag=68, frozen=True):
     """Says that every chunk needed in steps up to and including `through` is local, and stays until it is consumed.
 
-    `rejects` is the number of Rejects of this session that the engine has processed: an older Ready ignores the rest.
+    `rejects` is the number of Rejects of this session that the engine has processed; `through` ignores later ones.
     """
 
     session: Count

@@ -152,7 +152,7 @@ class Mover:
         return (transform(moved) if transform else moved), Fence()
 
     def order_after(self, batch: object, fence: Fence) -> None:
-        """Makes the consumer's later work on a moved batch wait for the fence; here nothing, as the copy is complete."""
+        """Makes the consumer's later work on a moved batch wait for the fence; here nothing: the copy is complete."""
 
 
 class CudaMover(Mover):

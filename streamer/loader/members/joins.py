@@ -221,7 +221,7 @@ class JoinMaker:
         self._write(folder, matched)
 
     def _write(self, place: Path, matched: Matched) -> None:
-        """Writes the rest of a table after `match`; arranges the right side in the order of use, if that is possible."""
+        """Writes the rest of a table after `match`; arranges the right side in the order of use, if possible."""
         left = self._left.manifest
         right = self._right.manifest
         first = map_numbers(place / FIRST_NAME, left.samples + 1, "<i8").view(np.int64)
