@@ -42,7 +42,7 @@ _FORMS: tuple[Literal["NFC", "NFD"], ...] = ("NFC", "NFD")
 
 
 class TableBuffers(NamedTuple, Generic[B]):
-    """Holds the buffers of a table in the order in which a recoder returns them: the widest dtypes first, for alignment.
+    """Holds the buffers of a table in the order in which a recoder returns them: the widest dtypes first, so aligned.
 
     Attributes:
         hashes: `hash_of` each key, int64, ascending.

@@ -89,10 +89,9 @@ class StreamingDataset(FixedArguments, EpochDataset):
             numpy Generator that depends only on seed, epoch and sample; one called `out` a dict with the rows of the
             sample's arrays in the batch, by field, possibly empty: arrays that are written there and returned are not
             copied again.
-        annotations: Url of a file with labels, boxes or texts of the samples, which are joined by key; with
-            options: `Annotations`. By default the metadata.csv, .jsonl or .parquet beside the files, as Hugging Face
-                has
-            it.
+        annotations: Url of a file with labels, boxes or texts of the samples, which are joined by key, or
+            `Annotations` with options. By default the metadata.csv, .jsonl or .parquet beside the files, as Hugging
+            Face has it.
         on_error: "raise", or "skip": another sample of the batch replaces one that cannot be decoded or transformed,
             marked as a repeat; up to 100 samples, `Skip(budget=...)` for more or fewer. With `packing=` nothing
             replaces a document.
