@@ -92,7 +92,7 @@ class Annotations:
 
 
 class TableOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Options of a parser, as the engine sends them to a recoder; the fields are those of `Annotations`."""
+    """Holds the options of a parser, as the engine sends them to a recoder; the fields are those of `Annotations`."""
 
     url: str
     key: str | None = None
@@ -100,7 +100,7 @@ class TableOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Parsed(msgspec.Struct, frozen=True):
-    """Rows of a file as a parser returns them.
+    """Holds the rows of a file as a parser returns them.
 
     Attributes:
         keys: key of each row.

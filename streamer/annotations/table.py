@@ -62,7 +62,7 @@ class TableBuffers(NamedTuple, Generic[B]):
 
 
 class AnnotationHead(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Facts about all rows, and how a sample's key is spelled in this table.
+    """Holds facts about all rows, and how keys are spelled in this table.
 
     Attributes:
         url: url of the file.

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 
 class StreamingDataset(FixedArguments, EpochDataset):
-    """Samples of a dataset in object storage, through the machine's cache, in an exact order.
+    """Iterates over the samples of a dataset in object storage, through the machine's cache, in an exact order.
 
     Works under `StreamingDataLoader`, under a plain `torch.utils.data.DataLoader` with any number of workers (fork or
     spawn), under torchdata's `StatefulDataLoader`, and in a bare `for`. Over all ranks and workers, every sample is
@@ -63,14 +63,14 @@ class StreamingDataset(FixedArguments, EpochDataset):
     Args:
         url: Prefix or object, or several: any fsspec url, or a local path.
         format: Name of a format, or one with options (`streamer.formats`): `Folder(extensions=["jpg"])` says which
-            raw files are samples. "auto": from the names of the objects.
+            raw files are samples. With "auto" the names of the objects decide.
         storage_options: Options of the store, as for fsspec.
         manifest: Url or path of a built manifest (`streamer index`), or an `Index`, which also says how objects are
             listed and indexed, and what becomes of damaged or changed ones. By default it is found or built
             at first use.
         cache_dir: Folder of the chunks on this machine, by default $STREAMER_CACHE_DIR, else the XDG cache folder.
-        cache_bytes: Limit of the cache, as bytes or "200GB"; "auto": 80 % of the free space. For an engine that this
-            process starts.
+        cache_bytes: Limit of the cache, as bytes or "200GB"; "auto" means 80 % of the free space. For an engine that
+            this process starts.
         engine: "unix:/path" of a running engine, or "inline", by which one that is started runs in a thread of this
             process. By default $STREAMER_ENGINE, else one is started as a process of its own.
         shuffle: True or "block", "sample" (docs/order.md has its price), False (in the order of the urls, of the keys
@@ -92,12 +92,12 @@ class StreamingDataset(FixedArguments, EpochDataset):
         annotations: Url of a file with labels, boxes or texts of the samples, which are joined by key, or
             `Annotations` with options. By default the metadata.csv, .jsonl or .parquet beside the files, as Hugging
             Face has it.
-        on_error: "raise", or "skip": another sample of the batch replaces one that cannot be decoded or transformed,
-            marked as a repeat; up to 100 samples, `Skip(budget=...)` for more or fewer. With `packing=` nothing
-            replaces a document.
-        share_caches: "auto": the caches of all nodes act as one (docs/scale-out.md). Their engines find each other
-            through torch.distributed, and each rank reads what its node holds. For `StreamingDataLoader`; best with
-            `Order(lanes_by="key")`.
+        on_error: What becomes of a sample that cannot be decoded or transformed. With "raise" it is an error. With
+            "skip" another sample of the batch replaces it, marked as a repeat, for up to 100 samples;
+            `Skip(budget=...)` allows more or fewer. With `packing=` nothing replaces a document.
+        share_caches: Whether the caches of all nodes act as one, "auto" (docs/scale-out.md), or not, "off". Their
+            engines find each other through torch.distributed, and each rank reads what its node holds. For
+            `StreamingDataLoader`; best with `Order(lanes_by="key")`.
         rank, world_size: Values in place of those of torch.distributed and the launcher's variables
             (docs/scale-out.md); both or neither.
 
@@ -206,8 +206,8 @@ class StreamingDataset(FixedArguments, EpochDataset):
                 or negative from the end.
 
         Raises:
-            IndexError: no such sample.
-            ConfigError: it is not a whole number.
+            IndexError: there is no such sample.
+            ConfigError: the index is not a whole number.
         """
         with self._single_reads.read():
             return self._member.look(self.epoch, checks.index(index))

@@ -26,7 +26,7 @@ from streamer.removed import check_arguments, refuse_method
 
 
 class MixedDataset(EpochDataset):
-    """Samples of several datasets in exact shares, in one order, through the machine's cache.
+    """Iterates over the samples of several datasets in exact shares, in one order, through the machine's cache.
 
     Works wherever a `StreamingDataset` works. Each member is an endless sequence of passes over its samples: an epoch
     takes the next part of it. After any number of epochs, the numbers of uses of two samples of one member differ by
@@ -128,8 +128,8 @@ class MixedDataset(EpochDataset):
             index: Name, or the number of a sample, counted through the members laid end to end, or from their end.
 
         Raises:
-            KeyError: no such member.
-            IndexError: no such sample.
+            KeyError: the mix has no such member.
+            IndexError: there is no such sample.
         """
         if isinstance(index, str):
             return self._members[index]

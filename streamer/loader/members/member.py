@@ -230,7 +230,7 @@ class DatasetMember:
             rules: Rules of making samples, or None for those of the dataset.
 
         Raises:
-            IndexError: no such sample.
+            IndexError: there is no such sample.
         """
         if not -self.open().samples <= index < self.open().samples:
             raise IndexError(f"sample {index} of {self.open().samples}")
