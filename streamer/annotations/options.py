@@ -20,14 +20,14 @@ from streamer.removed import check_options
 if TYPE_CHECKING:
     from streamer.formats.table.writer import Column
 
-# What happens to a sample without annotations; see `Annotations`.
+# The word says what happens to a sample without annotations; see `Annotations`.
 Missing = Literal["error", "none", "drop"]
 # Bytes of the longest file of annotations. It is parsed as a whole, in a process of its own.
 MOST_FILE_BYTES = 2_000_000_000
 ENDINGS = ("json", "csv", "tsv", "jsonl", "ndjson", "parquet", "pq")
 # The key's name in COCO and at Hugging Face.
 USUAL_KEY = "file_name"
-# By these words in an error's text a client knows that a table does not name the samples: only the text arrives there.
+# These words in an error's text tell a client that a table does not name the samples: only the text arrives there.
 NO_KEY = "has no column of keys"
 
 

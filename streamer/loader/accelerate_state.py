@@ -56,7 +56,7 @@ class AccelerateEpochs:
     """
 
     def __init__(self) -> None:
-        # What accelerate is told about the running epoch, or None if none runs.
+        # The object that tells accelerate about the running epoch, or None if none runs.
         self._state: _LoaderState | None = None
 
     def begin(self) -> None:
@@ -100,7 +100,7 @@ class AccelerateEpochs:
         if not count or stream.rank_config.world_size == 1:
             return
         if stream.recipe().runs or not repeated[-count:].all():
-            # By -1 accelerate's `gather_for_metrics` returns all that it gathered.
+            # Accelerate's `gather_for_metrics` returns all that it gathered if this is -1.
             state.remainder = -1
             logger.warning(
                 "the repeats that fill the last batch are not its last samples here, so that accelerate's "

@@ -47,7 +47,7 @@ class OneOrdering(Ordering):
     def take_over(self, state: State, global_batch: int) -> None:
         """See `Ordering`."""
         spec = state.spec_of(OrderSpec)
-        # Those parts of the order may differ that were chosen automatically, and the batch that rows are balanced for:
+        # Parts of the order that were chosen automatically may differ, and so may the batch that rows are balanced for:
         # another batch size goes on with the batches of the state.
         state.check(self._spec, left_out=self._free_parts | {"balance.batch"})
         self._spec = spec

@@ -43,7 +43,7 @@ from streamer.manifest.table import Manifest
 logger = logging.getLogger(__name__)
 
 
-# What becomes of a sample without a row; see `StreamingDataset.join`.
+# The word says what becomes of a sample without a row; see `StreamingDataset.join`.
 MissingRows = Literal["error", "drop", "none"]
 
 

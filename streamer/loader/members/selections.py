@@ -35,7 +35,7 @@ Names: TypeAlias = tuple[str, ...]
 
 Ordinals = npt.NDArray[np.int64]
 Indices = Sequence[int] | slice | Ordinals | npt.NDArray[np.bool_]
-# One selection: indices into the result of the selection before it, and conditions on the sample.
+# A selection has indices into the result of the selection before it, and conditions on the sample.
 Choice = tuple[Indices | None, Where]
 
 

@@ -171,7 +171,7 @@ def _diagnose_network(found: Findings) -> Bottleneck:
         return Bottleneck.ENGINE_LOOP
     if found.increase("peer_bytes") > found.increase("store_bytes"):
         return Bottleneck.PEERS
-    # Without requests in flight the store is not waited for, unless its requests fail and are tried again.
+    # The store is not waited for if no request is in flight, unless requests fail and are tried again.
     if found.engine.in_flight == 0 and found.increase("retries") == 0:
         return Bottleneck.CACHE_DISK if found.engine.fetches else Bottleneck.CACHE_ROOM
     return Bottleneck.STORE

@@ -58,7 +58,7 @@ def advise_growth(
         return ""
     cached = min(1.0, cache_bytes * growing.nodes / max(1, growing.data_bytes))
     figures = f"the trainer reads {trained / 1e6:.3g} MB/s, the link brings {brought / 1e6:.3g} MB/s"
-    # Before the end of the first pass, epochs without growing= would find nothing in the cache, either.
+    # Epochs without growing= would find nothing in the cache, either, before the end of the first pass.
     if brought >= trained * (1.0 - cached if growing.passes >= 1 else 1.0):
         return f"{figures} and the cache holds {cached:.0%} of the data: without growing= no epoch would wait"
     needed = math.ceil(SURPLUS * trained / brought)

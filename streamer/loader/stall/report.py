@@ -25,7 +25,7 @@ _SLOW_WORKER = 2.0
 _STRAGGLER_SHARE = 0.5
 # The bottlenecks at which the trainer waits for bytes of the store.
 _ON_STORE = (Bottleneck.STORE, Bottleneck.THROTTLED)
-# With fewer batches no straggler is looked for.
+# A straggler is looked for among at least so many batches.
 _MIN_BATCHES = 4
 
 

@@ -142,7 +142,7 @@ class CohortFeed:
         self.live_bytes += sum(sizes)
         self._schedules += 1
         arranged = np.argsort(first, kind="stable")
-        # Each part is an epoch of its own for the engine, so that cohorts that are asked for later hold nothing back.
+        # The engine sees an epoch of its own in each schedule, so that cohorts that are asked for later block nothing.
         last = uses.last[arranged] + self.step(0)
         return EpochSchedule(self._schedules, uses.chunk[arranged], first[arranged], last)
 
@@ -274,7 +274,7 @@ class GrowingSession(StepSession):
         end = log.last.end
         if position < log.stop:
             current = log.find_round(position)
-            # After a resume with another batch size, an epoch may end with a batch that is not whole.
+            # An epoch may end with a batch that is not whole after a resume with another batch size.
             whole = epoch_samples % size == 0
             stop = current.stop if whole else min(current.stop, (position // epoch_samples + 1) * epoch_samples)
             steps = (stop - position) // size
@@ -348,7 +348,7 @@ class GrowingSession(StepSession):
     def wait(self, step: int, timeout_seconds: float | None = None) -> None:
         """See `StepSession`."""
         self._asked = max(self._asked, step)
-        # What has arrived meanwhile is noted even if the step is ready already.
+        # Cohorts that have arrived meanwhile are noted even if the step is ready already.
         self.pump()
         super().wait(step, timeout_seconds)
 
