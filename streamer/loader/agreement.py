@@ -1,7 +1,7 @@
 """Finds rank and world size, and compares the dataset's settings over all ranks.
 
-`members/member.py` and `rank/` call it before they read, `rank/sharing.py` to exchange the addresses of engines, and
-`kinds/growing/growth.py` to agree on rounds.
+`loader/members/member.py` and `loader/rank/` call it before they read, `loader/rank/sharing.py` to exchange the
+addresses of engines, and `loader/kinds/growing/growth.py` to agree on rounds.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Defines `Delivery`: a batch on its way to the trainer, with what the loader knows about it.
 
-`feed/supply.py` makes deliveries; `epoch.py` passes them on, through `device/` if they go to a device.
+`loader/feed/supply.py` makes deliveries; `epoch.py` passes them on, by `loader/device/` if they go to a device.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Shares the next epoch and the manifest between the main process and its DataLoader workers.
 
-Each dataset and each mix has an `EpochCell`. `epoch_dataset.py` takes epochs from it, `members/member.py` records the
-manifest, and `rank/opening.py` the rank.
+Each dataset and each mix has an `EpochCell`. `epoch_dataset.py` takes epochs from it, `loader/members/member.py`
+records the manifest, and `loader/rank/opening.py` the rank.
 
 torch's workers live in other processes, and `set_epoch` in the main process never reaches the copies of the dataset
 that persistent workers hold (huggingface/datasets #6673). The number is therefore in shared memory without a name: a

@@ -1,9 +1,9 @@
 """Feeds a loader: one thread of the rank communicates with the workers and the engine.
 
-`epoch.py` makes a `Feeder` for a loader with workers, and `supply.py` takes its batches. The thread sleeps until an
-event: a worker reports or ends, the engine sends a message, the trainer frees a slot. So batches are made and workers
-are replaced while the trainer computes; the trainer's thread only takes finished batches from a queue. The first worker
-starts with the feeder, while the trainer's thread still waits for the engine and the manifest.
+`loader/epoch.py` makes a `Feeder` for a loader with workers, and `supply.py` takes its batches. The thread sleeps until
+an event: a worker reports or ends, the engine sends a message, the trainer frees a slot. So batches are made and
+workers are replaced while the trainer computes; the trainer's thread only takes finished batches from a queue. The
+first worker starts with the feeder, while the trainer's thread still waits for the engine and the manifest.
 """
 
 from __future__ import annotations

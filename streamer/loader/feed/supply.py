@@ -1,6 +1,6 @@
 """Supplies a loader with batches: from workers and the ring, or made in the trainer's own thread.
 
-`epoch.py` owns the `Supply` of a loader and takes its batches; `loader_views.py` reads its counts.
+`loader/epoch.py` owns the `Supply` of a loader and takes its batches; `loader/loader_views.py` reads its counts.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Defines the base classes of kinds: one dataset, a mix, a growing dataset.
 
-`one.py`, `mix.py` and `growing/` implement them. `rank/opening.py` and `rank/rank_stream.py` ask them, whatever the
-kind is. A `StreamKind` is made with the dataset, and knows its members. For each loader it makes an `Ordering`: the
-order of one rank's stream, how it goes on from a state, and what its sessions need.
+`one.py`, `mix.py` and `growing/` implement them. `loader/rank/opening.py` and `loader/rank/rank_stream.py` ask them,
+whatever the kind is. A `StreamKind` is made with the dataset, and knows its members. For each loader it makes an
+`Ordering`: the order of one rank's stream, how it goes on from a state, and what its sessions need.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Implements the kind of a mix: opens its members, orders them, and goes on from a state.
 
-`mixed_dataset.py` makes a `Mix`, and `rank/` asks it for what differs from a dataset alone.
+`loader/mixed_dataset.py` makes a `Mix`, and `loader/rank/` asks it for what differs from a dataset alone.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Implements the kind of one dataset: its order, and how a stream goes on from a state.
 
-`kinds/__init__.py` makes a `OneDataset` for each dataset that is read alone; `growing/ordering.py` extends it.
+`loader/kinds/__init__.py` makes a `OneDataset` for each dataset that is read alone; `loader/kinds/growing/ordering.py`
+extends it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Runs a consumer's session with the engine in steps: the batches of one process, numbered over all epochs.
 
 The chunks of steps are asked for, leased and given back. `kind.py` opens the sessions of a rank's stream, for a loader
-(`feed/`) or a bare loop (`rank/sample_iterator.py`); `scan_reader.py` uses `read_leased` for packs.
+(`loader/feed/`) or a bare loop (`loader/rank/sample_iterator.py`); `loader/scan_reader.py` uses `read_leased` for
+packs.
 """
 
 from __future__ import annotations

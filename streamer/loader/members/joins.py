@@ -1,7 +1,7 @@
 """Joins a dataset to a second one: checks the options, and makes the table of rows at the first use.
 
-`dataset.py` makes a `Join` of the arguments of `StreamingDataset.join`, and `member.py` opens it. The left side is the
-dataset that is joined; the right side has the further fields.
+`loader/dataset.py` makes a `Join` of the arguments of `StreamingDataset.join`, and `member.py` opens it. The left side
+is the dataset that is joined; the right side has the further fields.
 
 keys of the right side --> table of keys (sorted, kept) --+
                                                           +--> rows of each sample --> chunks that are used

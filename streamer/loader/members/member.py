@@ -1,6 +1,6 @@
 """Opens one dataset of a stream: engine, manifest, annotations, selection. The first use does the I/O.
 
-`dataset.py` and `dataset_scan.py` make a `DatasetMember`; the kinds (`kinds/`) and `scan_reader.py` read by it.
+`loader/dataset.py` and `loader/dataset_scan.py` make a `DatasetMember`; `loader/kinds/` and packs read by it.
 """
 
 from __future__ import annotations

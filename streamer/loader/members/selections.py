@@ -1,6 +1,6 @@
 """Makes and applies selections, each to the result of the one before it.
 
-`dataset.py` makes them of the arguments of `select`, and `member.py` applies them when the dataset is opened.
+`loader/dataset.py` makes them of the arguments of `select`, and `member.py` applies them when the dataset is opened.
 Annotations and joins that leave out samples without a row add selections to those of the user.
 """
 

@@ -1,6 +1,6 @@
 """Reads bytes of single samples without a session: the engine takes them from the cache, else from the store.
 
-`member.py` uses it for `dataset[i]`, `keys.py` and `columns.py` to read keys and columns, `scan_reader.py` for
+`member.py` uses it for `dataset[i]`, `keys.py` and `columns.py` to read keys and columns, `loader/scan_reader.py` for
 scattered files, and `streamer show` and `streamer plan` for the samples that they look at.
 """
 

@@ -1,6 +1,6 @@
 """Defines groups of arguments of datasets and mixes: `Order`, `Index` and `Skip`.
 
-Users make them. `dataset.py`, `mixed_dataset.py` and the options of this folder check and keep them.
+Users make them. `loader/dataset.py`, `loader/mixed_dataset.py` and the options of this folder check and keep them.
 """
 
 from __future__ import annotations

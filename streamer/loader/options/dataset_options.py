@@ -1,6 +1,6 @@
 """Keeps the options of a dataset, and those that a mix has, too: checked when it is constructed, used at the first I/O.
 
-`dataset.py` makes `DatasetOptions`, and `members/member.py` opens a dataset by them.
+`loader/dataset.py` makes `DatasetOptions`, and `loader/members/member.py` opens a dataset by them.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Keeps the settings of a loader, checked when it is constructed, and chooses their defaults.
 
-`dataloader.py` makes them, `epoch.py` and `loader_views.py` read them; `streamer plan` uses the default of `span`.
+`loader/dataloader.py` makes them, `loader/epoch.py` and `loader/loader_views.py` read them; `streamer plan` uses the
+default of `span`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Keeps the options of a mix, and checks them and its members when it is constructed.
 
-`mixed_dataset.py` makes them, and `kinds/mix.py` reads them.
+`loader/mixed_dataset.py` makes them, and `loader/kinds/mix.py` reads them.
 """
 
 from __future__ import annotations

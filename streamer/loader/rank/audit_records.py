@@ -1,6 +1,6 @@
 """Keeps records of what a rank has delivered, in its states and its log; `streamer audit` reads them.
 
-`dataloader.py` has an `AuditRecords` for each loader.
+`loader/dataloader.py` has an `AuditRecords` for each loader.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Prepares what a rank reads, a dataset or a mix: opens its members, fixes their order, compares it over the ranks.
 
-`dataset.py` and `mixed_dataset.py` make a `StreamOpening` each; `epoch_dataset.py` and `dataloader.py` prepare their
-streams by it.
+`loader/dataset.py` and `loader/mixed_dataset.py` make a `StreamOpening` each; `loader/epoch_dataset.py` and
+`loader/dataloader.py` prepare their streams by it.
 """
 
 from __future__ import annotations

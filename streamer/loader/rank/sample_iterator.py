@@ -1,6 +1,6 @@
 """Iterates over the samples of one worker's share of one epoch, in order: the iterator of `iter(dataset)`.
 
-`epoch_dataset.py` makes it, for a bare loop or in a worker of a plain DataLoader.
+`loader/epoch_dataset.py` makes it, for a bare loop or in a worker of a plain DataLoader.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Finds which `reuse` of a growing dataset suits the measured rates of its link and its trainer. No I/O, no clock.
 
-`kinds/growing/growth.py` makes the statistics, and `report.py` asks for the advice.
+`loader/kinds/growing/growth.py` makes the statistics, and `report.py` asks for the advice.
 """
 
 from __future__ import annotations

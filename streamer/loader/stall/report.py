@@ -1,6 +1,6 @@
 """Makes the stall report: compares two snapshots of a loader, and names one bottleneck. No clock, thread or engine.
 
-`loader_views.py` takes the snapshots and compares them, on demand or for `reporter.py`.
+`loader/loader_views.py` takes the snapshots and compares them, on demand or for `reporter.py`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Reports at intervals why a loader waits: a line in the log, a finding for the engine, a call of the user's function.
 
-`dataloader.py` starts a `StallReporter`; `loader_views.py` uses the rest for reports on demand. With TensorBoard
-(`writer`) and W&B (`wandb`):
+`loader/dataloader.py` starts a `StallReporter`; `loader/loader_views.py` uses the rest for reports on demand. With
+TensorBoard (`writer`) and W&B (`wandb`):
 
     steps = itertools.count()
     loader = StreamingDataLoader(..., on_report=lambda report: [

@@ -1,7 +1,7 @@
 """Keeps the statistics of a loader, at a few additions per batch.
 
-`epoch.py` measures the trainer by a `TrainerClock`, `feed/` counts batches, `loader_views.py` joins all in
-`LoaderStats`.
+`loader/epoch.py` measures the trainer by a `TrainerClock`, `loader/feed/` counts batches, `loader/loader_views.py`
+joins all in `LoaderStats`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Implements the kind of a growing dataset: a dataset alone whose stream goes in rounds.
 
-`kinds/__init__.py` makes a `GrowingDataset`; `rank/` asks it and its `GrowingOrdering`.
+`loader/kinds/__init__.py` makes a `GrowingDataset`; `loader/rank/` asks it and its `GrowingOrdering`.
 """
 
 from __future__ import annotations
