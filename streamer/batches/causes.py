@@ -1,5 +1,8 @@
 """Charges the trainer's waiting for a batch to causes.
 
+The workers measure the stages of a batch (`Stages`), the loader's feed notes its states (`loader/feed`), and the stall
+report tells the causes (`loader/stall`).
+
 Each cause is charged with the waiting that would not have happened without it. Take a batch whose chunks came a second
 late, and for which the trainer then waited during 0.3 s of decoding: it was late because of the chunks, for without
 their delay it would have been decoded during the previous step. So the delays before a worker got the batch are charged
@@ -18,7 +21,7 @@ from typing import Final, Generic, TypeVar
 
 import msgspec
 
-# Causes before a worker had the batch:
+# These are the causes before a worker had the batch, each a state of a batch, too.
 NETWORK: Final = "network"
 """Its chunks were not local."""
 RING: Final = "ring"
@@ -29,42 +32,46 @@ START: Final = "start"
 """Its worker was still starting."""
 LOST: Final = "lost"
 """A worker crashed on it, or it failed."""
-# Causes in the worker:
+# These are the causes in the worker.
 READ: Final = "read"
 DECODE: Final = "decode"
 TRANSFORM: Final = "transform"
 LOAD: Final = "load"
-"""Loading, where the source does not measure its stages."""
+"""The part of loading that is neither read nor decode nor transform; all of it if these are not measured."""
 COLLATE: Final = "collate"
 WRITE: Final = "write"
-"""The copy into the ring."""
+"""The copy into the slot."""
 WORK: Final = "work"
 """In a worker, in a stage that is not known yet."""
-# Causes after it:
+# These are the causes after the worker.
 HANDOFF: Final = "handoff"
 """Finished, and not yet taken by the trainer."""
 DEVICE: Final = "device"
 """The time of the trainer's thread for the copy to the device and `device_transform`."""
 
+# Delays are charged in this order.
 DELAYS: Final = (LOST, NETWORK, RING, START, WINDOW)
 STAGES: Final = (READ, DECODE, TRANSFORM, LOAD, COLLATE, WRITE)
 ALL: Final = (*DELAYS, *STAGES, HANDOFF, DEVICE)
 MADE: Final = "made"
+"""The last state of a batch, which is no cause."""
 
-# Kept for medians and percentiles since the last report: 30 s of batches of 7 ms; of faster ones the last 4,096.
+# Values that `Recent` keeps, for medians and percentiles since the last report: 30 s of batches of 7 ms.
 _RECENT: Final = 4096
 
 Item = TypeVar("Item")
 
 
 class BatchTimeline:
-    """The states of a batch and their times. Written by the feeder's thread, read when the batch is made.
+    """The states of a batch and their times. Written by the feeder's thread.
+
+    `sum_until` may be called on any thread. All else is read when the batch is made.
 
     Attributes:
-        state: the current state, a cause or MADE; "" at first.
-        since: perf_counter nanoseconds at which it began.
-        spent: cause -> nanoseconds, of the earlier states.
-        worker: number of its last worker; -1: none, or the trainer itself.
+        state: the current state, a cause or MADE, "" at first.
+        since: perf_counter nanoseconds at which the state began.
+        spent: nanoseconds of the earlier states, by cause.
+        worker: number of the worker that made the batch, or -1 before, and if the trainer made it itself.
     """
 
     __slots__ = ("since", "spent", "state", "worker")
@@ -79,7 +86,7 @@ class BatchTimeline:
         return f"BatchTimeline({self.state!r}, spent={self.spent})"
 
     def enter(self, state: str) -> None:
-        """Enters a state; no change if it is the current one."""
+        """Ends the current state and begins another one now. Does nothing if the batch is in it already."""
         if state == self.state:
             return
         now = time.perf_counter_ns()
@@ -89,18 +96,18 @@ class BatchTimeline:
         self.since = now
 
     def add(self, cause: str, nanoseconds: int) -> None:
-        """Adds time to a cause."""
+        """Adds time to a cause, without a change of the state."""
         self.spent[cause] = self.spent.get(cause, 0) + nanoseconds
 
     def sum_until(self, now: int) -> dict[str, int]:
-        """The time in each state, including the current one; any thread."""
+        """Returns the nanoseconds in each state; those of the current one until `now` (perf_counter nanoseconds)."""
         spent = dict(self.spent)
         state = self.state
         spent[state] = spent.get(state, 0) + max(0, now - self.since)
         return spent
 
     def record_crash(self) -> None:
-        """Its worker has crashed: the time of its work is lost."""
+        """Enters the state LOST after a crash of the worker, and charges the time of its work to LOST, too."""
         self.enter(LOST)
         self.add(LOST, self.spent.pop(WORK, 0))
 
@@ -109,8 +116,8 @@ class Stages(msgspec.Struct, frozen=True, array_like=True):
     """A worker's time for one batch by stage, in nanoseconds.
 
     Attributes:
-        load: read, decode, transform and everything in between.
-        read, decode, transform: parts of `load`; 0 if the source does not measure them.
+        load: time of making the samples: read, decode, transform and everything in between.
+        read, decode, transform: parts of `load`, 0 if they are not measured.
         collate: putting samples together, without the copy.
         write: the copy into the slot.
     """
@@ -132,9 +139,9 @@ class Trace(msgspec.Struct, frozen=True):
     """The times of a batch until the trainer has it.
 
     Attributes:
-        timeline: until it was made.
-        stages: of its worker.
-        slowest: ordinal and nanoseconds of its slowest sample; ordinal -1: unknown.
+        timeline: its states until it was made.
+        stages: times of the worker that made it, or of the trainer.
+        slowest: code and nanoseconds of its slowest sample; (-1, 0) if it is not known.
     """
 
     timeline: BatchTimeline
@@ -144,17 +151,18 @@ class Trace(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Tail(Generic[Item]):
-    """The last values of a growing sequence.
+    """The last values of a growing sequence, as they were at one moment.
 
     Attributes:
-        count: of all values. values: the last of them.
+        count: number of all values so far.
+        values: the last of them, at most `_RECENT`.
     """
 
     count: int = 0
     values: Sequence[Item] = ()
 
     def values_after(self, count: int) -> Sequence[Item]:
-        """The values after the first `count`, as far as they are kept."""
+        """Returns the values after the first `count` of the whole sequence, as far as they are kept."""
         fresh = min(max(0, self.count - count), len(self.values))
         return self.values[len(self.values) - fresh :]
 
@@ -175,7 +183,8 @@ class Recent(Generic[Item]):
         self.count += 1
 
     def tail(self) -> Tail[Item]:
-        """The current values; list() of a deque is atomic under the GIL."""
+        """Returns the values that are kept now."""
+        # list() of a deque is atomic under the GIL.
         count = self.count
         return Tail(count, list(self._values))
 
@@ -185,10 +194,11 @@ class BatchTiming:
     """The worker's times for one batch, in nanoseconds.
 
     Attributes:
-        worker: its number; -1: the trainer itself.
-        spent: on loading, collating and writing.
-        ordinal, sample: the slowest sample and its time; -1 and 0: unknown.
-        waited: the waiting charged to the worker.
+        worker: number of the worker, or -1 if the trainer made the batch itself.
+        spent: time of loading, collating and writing.
+        ordinal: code of the slowest sample, or -1 if it is not known.
+        sample: time of the slowest sample, or 0 if it is not known.
+        waited: the trainer's waiting that is charged to the worker.
     """
 
     worker: int
@@ -199,13 +209,24 @@ class BatchTiming:
 
 
 class Ledger(msgspec.Struct):
-    """The waiting by cause, and the times of the last batches. Written by the trainer's thread, read by any."""
+    """The trainer's waiting by cause, and the times of the last batches. Written by its thread, read by any.
+
+    Attributes:
+        nanoseconds: waiting so far for each cause of `ALL`. `DEVICE` is added by the loader (`loader/stall/stats.py`).
+        timings: times of the batches that did not fail.
+    """
 
     nanoseconds: dict[str, int] = msgspec.field(default_factory=lambda: dict.fromkeys(ALL, 0))
     timings: Recent[BatchTiming] = msgspec.field(default_factory=Recent)
 
     def note(self, trace: Trace | None, waited: int, arrived_at: int) -> None:
-        """Charges the waiting for a batch, which ended at `arrived_at`; the trace is None if the batch failed."""
+        """Charges the waiting for one batch to causes, and adds its times to `timings`.
+
+        Args:
+            trace: Times of the batch, or None if it failed: all of the waiting is charged to LOST then.
+            waited: nanoseconds that the trainer waited.
+            arrived_at: perf_counter nanoseconds at which the waiting ended.
+        """
         if trace is None:
             self.nanoseconds[LOST] += waited
             return
@@ -232,12 +253,12 @@ class Ledger(msgspec.Struct):
 
 
 def so_far(timeline: BatchTimeline | None, waited: int, now: int) -> dict[str, int]:
-    """The waiting that still continues, by cause.
+    """Returns the nanoseconds of a waiting that still continues, by cause: each delay, and the rest as WORK.
 
     Args:
         timeline: Timeline of the next batch, or None if no worker has been free for it yet.
-        waited: nanoseconds so far.
-        now: perf_counter nanoseconds.
+        waited: nanoseconds that the trainer has waited so far.
+        now: the present time, perf_counter nanoseconds.
     """
     spent = timeline.sum_until(now) if timeline is not None else {}
     found = {}

@@ -1,4 +1,8 @@
-"""Checks arguments. Each check raises a ConfigError that names the argument, its value and the rule."""
+"""Checks arguments that users give: each check raises a ConfigError that names the argument, its value and the rule.
+
+The loader's datasets, views and options use it (`streamer/loader`), and the options of packing (`batches/rows`). `name`
+is the name of the argument everywhere.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +18,7 @@ T = TypeVar("T")
 
 
 def whole(name: str, value: object) -> int:
-    """Returns the value; a ConfigError where it is not a whole number."""
+    """Returns the value as an int; a ConfigError where it is not a whole number. True and False are none."""
     try:
         return operator.index(value if not isinstance(value, bool) else None)  # type: ignore[arg-type]
     except TypeError:
@@ -22,7 +26,7 @@ def whole(name: str, value: object) -> int:
 
 
 def index(value: object) -> int:
-    """Returns the number of a sample; a ConfigError where it is not a whole number."""
+    """Returns the `index` of `dataset[index]`; a ConfigError where it is not a whole number, such as a slice."""
     if isinstance(value, slice):
         several = f"dataset.select(indices={value}) is a dataset of several"
         raise ConfigError(f"index={value} is not a whole number: {several}", field="index")
@@ -30,49 +34,49 @@ def index(value: object) -> int:
 
 
 def at_least(name: str, value: object, least: int) -> int:
-    """Returns the value; a ConfigError where it is not a whole number, or below `least`."""
+    """Returns the value as an int; a ConfigError where it is not a whole number, or below `least`."""
     if (number := whole(name, value)) < least:
         raise ConfigError(f"{name}={value} is below {least}", field=name)
     return number
 
 
 def epoch(value: object) -> int:
-    """Returns the number of an epoch; a ConfigError where it is negative, or no number below 2^32."""
+    """Returns the number of an epoch; a ConfigError where it is not a whole number from 0 to 2^32 - 1."""
     if (number := at_least("epoch", value, 0)) >= 1 << 32:
         raise ConfigError(f"epoch={value} is not below 2^32", field="epoch")
     return number
 
 
 def seconds(name: str, value: object) -> float:
-    """Returns the value; a ConfigError where it is not a number of seconds."""
+    """Returns the value; a ConfigError where it is no int or float, NaN or negative. Infinity is allowed."""
     if not isinstance(value, int | float) or isinstance(value, bool) or math.isnan(value) or value < 0:
         raise ConfigError(f"{name}={value!r} is not a number of seconds", field=name)
     return value
 
 
 def one_of(name: str, value: T, allowed: tuple[T, ...]) -> T:
-    """Returns the value; a ConfigError where it is not allowed."""
+    """Returns the value; a ConfigError where it is none of the allowed ones."""
     if value not in allowed:
         raise ConfigError(f"{name}={value!r} must be one of {', '.join(map(repr, allowed))}", field=name)
     return value
 
 
 def flag(name: str, value: object) -> bool:
-    """Returns the value; a ConfigError where it is neither True nor False."""
+    """Returns the value as a bool; a ConfigError where it is neither True nor False. 1 and 0 are accepted."""
     if value not in (True, False):
         raise ConfigError(f"{name}={value!r} is neither True nor False", field=name)
     return bool(value)
 
 
 def function(name: str, value: T | None) -> T | None:
-    """Returns the value; a ConfigError where it is neither None nor a function."""
+    """Returns the value; a ConfigError where it is neither None nor can be called."""
     if value is not None and not callable(value):
         raise ConfigError(f"{name}={value!r} cannot be called", field=name)
     return value
 
 
 def path(name: str, value: str | os.PathLike[str] | None) -> str | None:
-    """Returns the value as a text; a ConfigError where it is neither a text nor a path, nor None."""
+    """Returns the value as a text, or None for None; a ConfigError where it is neither a text nor a path."""
     try:
         return None if value is None else os.fspath(value)
     except TypeError as error:
@@ -80,7 +84,7 @@ def path(name: str, value: str | os.PathLike[str] | None) -> str | None:
 
 
 def mapping(name: str, value: Mapping[str, object] | None) -> dict[str, object]:
-    """Returns the value, or an empty dict for None; a ConfigError where it is not a dict."""
+    """Returns a copy of the value, or an empty dict for None; a ConfigError where it is no mapping."""
     if value is not None and not isinstance(value, Mapping):
         # The value is not named: it may be a secret.
         raise ConfigError(f"{name}: {type(value).__name__} is not a dict", field=name)
@@ -88,7 +92,7 @@ def mapping(name: str, value: Mapping[str, object] | None) -> dict[str, object]:
 
 
 def check_state(value: object) -> Mapping[str, object]:
-    """Returns the state of a loader or dataset as it was given.
+    """Returns the argument of `load_state_dict` of a loader or dataset as it was given.
 
     Raises:
         StateError: The value is not a dict, or holds the state of an object that earlier versions took as `stateful=`.

@@ -1,7 +1,8 @@
 """Reads the samples of whole chunks one after the other, several chunks at the same time.
 
 Packs (`loader/scan_reader.py`), columns for conditions and the keys of joins (`loader/members`) use it. The caller says
-where the bytes come from: this package knows no connections.
+where the bytes come from: this package knows no connections. The commands `streamer index` and `streamer show` use only
+the name of the key, `KEY`.
 """
 
 from __future__ import annotations
@@ -38,11 +39,11 @@ class ChunkSource(Protocol):
     """
 
     def boundaries(self, chunk: int) -> npt.NDArray[np.int64]:
-        """Returns where the samples of a chunk begin, and the end of the last one, (samples + 1,)."""
+        """Returns the offsets in a chunk at which its samples begin, and the end of the last one: (samples + 1,)."""
         ...
 
     def read_chunk(self, chunk: int, start: int, stop: int) -> memoryview:
-        """Returns the chunk-local bytes [start, stop)."""
+        """Returns the bytes [start, stop) of a chunk, counted from its first byte."""
         ...
 
 
@@ -67,11 +68,11 @@ class MissingPartError(DecodeError):
 
 
 class ChunkScan:
-    """Reads the samples of a manifest, a chunk or a part of one at a time. Used by any thread.
+    """Reads the samples of a manifest, a chunk or a part of one at a time. Used by several threads at once.
 
     Args:
         manifest: Manifest of the samples.
-        open_bytes: Opens what reads the bytes of chunks, for one thread.
+        open_bytes: Function that opens a source of the chunks' bytes. Each read opens and closes one of its own.
     """
 
     def __init__(self, manifest: Manifest, open_bytes: Callable[[], AbstractContextManager[ChunkSource]]) -> None:
@@ -83,7 +84,15 @@ class ChunkScan:
         return f"ChunkScan({self._manifest!r})"
 
     def read_samples(self, chunk: int, part: slice = slice(None)) -> Iterator[tuple[int, memoryview]]:
-        """Reads a chunk, or a part of its samples, by one request; yields the ordinal and the bytes of each sample."""
+        """Reads a chunk, or a part of its samples, by one request, and yields the ordinal and the bytes of each sample.
+
+        Args:
+            chunk: Number of the chunk.
+            part: Samples to read, by their places in the chunk, without a step.
+
+        Raises:
+            StreamerError: the error of the source, which could not read the bytes.
+        """
         first = int(self._manifest.chunk_first[chunk])
         numbers = range(int(self._manifest.chunk_samples[chunk]))[part]
         with self._open_bytes() as content:
@@ -104,13 +113,17 @@ class ChunkScan:
 
 
 def scan_chunks(chunks: Iterable[int], work: Callable[[int], Result]) -> Generator[Result]:
-    """Yields the results of some chunks in their order; several threads work at the same time.
+    """Yields the result of `work` for each chunk, in their order, while several threads work at the same time.
 
-    Twice as many chunks as threads are begun at most. A generator that is closed begins no more of them.
+    At most twice as many chunks as threads are begun before their results are taken. When the generator is closed, it
+    begins no more of them and waits for those that are running.
 
     Args:
         chunks: Numbers of the chunks.
-        work: Function from the number of a chunk to its result, which reads the samples.
+        work: Function that reads the samples of a chunk and returns a result; it gets the number of the chunk.
+
+    Raises:
+        Exception: the error of `work`, in the place of its result.
     """
     with ThreadPoolExecutor(_READERS, "streamer-scan") as threads:
         waiting = iter(chunks)
@@ -125,15 +138,17 @@ def scan_chunks(chunks: Iterable[int], work: Callable[[int], Result]) -> Generat
 
 
 def field_value(wanted: str, fields: Mapping[str, Field], decoder: SampleDecoder) -> object:
-    """Decodes the value of a field, or of a part of one.
+    """Decodes a field, and returns its value or the value of a part of it.
 
     Args:
-        wanted: Name of the field, or of the field and its parts, "json.size.width".
+        wanted: Name of the field, or of the field and its parts, such as "json.size.width". The longest name of a field
+            counts.
         fields: Fields of a sample, by name.
-        decoder: Decoder of the field.
+        decoder: Decoder for the fields of samples.
 
     Returns:
-        The value, or None if it is null; an array of one number as that number, since some formats have no others.
+        The value, or None if it is null. An array of one number is returned as that number, since some formats store
+        single numbers only so.
 
     Raises:
         DecodeError: The bytes of the field are damaged.

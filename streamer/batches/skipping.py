@@ -1,14 +1,17 @@
-"""`on_error="skip"`: the rules, the list of skipped samples, and their budget. Imports no torch.
+"""Handles samples that cannot be made with `on_error="skip"`: the rules, the skipped samples, and their budget.
+
+Workers ask it which errors may be skipped (`batches/workers/batch_maker.py`); the loader keeps the ledger and the
+budget (`loader/dataloader.py`, `loader/rank`). It imports no torch.
 
 Positions never move: another sample of the same batch replaces a sample that cannot be made, and is marked as a repeat;
 a document that cannot be made leaves its places in a row empty. So every rank makes the same number of steps with the
 same number of samples, wherever the damaged samples are.
 
-The budget is the job's. If torch.distributed is initialised, ranks count through the process group's store. A rank that
-finds the budget spent at its batch s does not raise at once, which would leave the others waiting for it in their next
-collective. It records that no rank delivers batch s + 16 or later, and all ranks read this record before each batch.
-They all raise at the same step, as long as no rank is more than 16 batches ahead of another, which every gradient
-exchange prevents; a rank that is farther ahead raises at its next batch.
+The budget belongs to the job, not to one rank. If torch.distributed is initialised, ranks count through the process
+group's store. A rank that finds the budget spent at its batch s does not raise at once, which would leave the others
+waiting for it in their next collective. It records that no rank delivers batch s + 16 or later, and all ranks read this
+record before each batch. All ranks then raise at the same step, as long as no rank is more than 16 batches ahead of
+another, which every gradient exchange prevents; a rank that is farther ahead raises at its next batch.
 """
 
 from __future__ import annotations
@@ -40,7 +43,8 @@ class SkipRules(msgspec.Struct, frozen=True):
     """The rules for samples that cannot be made.
 
     Attributes:
-        on_error: "raise": the batch fails. "skip": another sample of the batch replaces it; its row goes without it.
+        on_error: "raise" lets the batch fail. "skip" replaces the sample by another one of the batch, or leaves a
+            document out of its row.
         budget: samples that may be skipped, over all epochs and ranks.
     """
 
@@ -53,10 +57,10 @@ class Skipped:
     """A sample that was replaced by another one, or a document that was left out of its row.
 
     Attributes:
-        ordinal: the number that `dataset[i]` takes.
-        key: path below the url, or container and byte range.
-        cause: the error.
-        member: name of its dataset in a mix; "" outside one.
+        ordinal: index of the sample in its dataset, as `dataset[i]` takes it.
+        key: key of the sample: its path below the url, or its container and byte range.
+        cause: text of the error.
+        member: name of its dataset in a mix, "" for one dataset.
     """
 
     ordinal: int
@@ -66,7 +70,7 @@ class Skipped:
 
     @property
     def place(self) -> str:
-        """Number and key."""
+        """Text that names the sample: member of a mix, index and key."""
         return f"sample {f'{self.member}/' if self.member else ''}{self.ordinal} ({self.key})"
 
     def __str__(self) -> str:
@@ -77,8 +81,8 @@ class Stop(msgspec.Struct, frozen=True):
     """The record with which a rank stops all ranks.
 
     Attributes:
-        step: the first batch that no rank delivers.
-        message: the reason.
+        step: number of the first batch that no rank delivers, as `SkipLedger.note` counts them.
+        message: the reason, which is the text of the DecodeError on every rank.
     """
 
     step: int
@@ -88,12 +92,13 @@ class Stop(msgspec.Struct, frozen=True):
 class StoreBudget:
     """Counts skipped samples over all ranks, in the process group's store. Used by one thread.
 
-    A look is one request to the store, 30 to 60 us on one machine; only loaders with on_error="skip" look.
+    Each call makes requests to the store, which take 30 to 60 us each on one machine. Only loaders with on_error="skip"
+    make them.
 
     Args:
-        store: the process group's.
-        place: begins the keys; the same on all ranks, used by one loader.
-        rank: of this process.
+        store: the process group's store.
+        place: prefix of the keys in the store, the same on all ranks, used by one loader.
+        rank: rank of this process, which `stop` adds to the message.
     """
 
     def __init__(self, store: Store, place: str, rank: int) -> None:
@@ -103,7 +108,7 @@ class StoreBudget:
 
     @classmethod
     def next(cls, store: Store, rank: int) -> StoreBudget:
-        """The n-th of this rank counts together with the n-th of every other."""
+        """Returns a new budget: the n-th that a rank makes counts together with the n-th of every other rank."""
         return cls(store, f"streamer/skips/{store.add(f'streamer/skippers/{rank}', 1)}", rank)
 
     def __repr__(self) -> str:
@@ -114,13 +119,13 @@ class StoreBudget:
         return self._store.add(f"{self._place}/spent", samples)
 
     def stop(self, stop: Stop) -> None:
-        """Records that all ranks stop; only the first record counts."""
+        """Records that all ranks stop. Only the record of the first rank counts."""
         if self._store.add(f"{self._place}/stoppers", 1) == 1:
             record = {"step": stop.step, "message": f"rank {self._rank}: {stop.message}"}
             self._store.set(f"{self._place}/stop", json.dumps(record))
 
     def find_stop(self) -> Stop | None:
-        """The recorded stop, if there is one."""
+        """Returns the recorded stop of all ranks, or None if there is none."""
         if not self._store.check([f"{self._place}/stop"]):
             return None
         record = json.loads(self._store.get(f"{self._place}/stop"))
@@ -128,7 +133,7 @@ class StoreBudget:
 
 
 def may_skip(error: BaseException) -> bool:
-    """Whether a sample caused the error (decoding or transform), not the engine, the cache or the store."""
+    """Whether a sample caused the error, by its bytes or in user code, and not the engine, the cache or the store."""
     return isinstance(error, DecodeError) or (isinstance(error, Exception) and not isinstance(error, StreamerError))
 
 
@@ -136,9 +141,12 @@ class SkipLedger:
     """The samples that this process has skipped, and their budget. Used by one thread.
 
     Args:
-        budget: samples that may be skipped, over all epochs and, with `shared`, over all ranks.
-        shared: counts over all ranks; None: over this process.
-        entries: skipped before, and already counted.
+        budget: number of samples that may be skipped, over all epochs and, with `shared`, over all ranks.
+        shared: counter over all ranks, or None to count in this process only.
+        entries: samples that were skipped before, and are already counted.
+
+    Attributes:
+        entries: all samples that this process has skipped, in order.
     """
 
     def __init__(self, budget: int, shared: StoreBudget | None = None, entries: Sequence[Skipped] = ()) -> None:
@@ -151,12 +159,15 @@ class SkipLedger:
         return f"SkipLedger({len(self.entries)} of {self._budget}, stop={self._stop})"
 
     def note(self, skipped: Sequence[Skipped], step: int = 0, *, packed: bool = False) -> None:
-        """Records the samples skipped in the batch that will be delivered at `step`.
+        """Records and logs samples that were skipped in one batch.
+
+        It raises nothing: where the budget is spent it notes, with `shared` for all ranks, at which batch `check`
+        raises.
 
         Args:
             skipped: the samples.
-            step: batches delivered before, the same number on all ranks.
-            packed: whether they are documents of rows, or of buckets.
+            step: number of batches delivered before this one, which is the same on all ranks.
+            packed: whether they are documents of rows or buckets.
         """
         for entry in skipped:
             instead = "left out of its row" if packed else "replaced by another sample of its batch"
@@ -176,10 +187,13 @@ class SkipLedger:
                 self._stop = self._shared.find_stop()
 
     def check(self, step: int = 0) -> None:
-        """Checks whether the batch at `step` may still be delivered.
+        """Checks whether a batch may still be delivered. With a shared budget it asks the store, without waiting.
+
+        Args:
+            step: number of batches delivered before this one.
 
         Raises:
-            DecodeError: the budget is spent; on all ranks at the same step. Names samples and causes.
+            DecodeError: the budget is spent, on all ranks at the same step. It names samples and causes.
         """
         if self._stop is None and self._shared is not None:
             self._stop = self._shared.find_stop()

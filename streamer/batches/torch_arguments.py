@@ -1,4 +1,8 @@
-"""What this loader takes of torch's DataLoader without importing torch: two arguments, and the number of its worker."""
+"""Arguments of torch's DataLoader that `StreamingDataLoader` takes or refuses, and torch's worker info, without torch.
+
+`loader/dataloader.py` checks its further keyword arguments here. Parts of the loader that may run in a worker of
+torch's own DataLoader ask for its worker info.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +22,11 @@ Pin = Literal["auto", "required", "off"]
 WorkerStart = Literal["forkserver", "spawn"]
 V = TypeVar("V")
 
+# The accepted values of pin_memory= and multiprocessing_context=, and what each means.
 _PINS: dict[object, Pin] = {None: "auto", "auto": "auto", True: "auto", False: "off", "required": "required"}
 _STARTS: dict[object, WorkerStart] = {None: "forkserver", "forkserver": "forkserver", "spawn": "spawn"}
 
-# Other arguments of torch's DataLoader -> accepted values without effect, and the replacement for other values.
+# Other arguments of torch's DataLoader: the values that are accepted without effect, and what to write for others.
 _INSTEAD: dict[str, tuple[tuple[object, ...], str]] = {
     "shuffle": ((None,), "the order belongs to the dataset: StreamingDataset(url, shuffle=True or False)"),
     "sampler": (
@@ -43,11 +48,12 @@ _INSTEAD: dict[str, tuple[tuple[object, ...], str]] = {
 
 
 class TorchArguments(msgspec.Struct, frozen=True):
-    """The arguments of `torch.utils.data.DataLoader` that this loader takes.
+    """The arguments of `torch.utils.data.DataLoader` that have an effect in `StreamingDataLoader`.
 
     Attributes:
-        pin: "auto": register the ring with CUDA where there is CUDA; "required": an error if that fails; "off": not.
-        start: the way to start worker processes.
+        pin: whether the ring is registered with CUDA. "auto" does that where there is CUDA, "required" raises an error
+            where it fails, "off" never does it.
+        start: how worker processes are started: from the fork server, or each by itself.
     """
 
     pin: Pin = "auto"
@@ -55,14 +61,15 @@ class TorchArguments(msgspec.Struct, frozen=True):
 
 
 def check_torch_arguments(given: Mapping[str, object]) -> TorchArguments:
-    """Checks the arguments that the loader does not name itself.
+    """Checks keyword arguments that `StreamingDataLoader` does not name itself, and returns those with an effect.
 
     Raises:
-        ConfigError: some of torch's, with values that mean something else here (all are named), or an invalid value.
-        TypeError: no loader has this argument.
+        ConfigError: a value is invalid, or arguments of torch's have no meaning here; it names all of them, with what
+            to write instead.
+        TypeError: torch's DataLoader has no such argument either.
     """
     rest = dict(given)
-    # A context of `multiprocessing`, which torch takes as well, names its way itself.
+    # torch takes a context of `multiprocessing` as well, which names its start method.
     context = rest.pop("multiprocessing_context", None)
     method = getattr(context, "get_start_method", None)
     own = TorchArguments(
@@ -87,16 +94,16 @@ def check_torch_arguments(given: Mapping[str, object]) -> TorchArguments:
 
 
 def _value(name: str, value: object, known: Mapping[object, V], allowed: str) -> V:
-    # The numbers 1 and 0 are no values, although they are equal to True and False.
+    # The numbers 1 and 0 are not accepted, although they are equal to True and False.
     if not isinstance(value, bool | str | None) or value not in known:
         raise ConfigError(f"{name}={value!r} must be {allowed}", field=name)
     return known[value]
 
 
 def get_worker_info() -> WorkerInfo | None:
-    """Returns number and dataset of the worker, or None in any other process.
+    """Returns torch's info of the worker of a torch DataLoader that runs this code, or None in any other process.
 
-    A worker has imported torch. Tasks of a pack have not, and begin seconds earlier.
+    It does not import torch, which every such worker has imported. Other processes begin seconds earlier without it.
     """
     data = sys.modules.get("torch.utils.data")
     found: WorkerInfo | None = None if data is None else data.get_worker_info()

@@ -1,4 +1,8 @@
-"""Says what a wait is for: once, as a warning in the log, when it is longer than a user takes for a start."""
+"""Logs what a wait is for: a warning, once the wait is longer than a user takes for a normal start (1.5 s).
+
+The loader uses it wherever it may wait for long: for the first batch, the engine, an index, other ranks
+(`loader/feed/supply.py`, `loader/members/member.py`, `loader/agreement.py`).
+"""
 
 from __future__ import annotations
 
@@ -14,20 +18,20 @@ from streamer.wire.messages import IndexProgress
 
 logger = logging.getLogger(__name__)
 
-# A user takes a longer silence for a hang.
+# A wait that is longer is logged: a user takes a longer silence for a hang.
 NOTICE_SECONDS = 1.5
-# Training that waits for each batch is described by the stall report, not by a line for each.
+# Between two warnings of one `WaitNotice`: the stall report describes training that waits for each batch.
 AGAIN_SECONDS = 60.0
 
 T = TypeVar("T")
 
 
 class WaitNotice:
-    """Waits, and says what for. Used by one thread.
+    """Waits, and logs what for if it takes long. Used by one thread.
 
     Args:
-        logger: of the module that waits.
-        who: begins the line, "rank 3: ".
+        logger: Logger of the module that waits.
+        who: what the line in the log begins with, such as "rank 3: ".
     """
 
     def __init__(self, logger: logging.Logger, who: str = "") -> None:
@@ -39,16 +43,21 @@ class WaitNotice:
         return f"Notice({self._logger.name})"
 
     def wait(self, wait: Callable[[float | None], T], what: Callable[[], str]) -> T:
-        """Waits to the end.
+        """Waits to the end, and returns what was waited for.
 
         Args:
-            wait: Function that waits for at most the seconds that it gets (None: no limit), then raises a TimeoutError.
-            what: Function that describes what it waits for ("" logs nothing). Called once, after `NOTICE_SECONDS`.
+            wait: Function that waits for at most the seconds that it is called with, then raises a TimeoutError. With
+                None it waits without a limit. It is called again after the first TimeoutError.
+            what: Function that describes what it waits for ("" logs nothing). Called after `NOTICE_SECONDS`, at most
+                once in `AGAIN_SECONDS`.
+
+        Raises:
+            Exception: the error of `wait`, but not its own TimeoutError.
         """
         try:
             return wait(NOTICE_SECONDS)
         except TimeoutError as error:
-            if isinstance(error, StreamerError):  # the store's, not of this wait
+            if isinstance(error, StreamerError):  # a timeout of the store, not of this wait
                 raise
             if time.monotonic() - self._logged_at >= AGAIN_SECONDS and (text := what()):
                 self._logged_at = time.monotonic()
@@ -58,11 +67,12 @@ class WaitNotice:
 
 @contextmanager
 def watch_wait(logger: logging.Logger, what: Callable[[], str]) -> Iterator[None]:
-    """Says what the block waits for, from a thread of its own, for calls that take no timeout.
+    """Logs what a `with` block waits for, for calls that take no timeout. Starts a thread for that, which soon ends.
 
     Args:
         logger: Logger of the module that waits.
-        what: Function that describes what it waits for ("" logs nothing). Called once, on that thread.
+        what: Function that describes what it waits for ("" logs nothing). Called on that thread, at most once, if the
+            block is still running after `NOTICE_SECONDS`.
     """
     over = threading.Event()
 
@@ -78,10 +88,15 @@ def watch_wait(logger: logging.Logger, what: Callable[[], str]) -> Iterator[None
 
 
 class Announcer:
-    """Logs the progress of an index: its cost as a warning if it takes long, the rest as information; and its notes.
+    """Logs how far the engine's index of a dataset is, and its notes.
+
+    The first progress after `NOTICE_SECONDS` is a warning on rank 0, all other progress is information.
+
+    Args:
+        rank: Rank of this process. Only rank 0 warns.
 
     Attributes:
-        so_far: the last text, in brackets; "" before the first one.
+        so_far: text of the last progress, as " (text)"; "" before the first one.
     """
 
     def __init__(self, rank: int) -> None:
@@ -91,14 +106,14 @@ class Announcer:
         self._begun = time.monotonic()
 
     def note(self, text: str) -> None:
-        """Logs a note about objects that were left out."""
+        """Logs a note of the index about objects that were left out. Only on rank 0."""
         if self._first_rank:
             logger.warning("%s", text)
 
     def __call__(self, progress: IndexProgress) -> None:
         """Logs how far the index is."""
         self.so_far = f" ({progress.text})"
-        # The line about the wait has what is known before.
+        # Progress before that time is in the warning about the wait, by `so_far`.
         warns = not self._warned and time.monotonic() - self._begun > NOTICE_SECONDS
         logger.log(logging.WARNING if warns else logging.INFO, "indexing: %s", progress.text)
         self._warned = self._warned or warns

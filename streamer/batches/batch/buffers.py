@@ -1,4 +1,8 @@
-"""The parts of a batch that are written to its slot without pickling: arrays, stacks, strings. Free of torch."""
+"""The parts of a batch that are written to its slot without pickling: arrays, stacks of arrays, lists of strings.
+
+`collate.py`, `ragged.py` and `slot_layout.py` beside it make and write them; the ring and the readers of samples use
+`Bytes` and `find_address`. The module imports torch only inside `tensor_buffer`.
+"""
 
 from __future__ import annotations
 
@@ -13,24 +17,26 @@ from streamer.decode.dispatch import Raw
 if TYPE_CHECKING:
     import torch
 
-# A cache line; also good for cudaMemcpy and AVX-512.
+# Buffers begin at multiples of this number of bytes: a cache line; also good for cudaMemcpy and AVX-512.
 ALIGN = 64
 
 Bytes = npt.NDArray[np.uint8]
-# A buffer in the description of a batch: its kind, then the parameters of its reader, the offset last.
+# A buffer in the description of a batch: its kind, then what `BatchReader` needs to read it, the offset last.
 Pid = tuple[object, ...]
 
+# The three kinds of a buffer: what it is read as.
 ARRAY = 0
 TENSOR = 1
 STRINGS = 2
-# Bytes of a string's entry in the table: start and stop, int64.
+# Bytes of a string's entry in the table of `StringsBuffer`: start and stop, int64.
 _RANGE_BYTES = 16
-# bool, signed, unsigned, float, complex, datetime, timedelta, bytes and str of fixed width: no Python objects inside.
+# The letters (`dtype.kind`) of arrays without Python objects: bool, signed, unsigned, float, complex, datetime,
+# timedelta, bytes and str of fixed width.
 PLAIN_KINDS = frozenset("biufcmMSU")
 
 
 def align_up(offset: int) -> int:
-    """The next offset at which a buffer may begin."""
+    """Returns the first multiple of `ALIGN` that is not below `offset`: a buffer may begin there."""
     return -(-offset // ALIGN) * ALIGN
 
 
@@ -38,26 +44,26 @@ class Buffer:
     """A part of a batch that is written to its slot.
 
     Attributes:
-        nbytes: size in the slot, in bytes.
-        entry: its entry in the description, without the offset.
+        nbytes: bytes that `write` fills in the slot.
+        entry: its `Pid` in the description of the batch, without the offset.
     """
 
     nbytes: int
     entry: tuple[object, ...]
 
     def write(self, memory: Bytes) -> None:
-        """Fills `memory`, which has `nbytes` bytes."""
+        """Fills `memory`, a part of the slot that has exactly `nbytes` bytes."""
         raise NotImplementedError
 
 
 class ArrayBuffer(Buffer):
-    """One array; it is read as a tensor, or as an array if a `collate_fn` returned it as one.
+    """One array, copied to the slot.
 
     Args:
-        array: numbers.
-        tensor: whether it is read as a tensor.
-        torch_dtype: a dtype that numpy does not have ("bfloat16"): the array has its bytes in an additional last
-            dimension.
+        array: the array, of a dtype in `PLAIN_KINDS`.
+        tensor: whether the trainer gets it as a tensor; False for an array that a `collate_fn` returned as an array.
+        torch_dtype: name of a dtype that numpy does not have ("bfloat16"): `array` then has the bytes of each number
+            as uint8 in an additional last dimension. "" for dtypes of numpy.
     """
 
     def __init__(self, array: npt.NDArray[np.generic], tensor: bool = True, torch_dtype: str = "") -> None:
@@ -71,7 +77,7 @@ class ArrayBuffer(Buffer):
 
 
 class StackBuffer(Buffer):
-    """Arrays of one dtype and shape, stacked directly in their slot."""
+    """Arrays of one dtype and shape, at least one, which become one tensor (rows, ...) in the slot."""
 
     def __init__(self, rows: Sequence[npt.NDArray[np.generic]]) -> None:
         self.rows = rows
@@ -87,13 +93,13 @@ class StackBuffer(Buffer):
         if not length:
             np.stack(self.rows, out=np.ndarray(self._shape, self._dtype, buffer=memory))
             return
-        # `stack` makes a view of each row first: 80 us more for 256 (2026-11-20).
+        # Rows with an axis are joined: `np.stack` makes a view of each row first, 80 us more for 256 (2026-11-20).
         joined = np.ndarray((rows * length[0], *self._shape[2:]), self._dtype, buffer=memory)
         np.concatenate(self.rows, out=joined)
 
 
 class JoinedBuffer(Buffer):
-    """Arrays of one dtype, joined along their first axis directly in the slot."""
+    """Arrays of one dtype, at least one, which become one tensor in the slot, joined along their first axis."""
 
     def __init__(self, parts: Sequence[npt.NDArray[np.generic]]) -> None:
         self.parts = parts
@@ -108,7 +114,10 @@ class JoinedBuffer(Buffer):
 
 
 class StringsBuffer(Buffer):
-    """A list or tuple of `str` or of bytes: a table of half-open ranges, relative to its own start; then the bytes."""
+    """A list or tuple of only `str`, only `bytes` or only `Raw`, at least one; it is read as a list or tuple again.
+
+    The slot gets a table of half-open ranges, counted from the start of the table, and then the bytes.
+    """
 
     def __init__(self, strings: Sequence[str] | Sequence[bytes] | Sequence[Raw]) -> None:
         self.parts = [_bytes_of(item) for item in strings]
@@ -128,11 +137,11 @@ class StringsBuffer(Buffer):
 
 
 class InPlaceStringsBuffer(Buffer):
-    """Strings whose bytes are in the slot already: only the table is written.
+    """Strings whose bytes are in the slot already, behind this table: only the table is written.
 
     Args:
-        buffer: of the strings.
-        addresses: of their parts, int64.
+        buffer: the same strings as a buffer that would copy them.
+        addresses: int64 (strings,), address in this process of each string's bytes.
     """
 
     def __init__(self, buffer: StringsBuffer, addresses: npt.NDArray[np.int64]) -> None:
@@ -161,14 +170,17 @@ def _bytes_of(item: str | bytes | Raw) -> bytes | memoryview:
 
 
 def find_address(memory: Bytes | memoryview) -> int:
-    """The address in this process."""
+    """Returns the address of the first byte in this process, by which bytes are found in their slot."""
     # `.ctypes.data` takes twice as long, 2.7 us (2026-11-20).
     found: int = np.frombuffer(memory, np.uint8).__array_interface__["data"][0]
     return found
 
 
 def tensor_buffer(tensor: torch.Tensor) -> Buffer | None:
-    """Returns a dense CPU tensor without gradient as a buffer, or None if it must be pickled."""
+    """Returns a dense CPU tensor without gradient as a buffer.
+
+    None for all others, which must be pickled: sparse or quantised ones, those on a GPU and those with a gradient.
+    """
     import torch
 
     if tensor.layout is not torch.strided or tensor.device.type != "cpu" or tensor.requires_grad or tensor.is_quantized:

@@ -3,6 +3,9 @@
 A worker that decodes with numpy must not import torch (1.1 s, 220 MB each) only to stack arrays. Plain values - arrays
 of one dtype and shape, Python's and numpy's numbers, strings - are collated here. All others are passed to torch's own
 function, so that unusual input gives torch's result or torch's error.
+
+The units of a batch use it (`batches/samples/units.py`), also for fields of different lengths and for packed rows;
+`mismatch.py` beside it calls it to find the field that fails.
 """
 
 from __future__ import annotations
@@ -27,6 +30,8 @@ _TORCH_KINDS: Final = frozenset(["b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4",
 
 def collate(samples: Samples) -> object:
     """Collates at least one sample as `default_collate` does, with a `Buffer` in place of each tensor.
+
+    A list of texts or of bytes becomes a `StringsBuffer`.
 
     Raises:
         TypeError, RuntimeError, ValueError: exactly as torch raises for the same samples.
@@ -59,7 +64,7 @@ def _is_tensor(item: object) -> bool:
 
 
 def _number_buffer(first: object, samples: Samples) -> Buffer | None:
-    """Returns a buffer if all samples are plain and of one type, or None otherwise."""
+    """Returns the samples as a buffer if all are plain numbers or arrays of one type and shape, else None."""
     kind = type(first)
     if isinstance(first, np.ndarray) and kind is np.ndarray:
         dtype = first.dtype
@@ -104,7 +109,7 @@ _SCALARS: Final[dict[type, Callable[[Samples], Buffer | None]]] = {
 
 
 def _mapping(first: Mapping[object, object], samples: Samples) -> object:
-    """Collates each field; returns a mapping of the type of the first sample, or a dict if that cannot be made.
+    """Collates each field of the first sample; returns a mapping of its type, or a dict if that cannot be made.
 
     Raises:
         ConfigError: a sample with a "__key__" lacks a field of the first one.
@@ -171,7 +176,7 @@ def _collate_others(samples: Samples) -> object:
 
 
 def collate_by_torch(samples: Samples) -> object:
-    """Does what `default_collate` does, for workers that decode with torch.
+    """Does what `default_collate` does, for batches that the trainer makes itself (`num_workers=0`).
 
     Where it fails over a field of dict samples with whole numbers of 2^63 or more, that field becomes a uint64 tensor,
     as in `collate`. Errors are those of `default_collate`.

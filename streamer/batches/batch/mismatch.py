@@ -1,6 +1,7 @@
 """Explains why samples cannot make a batch: which field it is, which samples or members differ, and what to do.
 
-Workers call it when a batch cannot be collated, and for mixes before (`workers.batch_maker`).
+The maker of batches (`batches/workers/batch_maker.py`) calls `explain` when samples cannot be collated, and
+`check_fields` before it collates samples of several members of a mix.
 """
 
 from __future__ import annotations
@@ -22,7 +23,10 @@ _FIX = "make the transforms agree, pass collate_fn, or batching='homogeneous'"
 
 
 def explain(samples: Sequence[object]) -> ConfigError | None:
-    """Returns the error that names field and samples, or None if nothing is found."""
+    """Returns the error that names the field and samples that differ in it, or None if `collate` accepts them.
+
+    It collates each field again to find the one that fails.
+    """
     names = []
     for number, sample in enumerate(samples):
         key = sample.get("__key__") if isinstance(sample, Mapping) else None
@@ -32,7 +36,13 @@ def explain(samples: Sequence[object]) -> ConfigError | None:
 
 
 def _find_cause(place: str, values: Sequence[object], names: Sequence[str]) -> str | None:
-    """Returns the cause at a place inside the samples, or below it, or None if these values make a batch."""
+    """Returns why these values make no batch, or None if they do.
+
+    Args:
+        place: the field inside of the samples, as `a['b'][0]`; "" for the samples themselves.
+        values: what each sample has there.
+        names: key or number of each sample, for the message.
+    """
     try:
         collate(values)
     except Exception as error:  # noqa: BLE001 - any error of torch's rules, or of a type of the user's
@@ -95,7 +105,7 @@ def _describe_failure(place: str, values: Sequence[object], failure: Exception) 
 
 
 def _text(what: str, kinds: Sequence[str], names: Sequence[str], advice: str) -> str:
-    """Describes what differs: each kind, with the name of its first sample."""
+    """Returns the message: `what` differs, each of the `kinds` with the name of its first sample, and the advice."""
     firsts: dict[str, str] = {}
     for kind, name in zip(kinds, names, strict=True):
         firsts.setdefault(kind, name)
@@ -112,12 +122,12 @@ def check_fields(samples: Sequence[object], first: Mapping[str, int], ragged: Se
     """Checks that the first samples of each member in a batch have the same fields, types and shapes.
 
     Args:
-        samples: Samples of a batch.
-        first: the names of its members, each with the index of its first sample.
+        samples: Samples of a batch from several members of a mix.
+        first: the names of these members, each with the index of its first sample.
         ragged: fields that are not compared.
 
     Raises:
-        ConfigError: names two members, the field, and what each has: type and shape.
+        ConfigError: two members differ; it names them, the field, and the type and shape that each has.
     """
     (name, index), *others = first.items()
     for other_name, other in others:
@@ -127,6 +137,7 @@ def check_fields(samples: Sequence[object], first: Mapping[str, int], ragged: Se
 
 
 def _find_difference(first: object, other: object, ragged: Sequence[str]) -> str:
+    """Describes the first difference of two samples, or returns "" if there is none."""
     if not isinstance(first, Mapping) or not isinstance(other, Mapping):
         return _compare_forms("", first, other)
     if first.keys() != other.keys():
@@ -152,7 +163,7 @@ def _compare_forms(what: str, first: object, other: object) -> str:
 
 
 def _describe_form(value: object) -> str:
-    """Type and shape of an array or a tensor; the kind of another value."""
+    """Returns dtype and shape of an array or tensor, "a number" for numbers, or the name of the type."""
     torch = sys.modules.get("torch")
     if isinstance(value, np.ndarray) or (torch is not None and isinstance(value, torch.Tensor)):
         return f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}"

@@ -3,6 +3,9 @@
 Batches of one dataset have similar layouts. The layout of the last batch predicts the offsets of the arrays of the next
 one, so that readers, decoders and transforms write directly to the slot, and nothing is copied. The prediction is not
 binding: an array in other memory, or of another shape, is copied.
+
+The maker of batches (`batches/workers/batch_maker.py`) predicts and learns, the readers of samples (`batches/samples`)
+write to the rows, and `slot_layout.py` beside it finds out which arrays are in their rows.
 """
 
 from __future__ import annotations
@@ -27,41 +30,43 @@ from streamer.decode.arrays import Array, Row
 # A field's name in a dict, its number in a tuple or list.
 Key = str | int
 
-# A copy of fewer bytes costs less than a row: 0.3 us each (2026-11-20).
+# Arrays of fewer bytes get no rows: a copy of them costs less than 0.3 us, the cost of a row (2026-11-20).
 _LEAST_BYTES = 1024
 # A field gets no rows after this many consecutive batches in which they were unused: they waste space in the slot.
 _MAX_UNUSED = 4
 
 
 class RowShape(msgspec.Struct, frozen=True):
-    """Dtype and shape of one sample's array."""
+    """Dtype and shape of one sample's array, without the axis of the batch."""
 
     dtype: np.dtype[np.generic]
     shape: tuple[int, ...]
 
     @classmethod
     def from_array(cls, array: Array) -> RowShape:
-        """Dtype and shape of an array."""
+        """Returns dtype and shape of an array."""
         return cls(array.dtype, array.shape)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of one row."""
+        """Number of bytes of one row."""
         return self.dtype.itemsize * int(np.prod(self.shape, dtype=np.int64))
 
 
 class Rows:
-    """The rows of one batch in its slot. Belongs to the worker that makes the batch.
+    """The rows of one batch in its slot: memory at which the arrays of its samples may be made, field by field.
+
+    Belongs to the worker that makes the batch.
 
     Args:
         memory: the slot.
-        shapes: of the fields; fields that do not fit into the slot get no rows.
+        shapes: shape of each field's rows; fields that do not fit into the slot get no rows.
         samples: number of samples in the batch.
 
     Attributes:
-        shapes: of the fields that have rows.
-        end: the first byte behind the rows.
-        known: whether the slot is known; until then nothing is written to it.
+        shapes: shapes of the fields that have rows.
+        end: offset in the slot of the first byte behind the rows and behind what `reserve` gave.
+        known: whether there is a slot at all. False only for `UnknownRows`.
     """
 
     known: ClassVar[bool] = True
@@ -86,15 +91,18 @@ class Rows:
         return f"Rows({self.shapes}, {self.end} bytes)"
 
     def row(self, index: int) -> Row:
-        """The rows of the sample at this index, by field."""
+        """Returns the rows of the sample at this index of the batch, by field."""
         return {key: column[index] for key, column in self._columns.items()}
 
     def all(self, samples: int) -> list[Row]:
-        """Returns the rows of all samples, by field."""
+        """Returns the rows of each of the first `samples` samples, by field."""
         return [self.row(index) for index in range(samples)]
 
     def find(self, arrays: Sequence[Array]) -> tuple[Key, int] | None:
-        """The field whose rows are these arrays, in the same order, and its offset in the slot."""
+        """Returns the field whose rows are exactly these arrays, in the same order, and its offset in the slot.
+
+        None means that they must be copied. The objects are compared, not the numbers in them.
+        """
         for key, column in self._columns.items():
             if arrays[0] is column[0]:
                 same = len(arrays) == len(column) and all(a is b for a, b in zip(arrays, column, strict=True))
@@ -102,7 +110,10 @@ class Rows:
         return None
 
     def reserve(self, count: int) -> Bytes | None:
-        """Reserves memory behind the rows for bytes of samples, or None if there is not enough."""
+        """Reserves `count` bytes behind the rows for undecoded bytes of samples, and returns that memory.
+
+        None means that the slot has no space for them.
+        """
         start = align_up(self.end)
         if start + count > len(self._memory):
             return None
@@ -114,7 +125,10 @@ class Rows:
         return memory
 
     def place_strings(self, buffer: StringsBuffer) -> InPlaceStringsBuffer | None:
-        """Returns a buffer for strings in the reserved memory, or None if one is elsewhere or a copy costs less."""
+        """Returns a buffer that uses the strings in the reserved memory without copying them.
+
+        None means that they must be copied: one of them is elsewhere, or they are so short that a copy costs less.
+        """
         start, stop = self._reserved
         if start == stop or buffer.nbytes < _LEAST_BYTES * len(buffer.parts):
             return None
@@ -122,7 +136,10 @@ class Rows:
         return InPlaceStringsBuffer(buffer, addresses) if start <= addresses.min() <= addresses.max() < stop else None
 
     def find_run_offset(self, buffer: JoinedBuffer) -> int | None:
-        """Returns the offset of arrays that follow each other in the reserved memory, or None if they do not."""
+        """Returns the offset in the slot of arrays that follow each other in the reserved memory.
+
+        None means that they must be copied: one of them is elsewhere, or there is a gap.
+        """
         start, stop = self._reserved
         parts = [part for part in buffer.parts if part.nbytes]
         if start == stop or not parts or not start <= find_address(parts[0].data) < stop:
@@ -133,7 +150,7 @@ class Rows:
 
 
 class UnknownRows(Rows):
-    """The rows of a batch whose slot is not known, or must not be written to: there are none."""
+    """Stands for the rows of a batch whose slot is not known, or must not be written to: it has none."""
 
     known = False
 
@@ -141,7 +158,7 @@ class UnknownRows(Rows):
         super().__init__(np.empty(0, np.uint8), {}, 0)
 
     def all(self, samples: int) -> list[Row]:
-        """See `Rows`."""
+        """Returns an empty list: no sample has rows."""
         return []
 
 
@@ -149,7 +166,7 @@ NO_SLOT = UnknownRows()
 
 
 class PredictedLayout:
-    """Predicts the layout of the next batch from the last one."""
+    """Predicts the layout of the next batch from the last one. Used by the thread that makes the batches."""
 
     def __init__(self) -> None:
         self._shapes: dict[Key, RowShape] = {}
@@ -159,11 +176,19 @@ class PredictedLayout:
         return f"PredictedLayout({self._shapes})"
 
     def rows(self, memory: Bytes, samples: int) -> Rows:
-        """The predicted rows of a batch in this memory."""
+        """Returns the predicted rows of a batch of `samples` samples in a slot; there are none before `learn`."""
         return Rows(memory, self._shapes, samples)
 
     def learn(self, structure: object, rows: Rows, claimed: Iterable[Key]) -> None:
-        """Records the layout of a batch, the rows offered, and the fields that used them; others get none later."""
+        """Learns from a collated batch which rows to offer to the next one.
+
+        A field whose rows stayed unused in `_MAX_UNUSED` consecutive batches gets none any more.
+
+        Args:
+            structure: the batch, with a `StackBuffer` for each stacked field; only its top level is looked at.
+            rows: the rows that were offered to it.
+            claimed: fields whose arrays were in their rows, so that nothing was copied.
+        """
         fields: Iterable[tuple[Key, object]] = ()
         if type(structure) is dict:
             fields = structure.items()

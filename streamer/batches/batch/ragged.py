@@ -1,4 +1,9 @@
-"""Fields whose values have different lengths, one after the other in memory: encoded files, boxes. Free of torch."""
+"""Collates fields whose values have different lengths, such as encoded files or boxes: one after the other in memory.
+
+The units of a batch (`batches/samples/units.py`, `batches/rows/collate.py`) do that for the fields of `ragged=` and for
+such fields of packed rows; the loader copies a `Ragged` to the device (`loader/device`). The module imports torch only
+inside `join_ragged`.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +25,13 @@ if TYPE_CHECKING:
 class Ragged(NamedTuple):
     """Values of different lengths, one after the other.
 
-    Of an encoded field `values` stays in the memory of the CPU under `device=`, because decoders on a GPU take it from
-    there (nvImageCodec, TorchCodec, torchvision, DALI).
+    With `device=` the values of an encoded field stay in the memory of the CPU: decoders on a GPU take them from there
+    (nvImageCodec, TorchCodec, torchvision, DALI).
 
     Attributes:
-        values: of all samples: uint8 of encoded files, else the arrays joined along their first axis; of lists of
-            arrays of one shape, as images of one size, all of them, stacked.
-        offsets: int64 (samples + 1,): where the value of each sample begins, and the end.
+        values: the values of all samples, joined along their first axis; those of encoded files are uint8. A value that
+            is a list of arrays of one shape, such as images of one size, is stacked first.
+        offsets: int64 (samples + 1,), the place in `values` at which each sample's value begins, and the end.
         encoded: whether the values are bytes of files.
     """
 
@@ -35,15 +40,16 @@ class Ragged(NamedTuple):
     encoded: bool
 
     def views(self) -> list[torch.Tensor]:
-        """The value of each sample, in the same memory: while one of them lives, the loader does not reuse it."""
+        """Returns a view on each sample's value. While one of them lives, the loader does not reuse their memory."""
         return list(self.values.split((self.offsets[1:] - self.offsets[:-1]).tolist()))  # type: ignore[no-untyped-call]
 
 
 def collate_ragged(samples: Samples, fields: Sequence[str]) -> dict[object, object]:
-    """Collates as `collate`, with these fields as `Ragged`, of buffers.
+    """Collates dicts as `collate` does, but each of `fields` becomes a `Ragged` of buffers. For workers.
 
     Raises:
-        ConfigError: the samples do not have a field, or its values cannot be joined.
+        ConfigError: a sample is no dict or lacks one of the fields, or the values of a field cannot be joined.
+        TypeError, RuntimeError, ValueError: errors of `collate` over the other fields.
     """
     mappings = _check_mappings(samples, fields)
     rest = collate([{key: value for key, value in sample.items() if key not in fields} for sample in mappings])
@@ -58,7 +64,10 @@ def collate_ragged(samples: Samples, fields: Sequence[str]) -> dict[object, obje
 
 
 def join_ragged(samples: Samples, fields: Sequence[str]) -> dict[object, object]:
-    """Does the same with tensors, where the trainer makes the batches."""
+    """Collates dicts as `default_collate` does, but each of `fields` becomes a `Ragged` of tensors.
+
+    For batches that the trainer makes itself (`num_workers=0`). Raises the errors of `collate_ragged`.
+    """
     import torch
     from torch.utils.data import default_collate
 
@@ -75,7 +84,11 @@ def join_ragged(samples: Samples, fields: Sequence[str]) -> dict[object, object]
 def _split_values(
     field: str, values: Sequence[Any]
 ) -> tuple[list[npt.NDArray[np.generic]], npt.NDArray[np.int64], bool]:
-    """The values as arrays, where each begins, and whether they are bytes."""
+    """Returns the values of a field as arrays, where they begin (and the end), and whether they are bytes of files.
+
+    Raises:
+        ConfigError: they differ in dtype or in the axes after the first, or are no numbers, and cannot be joined.
+    """
     encoded = isinstance(values[0], bytes | Raw)
     try:
         parts: list[npt.NDArray[np.generic]]
@@ -103,6 +116,7 @@ def _split_values(
 
 
 def _check_mappings(samples: Samples, fields: Sequence[str]) -> Sequence[dict[str, object]]:
+    """Returns the samples as they are; raises a ConfigError if one is no dict or lacks one of the fields."""
     for sample in samples:
         missing = fields if not isinstance(sample, dict) else [field for field in fields if field not in sample]
         if missing:

@@ -3,7 +3,8 @@
 A batch is any Python structure. When it is pickled, every array, tensor and list of strings is taken out and written to
 the slot as a *buffer*; the pickle only has the structure around them, a few hundred bytes, behind the last buffer. When
 it is unpickled, each buffer becomes a view on the slot. So nothing large is ever pickled, whatever a `collate_fn`
-returns. Both ends are the trainer and its own workers (docs/architecture.md, rule 7).
+returns. A worker writes the slot (`batches/workers/worker.py`), and the trainer that started the worker reads it
+(`loader/feed/supply.py`): nothing else unpickles it (docs/architecture.md, rule 7).
 
 Free of torch: a worker that uses none never imports it.
 """
@@ -42,7 +43,12 @@ class _Finder:
     """Finds the buffers of a structure while it is pickled, and assigns their offsets.
 
     Args:
-        rows: may contain arrays already; all other buffers are placed behind them.
+        rows: rows of the slot, which may contain arrays already. All other buffers are placed behind them.
+
+    Attributes:
+        buffers: the buffers to be written, each with its offset, without those that are in place.
+        end: offset in the slot behind the last buffer.
+        claimed: fields whose rows contain the arrays of the batch.
     """
 
     def __init__(self, rows: Rows) -> None:
@@ -54,6 +60,7 @@ class _Finder:
         self._known: dict[int, tuple[object, Pid]] = {}
 
     def persistent_id(self, item: object) -> Pid | None:
+        """Returns the entry that takes the place of a buffer, array or tensor; None for all that is to be pickled."""
         if known := self._known.get(id(item)):
             return known[1]
         buffer: Buffer | None = None
@@ -111,7 +118,10 @@ class WritableBatch:
     Attributes:
         nbytes: bytes that it takes in a slot, with the description.
         description: start and length in bytes of the description in the slot.
-        claimed: the fields whose rows are used.
+        claimed: fields whose arrays are in their rows already.
+
+    Raises:
+        Exception: the error of cloudpickle, because it cannot pickle an object of the structure either.
     """
 
     def __init__(self, structure: object, rows: Rows = NO_SLOT) -> None:
@@ -128,7 +138,7 @@ class WritableBatch:
         self.nbytes = sum(self.description)
 
     def compact(self) -> WritableBatch:
-        """Returns the same batch for other memory: without rows and without gaps."""
+        """Returns the same batch for other memory: nothing is in place, and there are no unused rows."""
         return WritableBatch(self._structure)
 
     def write(self, memory: Bytes) -> None:
@@ -147,7 +157,7 @@ def _dump(kind: type[_Pickler] | type[_CloudPickler], structure: object, rows: R
 
 
 class BatchReader:
-    """Turns a written slot back into the batch; every array in it is a view on `memory`.
+    """Turns a written slot back into the batch; every array and tensor in it is a view on `memory`.
 
     Args:
         memory: the slot. Views of the batch keep it.
@@ -157,11 +167,12 @@ class BatchReader:
         self._memory = memory
 
     def read(self, description: tuple[int, int]) -> object:
-        """Returns the batch whose description is at (start, length)."""
+        """Returns the batch whose description is at (start, length), as `WritableBatch.description` has it."""
         start, length = description
         return _Unpickler(io.BytesIO(self._memory[start : start + length].data), self._buffer).load()
 
     def _buffer(self, pid: Pid) -> object:
+        """Returns the array, tensor or strings of an entry: (kind, dtype, shape, torch's dtype or "", offset)."""
         kind, first, second, third, offset = pid
         if kind == STRINGS:
             return self._strings(str(first), bool(second), int(third), int(offset))  # type: ignore[call-overload]

@@ -1,4 +1,8 @@
-"""Registers the slots of the ring with CUDA, so that copies to the device read them directly; fences behind copies."""
+"""Registers the slots of the ring with CUDA, so that copies to the device read them directly; makes fences for copies.
+
+`loader/epoch.py` makes the pinner of a loader, and `ring.py` beside it calls it. The loader's own copies to the device
+use `Fence`, too (`loader/device`).
+"""
 
 from __future__ import annotations
 
@@ -18,31 +22,33 @@ class Fence:
     """A point in the work of a device: work before it may still read memory that the host wants to reuse.
 
     Args:
-        event: recorded on a stream of the device; None: there is nothing to wait for.
+        event: event that was recorded on a stream of the device, or None if there is nothing to wait for.
     """
 
     def __init__(self, event: torch.cuda.Event | None = None) -> None:
         self.event = event
 
     def is_done(self) -> bool:
-        """Whether the device has passed it."""
+        """Whether the device has done all work before the fence. Does not wait."""
         return self.event is None or bool(self.event.query())  # type: ignore[no-untyped-call]
 
     def wait(self) -> None:
-        """Blocks until the device has passed it."""
+        """Waits until the device has done all work before the fence."""
         if self.event is not None:
             self.event.synchronize()
 
 
 logger = logging.getLogger(__name__)
 
+# The flag cudaHostRegisterPortable: the memory counts as pinned for all devices.
 _PORTABLE = 1
 
 
 class TorchCuda:
     """The CUDA runtime of torch, on the device that is current when this object is made.
 
-    Otherwise the feeder's thread would register on device 0, and every rank would keep a context there (500 MB).
+    Without naming the device, the feeder's thread would register on device 0, and every rank would keep a context there
+    (500 MB).
     """
 
     def __init__(self) -> None:
@@ -51,14 +57,14 @@ class TorchCuda:
         self._device = torch.cuda.current_device()
 
     def host_register(self, address: int, nbytes: int, flags: int) -> int:
-        """Returns the error code, 0 for success."""
+        """Registers memory by address and size in bytes; returns CUDA's error code, 0 for success."""
         import torch
 
         with torch.cuda.device(self._device):
             return int(torch.cuda.cudart().cudaHostRegister(address, nbytes, flags))  # type: ignore[no-untyped-call]
 
     def host_unregister(self, address: int) -> int:
-        """Returns the error code."""
+        """Ends the registration of the memory at an address; returns CUDA's error code, 0 for success."""
         import torch
 
         with torch.cuda.device(self._device):
@@ -68,14 +74,14 @@ class TorchCuda:
         """Clears the last error, which would otherwise be reported by the next unrelated call."""
         import torch
 
-        # torch does not bind cudaGetLastError; the check behind a kernel's launch calls it, and raises the error.
+        # torch does not bind cudaGetLastError. Its check after the launch of a kernel calls it, and raises the error.
         try:
             torch.ones(1, device=f"cuda:{self._device}").add_(1)
         except RuntimeError as error:
             logger.debug("cleared: %s", error)
 
     def fence(self) -> torch.cuda.Event:
-        """Returns an event behind all work submitted to the current stream so far."""
+        """Records an event on the current stream, behind all work submitted to it so far, and returns it."""
         import torch
 
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -84,13 +90,16 @@ class TorchCuda:
 
 
 class Pinner:
-    """The registrations of one loader. Slots are registered by the feeder; the rest is called by the trainer.
+    """The registrations of one loader: the feeder's thread adds and removes slots, the trainer's thread does the rest.
 
     Args:
         runtime: CUDA.
-        required: whether a failure is an error; otherwise it is logged once.
-        fencing: the trainer gets the batches in the ring and may copy them itself; otherwise only the loader's own
-            prefetcher copies them, and keeps each until its copy is complete.
+        required: whether a failed registration is an error. If not, it is logged once, and nothing more is registered.
+        fencing: whether released slots must wait for a fence, because the trainer may copy batches itself. False if
+            only the loader's own prefetcher copies them, which keeps each batch until its copy is complete.
+
+    Attributes:
+        pinned: whether at least one slot has been registered.
     """
 
     def __init__(self, runtime: TorchCuda, required: bool, fencing: bool = True) -> None:
@@ -105,10 +114,10 @@ class Pinner:
 
     @classmethod
     def from_mode(cls, mode: Pin, fencing: bool = True) -> Pinner | None:
-        """Returns the pinner for `pin_memory=`, or None if memory is not pinned.
+        """Returns the pinner for `pin_memory=`, or None if memory is not pinned: for "off", and without CUDA.
 
         Raises:
-            ConfigError: "required" without CUDA.
+            ConfigError: `mode` is "required", and torch finds no CUDA device.
         """
         if mode == "off":
             return None
@@ -124,7 +133,7 @@ class Pinner:
         """Registers the new memory of a slot; returns whether released slots must wait for a fence.
 
         Raises:
-            ConfigError: it failed, and pinning was required.
+            ConfigError: the registration failed, and it is required.
         """
         if not self._failed:
             code = self._runtime.host_register(find_address(memory), memory.nbytes, _PORTABLE)
@@ -146,7 +155,7 @@ class Pinner:
         return self.pinned and self._fencing
 
     def unregister(self, slot: int) -> None:
-        """Unregisters the memory of a slot from which no copy is running."""
+        """Unregisters the memory of a slot, if it is registered. No copy from it may be running."""
         with self._lock:
             memory = self._registered.pop(slot, None)
         if memory is not None:
@@ -157,7 +166,7 @@ class Pinner:
         return Fence(self._runtime.fence())
 
     def close(self) -> None:
-        """Unregisters everything; no copy runs any more."""
+        """Unregisters all slots. No copy from them may be running."""
         with self._lock:
             for memory in self._registered.values():
                 self._runtime.host_unregister(find_address(memory))

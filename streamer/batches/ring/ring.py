@@ -4,6 +4,8 @@ If a batch needs a slot and none is free, the worker that writes the batch makes
 knows the size of the batch. A batch that does not fit into its slot gets new memory in the same way, which replaces
 that of the slot. Each slot therefore has the size of a batch of this run, and there are as many slots as batches in
 use at the same time.
+
+The feeder owns the ring of a loader (`loader/feed/feeder.py`); `loader/feed/supply.py` opens its batches.
 """
 
 from __future__ import annotations
@@ -23,9 +25,9 @@ from streamer.config import format_bytes
 
 logger = logging.getLogger(__name__)
 
-# Freed slots are filled with this byte if `poison` is set, so that a view that outlives its slot is noticed.
+# The byte with which freed slots are filled if `poison` is set, so that a view that outlives its slot is noticed.
 POISON = 0xDB
-# Slots that the trainer holds: the batch in use, the next one, one more for the prefetcher.
+# Number of slots that the trainer holds: the batch in use, the next one, one more for the prefetcher.
 HELD_SLOTS = 3
 
 
@@ -33,9 +35,9 @@ class Limits(msgspec.Struct, frozen=True):
     """The limits of the ring.
 
     Attributes:
-        usual: number of slots.
-        most: number of slots while the next batch is late and later ones are finished.
-        nbytes: of all slots together.
+        usual: largest number of slots.
+        most: largest number of slots while the next batch is late and later ones are finished.
+        nbytes: largest number of bytes of all slots together.
     """
 
     usual: int
@@ -47,10 +49,10 @@ class Slot:
     """Memory for one batch.
 
     Attributes:
-        number: unique in the ring.
-        descriptor: of the memory; -1: no memory yet.
-        nbytes: of the memory.
-        view: the array as which the trainer holds it.
+        number: number of the slot, unique in the ring, never used again.
+        descriptor: file descriptor of the memory, or -1 if it has no memory yet.
+        nbytes: bytes of the memory, 0 without memory.
+        view: weak reference to the array as which the trainer holds it, or None if the trainer does not hold it.
     """
 
     __slots__ = ("_mapping", "descriptor", "nbytes", "number", "view")
@@ -66,7 +68,10 @@ class Slot:
         return f"Slot({self.number}, {self.nbytes} bytes)"
 
     def replace(self, descriptor: int, nbytes: int) -> None:
-        """Replaces the memory, and owns the new descriptor."""
+        """Maps the memory of a descriptor in place of the old one, and closes the old descriptor.
+
+        The slot closes the new descriptor in the end. Raises an OSError if the memory cannot be mapped.
+        """
         mapping = shared_memory.map_memfd(descriptor, nbytes)
         self.close()
         self.descriptor = descriptor
@@ -74,11 +79,11 @@ class Slot:
         self._mapping = mapping
 
     def window(self) -> Bytes:
-        """A new array over the memory."""
+        """Returns a new array over the memory of the slot."""
         return shared_memory.window(self._mapping, 0, self.nbytes)
 
     def close(self) -> None:
-        """Closes the descriptor; the mapping ends with its last view."""
+        """Closes the descriptor: the slot has no memory then. The mapping ends with its last view."""
         if self.descriptor >= 0:
             os.close(self.descriptor)
         self.descriptor = -1
@@ -87,7 +92,7 @@ class Slot:
 
 
 class SlotView(weakref.ref[Bytes]):
-    """The array as which a slot is held; knows its slot when the array is gone."""
+    """A weak reference to the array as which a slot is held: it still knows the slot when the array is deleted."""
 
     __slots__ = ("slot",)
     slot: Slot
@@ -96,17 +101,22 @@ class SlotView(weakref.ref[Bytes]):
 class Ring:
     """The slots of one loader, in the trainer's process.
 
-    Used on the feeder's thread, except that views are deleted on any thread, at any time. That runs no Python code: a
-    Ctrl-C that comes inside a finalizer is lost, 14 % of them in a loop that only takes batches (2026-11-23).
+    Used on the feeder's thread, but for `hold`, `fence` and `wait_for_fences`, which the trainer's thread calls. Views
+    are deleted on any thread, at any time. That runs no Python code, because a Ctrl-C that comes inside of a finalizer
+    is
+    lost: 14 % of them in a loop that only takes batches (2026-11-23).
+
+    A slot is free, taken (`take`), held by the trainer (`hold`), or released: its views are deleted, and `reclaim`
+    frees it, after a fence if there must be one.
 
     Args:
-        limits: number and bytes of the slots.
-        on_fence: called by the trainer's thread while slots wait for a fence; must not block.
-        pinner: registers slots with the device; None: not needed.
-        poison: fill freed slots with POISON.
+        limits: largest number and bytes of the slots.
+        on_fence: called by the trainer's thread while slots wait for a fence. It must not block.
+        pinner: registers slots with the device, or None if that is not needed.
+        poison: whether freed slots are filled with POISON.
 
     Attributes:
-        fencing: released slots wait for a fence.
+        fencing: whether released slots must wait for a fence.
     """
 
     def __init__(
@@ -131,7 +141,7 @@ class Ring:
 
     @property
     def slots(self) -> int:
-        """Number of slots."""
+        """Number of all slots."""
         return len(self._slots)
 
     @property
@@ -145,17 +155,19 @@ class Ring:
         return len(self._free)
 
     def take(self, *, late: bool) -> Slot | None:
-        """Returns a free slot or a new one without memory, or None if the limit is reached.
+        """Returns a free slot or a new one without memory, or None if the limits allow no further slot.
+
+        Frees released slots first.
 
         Args:
-            late: the next batch to be delivered is not finished.
+            late: whether the next batch to be delivered is not finished, so that `Limits.most` counts.
         """
         self.reclaim()
         if self._free:
             return self._free.pop()
         if self.slots >= (self._limits.most if late else self._limits.usual):
             return None
-        # Another slot would have the size of the last one.
+        # A slot without memory is counted with the size of the memory that was made last.
         usual = self._last_nbytes
         if sum(slot.nbytes or usual for slot in self._slots.values()) + usual > self._limits.nbytes:
             return None
@@ -166,8 +178,19 @@ class Ring:
     def adopt(self, slot: Slot, descriptor: int, nbytes: int) -> bool:
         """Sets the memory of a taken slot to the one that a worker made for its batch.
 
+        The old memory of the slot is unregistered and closed in any case.
+
+        Args:
+            slot: A slot that was taken.
+            descriptor: File descriptor of the new memory.
+            nbytes: Size of the new memory.
+
         Returns:
-            Whether the ring has space for it; otherwise the slot is removed, and the memory belongs to the caller.
+            Whether the ring has space for it and owns the descriptor. If not, the slot is removed from the ring, and
+            the descriptor stays with the caller.
+
+        Raises:
+            ConfigError: the memory could not be registered with CUDA, and that is required.
         """
         if slot.nbytes and self._pinner is not None:
             self._pinner.unregister(slot.number)
@@ -191,13 +214,13 @@ class Ring:
         return True
 
     def put_back(self, slot: Slot) -> None:
-        """Frees a taken slot that the trainer does not hold."""
+        """Frees a slot that was taken and that the trainer does not hold."""
         if self._poison and slot.nbytes:
             slot.window().fill(POISON)
         self._free.append(slot)
 
     def hold(self, slot: Slot, memory: Bytes | None = None) -> Bytes:
-        """Returns the slot's memory. The slot is free again when the array and all views on it are deleted.
+        """Returns an array over the slot's memory. The slot is released when the array and all views on it are deleted.
 
         Args:
             slot: A slot that was taken.
@@ -211,7 +234,7 @@ class Ring:
         return memory
 
     def reclaim(self) -> None:
-        """Frees the slots whose views are deleted and whose fences have passed."""
+        """Frees the slots whose views are deleted, but only after their fence if `fencing` is set. Does not wait."""
         while self._fenced and self._fenced[0][0].is_done():
             for slot in self._fenced.popleft()[1]:
                 self.put_back(slot)
@@ -219,9 +242,10 @@ class Ring:
             self.put_back(self._take_free_slot())
 
     def fence(self, make: Callable[[], Fence]) -> None:
-        """Puts a fence behind all slots released so far: a copy that began earlier may still read them.
+        """Makes one fence for all slots released so far: a copy that began earlier may still read them.
 
-        Called by the trainer's thread, on whose stream such copies are.
+        Called by the trainer's thread, on whose stream such copies are. `make` returns a fence behind them, and is
+        called only if slots have been released.
         """
         slots = []
         while self._released:
@@ -229,7 +253,7 @@ class Ring:
         if slots:
             self._fenced.append((make(), slots))
         if self._fenced:
-            # A passed event sends no signal: the feeder checks now.
+            # CUDA does not signal that an event has passed: the feeder is woken to check.
             self._on_fence()
 
     def wait_for_fences(self) -> None:
@@ -238,7 +262,7 @@ class Ring:
             fence.wait()
 
     def close(self) -> None:
-        """Closes the descriptors; memory ends with its last view."""
+        """Closes the descriptors of all slots. The memory of each ends with its last view."""
         for slot in self._slots.values():
             slot.view = None
             if slot.descriptor >= 0:

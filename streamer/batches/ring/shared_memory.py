@@ -1,6 +1,9 @@
-"""Nameless shared memory: a sealed memfd, and the mapping of one.
+"""Makes and maps shared memory without a name: a sealed memfd.
 
-Not /dev/shm: no 64 MB limit of a container, and no name that a killed process leaves behind.
+A memfd has no limit as /dev/shm has in a container (64 MB), and leaves no name behind when its process is killed. Where
+the system has none, `linux.memory_file` takes an unlinked file instead.
+
+Workers make memory for batches with it (`batches/workers`), and the ring and the loader's feed map that.
 """
 
 from __future__ import annotations
@@ -19,12 +22,12 @@ _PAGE = mmap.PAGESIZE
 
 
 def align_to_page(count: int) -> int:
-    """The next multiple of the page size."""
+    """Returns the first multiple of the page size that is not below `count`."""
     return -(-count // _PAGE) * _PAGE
 
 
 def available_bytes() -> int:
-    """The memory that is available to this process, on the machine and within its cgroup limits."""
+    """Returns the bytes of memory that this process can still take, on the machine and within its cgroup's limits."""
     with open("/proc/meminfo", "rb") as lines:
         free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith(b"MemAvailable"))
     left = Cgroup().memory_left_bytes()
@@ -32,13 +35,16 @@ def available_bytes() -> int:
 
 
 def create_memfd(name: str, count: int) -> int:
-    """Makes `count` bytes of shared memory that can neither grow nor shrink; returns the descriptor.
+    """Makes `count` bytes of shared memory that can neither grow nor shrink; returns its file descriptor.
+
+    `name` shows in /proc only.
 
     The pages are allocated now, so that a lack of memory is an error here, not a SIGBUS during training. The available
     memory is checked first: a memfd has no limit of its own, and allocating too much invokes the OOM killer.
 
     Raises:
-        ConfigError: no memfd on this system, or not enough memory.
+        ConfigError: less memory than `count` is available, or this system can make no such memory.
+        OSError: the pages could not be allocated all the same.
     """
     if count > (room := available_bytes()):
         raise ConfigError(
@@ -64,14 +70,18 @@ def create_memfd(name: str, count: int) -> int:
 
 
 def map_memfd(descriptor: int, count: int) -> memoryview:
-    """Maps the memory with every page present, so that its use never faults; unmapped with the last view."""
+    """Maps shared memory of `count` bytes by its descriptor, which the caller may close then.
+
+    Every page is present, so that a write never faults. The memory is unmapped with the last view of the result. Raises
+    an OSError if it cannot be mapped.
+    """
     return memoryview(mmap.mmap(descriptor, count, mmap.MAP_SHARED | linux.MAP_POPULATE))
 
 
 def window(mapping: memoryview, start: int, count: int) -> Bytes:
-    """A new array over a part of the mapping.
+    """Returns a new array over `count` bytes of the mapping, from the byte `start` on.
 
-    New each time and never a slice of a longer-lived array: numpy would hang views of a slice on the long-lived one,
-    and a finalizer on the slice would fire under live views.
+    It is no slice of another array: numpy would make that array the base of all views of the slice, and a weak
+    reference to the slice would end while views of it still live.
     """
     return np.frombuffer(mapping, np.uint8, count, start)
