@@ -1,4 +1,7 @@
-"""Makes rows of documents for `Packing`: their tokens one after the other, bounds, and padding behind the last."""
+"""Makes rows of documents for `Packing`: their tokens one after the other, bounds, and padding behind the last.
+
+Workers use it (`batches/samples/row_units.py`), and an iterator over single samples (`loader/rank/sample_iterator.py`).
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,7 @@ Array = npt.NDArray[np.generic]
 
 
 class Document(msgspec.Struct, frozen=True, eq=False):
-    """A made document.
+    """A document whose fields are made, by decoding and by the transform.
 
     Attributes:
         tokens: the fields with one value for each token, by name.
@@ -63,12 +66,12 @@ class RowAssembler:
         return f"RowAssembler({self._packing})"
 
     def document(self, sample: object, tokens: int) -> Document:
-        """Looks for the fields that have one value for each token.
+        """Returns a sample as a document: separates the fields with one value for each token from the others.
 
         Args:
             sample: what the transform has returned.
-            tokens: Number of tokens that the plan has. Where tokens are estimated, the first
-                field with values decides instead; without tokens the document is empty.
+            tokens: Number of tokens that the plan has for it. Where tokens are estimated, the first field with values
+                decides instead, and a sample without any values becomes an empty document.
 
         Raises:
             DecodeError: the sample is not a dict, lacks a named field, has another number of tokens or a field that
@@ -100,7 +103,10 @@ class RowAssembler:
         return Document(found, {name: value for name, value in fields.items() if name not in found})
 
     def _count_tokens(self, fields: Mapping[str, object]) -> int:
-        """Returns the number of tokens of a document with an estimate only, or -1 if no field has any values."""
+        """Returns the number of tokens of a document that was estimated: the length of the first field with values.
+
+        0 means that its fields are empty, and -1 that no field can have tokens.
+        """
         values = [fields.get(name) for name in self._packing.fields or self._known[1] or fields]
         lengths = [len(array) for value in values if (array := _read_array(value)) is not None]
         if any(lengths):
@@ -108,7 +114,9 @@ class RowAssembler:
         return 0 if lengths or [] in values else -1
 
     def settle(self, made: dict[int, Document], pieces: Pieces) -> tuple[dict[int, Document], Pieces]:
-        """Returns the documents that are in rows, and their pieces: all, as planned, unless tokens were estimated.
+        """Returns the documents that have tokens in rows, and the pieces with the true number of their tokens.
+
+        Where tokens are not estimated, both are returned as they are.
 
         Args:
             made: the documents by their places among the pieces.
@@ -121,7 +129,10 @@ class RowAssembler:
         return {at: document for at, document in made.items() if found.size[at]}, found
 
     def _match_last(self, sample: dict[str, object], tokens: int) -> Document | None:
-        """Returns the document if it has the fields of the last one, all arrays, or None if it needs a closer look."""
+        """Returns the document if the sample clearly has the fields of the last one, else None.
+
+        None means that `document` must look at each field.
+        """
         names, of_tokens = self._known
         if list(sample) != names:
             return None
@@ -141,12 +152,13 @@ class RowAssembler:
         return Document(found, others)
 
     def rows(self, made: Mapping[int, Document], pieces: Pieces, out: Sequence[Row] = ()) -> list[dict[str, object]]:
-        """Makes the rows of a batch.
+        """Makes the rows of a batch, each as its fields by name.
 
         Args:
-            made: the documents by their places among the pieces; of those that are missing the places stay empty.
-            pieces: which documents are in each row, settled.
-            out: memory for the arrays of each row, by field.
+            made: the documents by their places among the pieces. A document that is missing leaves its tokens' places
+                to the next ones: the end of the row gets more padding.
+            pieces: which documents are in each row, as `settle` returned them.
+            out: memory for the arrays of each row, by field, or () to take new memory.
 
         Raises:
             WorkerError: no document could be made, of this batch or before.
@@ -185,11 +197,11 @@ class RowAssembler:
         ]
 
     def places(self, rows: Sequence[Mapping[str, object]]) -> int:
-        """Returns how many tokens rows have room for."""
+        """Returns the number of tokens that these rows have room for."""
         return len(rows) * self._packing.length
 
     def _row(self, documents: Sequence[tuple[Document, int, int]], out: Row) -> dict[str, object]:
-        """Makes a row of documents, each with the first of its tokens in the row, and their number."""
+        """Makes a row of documents. Each comes with its first token in the row, and its number of tokens there."""
         length = self._packing.length
         dtypes = self._dtypes
         multiple = self._packing.multiple_of
@@ -226,13 +238,19 @@ class RowAssembler:
         return {**row, BOUNDS: np.array(bounds, np.int32), LONGEST: longest, **others}
 
     def _pad(self, arrays: Mapping[str, Array], numbers: Array, begin: int, end: int) -> None:
-        """Pads places of a row."""
+        """Pads the tokens begin..end-1 of a row. They get the document number 0."""
         for name, array in arrays.items():
             array[begin:end] = self._packing.find_pad(name)
         numbers[begin:end] = 0
 
     def _label(self, labels: Array, tokens: Array, begin: int) -> None:
-        """Sets the labels of a piece that begins at a token of its document; they are -100 before."""
+        """Sets the labels of a piece of a document. Those that stay as they are have been filled with -100.
+
+        Args:
+            labels: labels of the piece.
+            tokens: tokens of the whole document.
+            begin: place in the document at which the piece begins.
+        """
         size = len(labels)
         if self._packing.labels == "same":
             labels[1:] = tokens[begin + 1 : begin + size]
@@ -271,10 +289,10 @@ def check_pad(packing: RowOption, found: Mapping[str, object]) -> None:
 
 
 def check_fields_of(sample: object) -> dict[str, object]:
-    """Returns what the transform has returned, which must be a dict.
+    """Returns a sample as a dict of fields.
 
     Raises:
-        DecodeError: something else.
+        DecodeError: the transform has returned something else than a dict.
     """
     if not isinstance(sample, dict):
         raise DecodeError(
@@ -284,7 +302,7 @@ def check_fields_of(sample: object) -> dict[str, object]:
 
 
 def find_other_fields(documents: Sequence[Document]) -> Document | None:
-    """Returns the first document that has other fields than the first of all, or None if all have the same."""
+    """Returns a document with other fields than the first one, or None if all documents have the same fields."""
     tokens = documents[0].tokens.keys()
     others = documents[0].others.keys()
     return next((one for one in documents if one.tokens.keys() != tokens or one.others.keys() != others), None)
@@ -304,7 +322,7 @@ def _read_array(value: object) -> Array | None:
 
 
 def _memory(out: Row, name: str, dtype: np.dtype[np.generic], length: int) -> Array:
-    """Returns memory of the batch for an array of a row, if there is some; else new memory."""
+    """Returns the array of `out` with this name if it fits, and else a new one that is not filled."""
     given = out.get(name)
     if given is not None and given.dtype == dtype and given.shape == (length,):
         return given
@@ -318,7 +336,7 @@ def _describe(document: Document) -> str:
 
 # Names that tokenizers and packers give to tokens.
 _TOKENS = frozenset(["input_ids", "tokens", "token_ids", "ids", "input_tokens", "text_ids"])
-# Names of what tokenizers and packers put beside them, with one number for each token.
+# Names of other fields with one number for each token, which tokenizers and packers make.
 _NO_TOKENS = frozenset(
     [
         *("attention_mask", "token_type_ids", "special_tokens_mask", "position_ids", "positions", "segment_ids"),
@@ -333,7 +351,8 @@ def find_token_field(fields: Mapping[str, npt.NDArray[Any]], named: Iterable[str
 
     Args:
         fields: The fields with one value for each token.
-        named: Fields that the user has named; None if there are none.
+        named: Fields that the user has named in their order, or None if there are none. The first one wins among
+            several that may have the tokens.
 
     Raises:
         DecodeError: no field or several may have the tokens.

@@ -1,4 +1,7 @@
-"""How batches are made level, so that they cost every rank the same: the user's option."""
+"""The option `balance=` of a dataset: how batches are made level, so that they cost every rank the same.
+
+Datasets of the loader take it (`loader/dataset.py`). `batches/samples/opened.py` opens the lengths of samples for it.
+"""
 
 from __future__ import annotations
 
@@ -20,10 +23,10 @@ if TYPE_CHECKING:
 
 
 class Measurable(Protocol):
-    """A dataset whose samples have lengths. It cuts the import of `batches.samples`, which asks this option."""
+    """A dataset whose samples have lengths: `OpenedDataset`, which imports this module and so is not imported here."""
 
     def measure(self, lengths: str | Estimate | None) -> None:
-        """Opens the lengths of the samples."""
+        """Opens the lengths of the samples, see `OpenedDataset.measure`."""
         ...
 
 
@@ -36,12 +39,13 @@ class Balance:
     rows a batch has depends on the global batch, not on the number of ranks; a run goes on with another one.
 
     Args:
-        rows_per_rank: rows of a rank in a step; so many are made level together. For fewer ranks with more rows each it
-            stays as it is. With 1, rows of like cost share a step, and batches differ more from each other.
+        rows_per_rank: number of rows, or samples, that one rank has in a step: so many are made level together. A run
+            that goes on with fewer ranks, and more rows for each, keeps this number. With 1, rows of like cost share a
+            step, and batches differ more from each other.
         coefficients: (a, b) of the cost of a document, or sample, of n tokens: a x n + b x n**2, whole numbers. The
             default is that of a transformer of hidden size 4,096: 6 x 4,096 x n + n**2.
-        lengths: without packing, n of each sample: as `lengths` of `Packing`. More than 2**24 count as 2**24. With an
-            `Estimate`, ranks are as level as it is right.
+        lengths: length n of each sample, as `lengths` of `Packing`, and only for samples that are not packed. More than
+            2**24 count as 2**24. With an `Estimate`, ranks are only as level as the estimate is right.
 
     Raises:
         ConfigError: an invalid value.
@@ -64,14 +68,19 @@ class Balance:
 
     @property
     def name(self) -> str:
-        """What the name of a stream says of it."""
+        """Text for the name of a stream, with a comma before it."""
         return f", balance {self.rows_per_rank}"
 
     def check(self, shuffle: str, packing: AnyPacking, growing: AnyGrowing) -> None:
         """Refuses options of the dataset with which batches cannot be made level.
 
+        Args:
+            shuffle: "none", "block" or "sample".
+            packing: how samples are packed.
+            growing: whether the dataset grows.
+
         Raises:
-            ConfigError: one of them.
+            ConfigError: the dataset is not shuffled, grows, or has lengths both for `packing` and for this option.
         """
         if shuffle == "none":
             raise ConfigError("balance= with shuffle=False: it changes the order; leave one out", field="balance")
@@ -79,30 +88,33 @@ class Balance:
         growing.check_balance()
 
     def drop_source(self) -> Balance:
-        """Returns the same balance but for the source of its lengths."""
+        """Returns the same balance without the source of its lengths."""
         return with_options(self, lengths=None)
 
     def measure(self, data: Measurable) -> None:
-        """Opens the lengths of the samples of a dataset.
+        """Opens the lengths of a dataset's samples, in the dataset.
 
         Raises:
-            ConfigError: nothing says how long a sample is.
+            ConfigError: nothing says how long a sample is, or the file with the lengths does not fit the dataset.
         """
         data.measure(self.lengths)
 
     def spec(self, batch: int, lengths: str = "") -> BalanceSpec:
-        """Returns the parts that decide which rows share a batch.
+        """Returns the parts that decide which rows share a batch, for the spec of the order.
 
         Args:
             batch: rows of the global batch.
-            lengths: identity of the measured lengths.
+            lengths: identity of the measured lengths, or "" where rows are packed or the format knows the lengths.
+
+        Raises:
+            ConfigError: coefficients or numbers are not allowed.
         """
         return BalanceSpec(self.rows_per_rank, *self.coefficients, batch, lengths)
 
 
 @dataclass(frozen=True, repr=False)
 class NoBalance:
-    """The balance of a dataset whose batches are not made level: it takes any option."""
+    """Stands for `balance=None`: batches are not made level. It has the methods of `Balance`, and refuses nothing."""
 
     name: ClassVar[str] = ""
 
@@ -110,18 +122,18 @@ class NoBalance:
         return "None"
 
     def check(self, shuffle: str, packing: AnyPacking, growing: AnyGrowing) -> None:
-        """Takes any options of the dataset."""
+        """Refuses nothing: all options of the dataset are allowed."""
 
     def drop_source(self) -> NoBalance:
-        """Returns itself: it has no lengths."""
+        """Returns itself, since it has no lengths."""
         return self
 
     def spec(self, batch: int, lengths: str = "") -> UnsetType:
-        """Returns the parts that decide which rows share a batch: there are none."""
+        """Returns UNSET: the spec of such an order has no part for it."""
         return UNSET
 
     def measure(self, data: Measurable) -> None:
-        """Leaves the samples of a dataset unmeasured."""
+        """Does nothing: the lengths of samples are not needed."""
 
 
 NO_BALANCE = NoBalance()
@@ -129,10 +141,10 @@ AnyBalance: TypeAlias = Balance | NoBalance
 
 
 def read_balance(given: object) -> AnyBalance:
-    """Returns the balance of an argument, which may be left out.
+    """Returns the argument `balance=` of a dataset, or `NO_BALANCE` for None.
 
     Raises:
-        ConfigError: something else.
+        ConfigError: the argument is neither None nor a `Balance`.
     """
     if given is None:
         return NO_BALANCE

@@ -1,4 +1,8 @@
-"""Made documents to a bucket: a batch of documents of like length, padded to the longest of them."""
+"""Makes buckets of made documents, for `Buckets`: a bucket is a batch of documents, padded to the longest of them.
+
+Workers use it (`batches/samples/row_units.py`), and an iterator over single samples (`loader/rank/sample_iterator.py`).
+`make_assembler` also chooses between buckets and rows.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +20,11 @@ from streamer.errors import DecodeError, WorkerError
 
 
 class BucketAssembler:
-    """Makes buckets of documents. Used by one thread."""
+    """Makes buckets of documents, with the methods of `RowAssembler`. Used by one thread.
+
+    Args:
+        packing: the user's options.
+    """
 
     def __init__(self, packing: Buckets) -> None:
         self._packing = packing
@@ -25,14 +33,16 @@ class BucketAssembler:
         return f"BucketAssembler({self._packing})"
 
     def document(self, sample: object, tokens: int) -> Document:
-        """Looks for the fields that are padded.
+        """Returns a sample as a document: separates the fields that are padded from the others.
 
         Args:
             sample: what the transform has returned.
-            tokens: Number of tokens that the plan has.
+            tokens: Number of tokens that the plan has for it. Without `Buckets.fields` the arrays of that length are
+                padded.
 
         Raises:
-            DecodeError: the sample is not a dict, has no such field, or fields of several lengths.
+            DecodeError: the sample is not a dict, has no field to pad or lacks a named one, its padded fields have
+                several lengths, or `pad` names another field.
         """
         fields = check_fields_of(sample)
         named = self._packing.fields
@@ -52,30 +62,34 @@ class BucketAssembler:
         return Document(arrays, {name: value for name, value in fields.items() if name not in arrays})
 
     def settle(self, made: dict[int, Document], pieces: Pieces) -> tuple[dict[int, Document], Pieces]:
-        """Returns them: all are as planned; see `RowAssembler.settle`."""
+        """Returns both as they are: lengths of buckets are never estimated. See `RowAssembler.settle`."""
         return made, pieces
 
     def rows(self, made: Mapping[int, Document], pieces: Pieces, out: Sequence[Row] = ()) -> list[dict[str, object]]:
-        """Returns the buckets; documents that are missing are left out.
+        """Returns the buckets, each as the fields of a batch. Documents that are missing are left out.
+
+        Padded fields are [documents, longest, ...], "lengths" is int32 [documents], and each other field is a list with
+        the values of the documents.
 
         Args:
             made: the documents by their places among the pieces.
             pieces: which documents are in each bucket.
-            out: not used: the shape of a bucket is not known before.
+            out: not used, since the shape of a bucket is not known before.
 
         Raises:
             WorkerError: no document of a bucket could be made.
-            DecodeError: its documents have different fields.
+            DecodeError: the documents of a bucket have different fields, or arrays that differ in their inner axes.
         """
         spans = [range(*span) for span in pairwise(pieces.first.tolist())]
         return [self._bucket([made[at] for at in span if at in made]) for span in spans]
 
     def places(self, rows: Sequence[Mapping[str, object]]) -> int:
-        """Returns the steps of buckets, padding included."""
+        """Returns the number of tokens in buckets with their padding: documents times the longest of them."""
         lengths = [np.asarray(row[LENGTHS]) for row in rows]
         return sum(len(of) * int(of.max()) for of in lengths)
 
     def _bucket(self, documents: Sequence[Document]) -> dict[str, object]:
+        """Makes one bucket; see `rows`."""
         if not documents:
             raise WorkerError("all samples of a bucket failed")
         first = documents[0]
@@ -104,12 +118,12 @@ Assembler: TypeAlias = RowAssembler | BucketAssembler
 
 
 def make_assembler(packing: Packing | Buckets) -> Assembler:
-    """Returns what makes rows, or buckets."""
+    """Returns the assembler of rows or of buckets, as `packing` asks for."""
     return BucketAssembler(packing) if isinstance(packing, Buckets) else RowAssembler(packing)
 
 
 def _read_array(value: object) -> Array | None:
-    """Returns a value as an array with an axis, at least, or None if it is something else."""
+    """Returns an array, tensor or list of numbers as an array with at least one axis, or None for anything else."""
     if isinstance(value, np.ndarray):
         return value if value.ndim and value.dtype.kind in "biufc" else None
     if isinstance(value, list) and value and isinstance(value[0], int | float):

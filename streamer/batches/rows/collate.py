@@ -1,4 +1,8 @@
-"""Rows to a batch: arrays are stacked, bounds joined, and the values of documents put one after the other."""
+"""Collates rows to a batch: arrays are stacked, bounds joined, and the values of documents put one after the other.
+
+`collate_rows` is public, as the `collate_fn` of torch's own DataLoader. `batches/samples/row_units.py` uses both
+functions for the batches of `StreamingDataLoader`.
+"""
 
 from __future__ import annotations
 
@@ -17,17 +21,18 @@ Row = Mapping[str, Any]
 
 
 def collate_rows(rows: Sequence[Row]) -> dict[str, object]:
-    """Makes a batch of the rows of a dataset with `packing=`, as `StreamingDataLoader` does, of tensors.
+    """Makes a batch of tensors of the rows of a dataset with `packing=`, as `StreamingDataLoader` does.
 
-    The `collate_fn` of torch's own DataLoader over such a dataset.
+    It is meant as the `collate_fn` of torch's own DataLoader over such a dataset.
 
     Args:
-        rows: Values of the rows, at least one.
+        rows: Values of the rows, at least one. The bucket of a dataset with `Buckets` must be the only one.
 
     Returns:
-        The fields of the rows, each [rows, length]. "cu_seqlens", int32 [documents + 1], bounds the documents in the
-        tokens of all rows one after the other; the padding of a row is a document of its own. "max_seqlen" is the
-        length of the longest of these, an int. The other fields have one value for each document, arrays as `Ragged`.
+        The fields of the rows, each [rows, length]. "cu_seqlens", int32 [documents + 1], has the bounds of the
+        documents where the tokens of all rows are put one after the other; the padding of a row counts as a document.
+        "max_seqlen" is the length of the longest of these documents, an int. The other fields have one value for each
+        document, arrays as `Ragged`. A bucket keeps its fields, see `Buckets`.
     """
     import torch
     from torch.utils.data import default_collate
@@ -55,17 +60,18 @@ def _collate(
     join: Callable[[list[object], str], Mapping[Any, object]],
     as_tensor: Callable[[npt.NDArray[Any]], object],
 ) -> dict[str, object]:
-    """Makes a batch.
+    """Makes a batch, of tensors or of buffers, as the three functions make them.
 
     Args:
         rows: Rows of the batch.
-        stack: samples -> batch, by torch's rules.
-        join: dicts of one field, and its name -> the field as `Ragged`.
-        as_tensor: makes a tensor of an array.
+        stack: function that collates samples by torch's rules.
+        join: function that gets dicts with one field and the name of the field, and returns a dict with that field as a
+            `Ragged`.
+        as_tensor: function that makes a tensor of an array.
     """
     first = rows[0]
     if LENGTHS in first and BOUNDS not in first:
-        # A bucket is alone in its batch.
+        # The fields of a bucket are those of a batch already: it is the only one.
         return {
             name: as_tensor(value) if isinstance(value, np.ndarray) else _join_values(name, value, stack, join)
             for name, value in first.items()
@@ -89,8 +95,8 @@ def _join_values(
 ) -> object:
     """Joins the values of documents: arrays as `Ragged`, numbers and texts by torch's rules.
 
-    All else is a list with the value of each document as it is: None, and lists of any length. Torch would turn lists
-    of one length inside out, and refuse others.
+    All else becomes a list with the value of each document as it is, such as None or lists. Torch would transpose lists
+    of one length, and refuse others. Mappings with the same keys become a mapping of joined values.
     """
     first = values[0] if values else None
     if isinstance(first, np.ndarray):
@@ -107,25 +113,25 @@ def _join_values(
 
 
 def _stack_alike(values: list[object], stack: Callable[[Any], Any]) -> object:
-    """Returns what torch makes of numbers, texts, or arrays of one shape; of all else the list."""
+    """Collates numbers, texts, bytes or arrays of one shape by torch's rules; returns the list of all else."""
     if not values:
         return []
     if all(type(value) is int for value in values):
         integers = cast("list[int]", values)
         if not -(1 << 63) <= min(integers) <= max(integers) < 1 << 63:
-            # torch takes no list of such integers, as hashes of documents are.
+            # torch takes no list of integers beyond int64, such as hashes of documents.
             is_unsigned = min(integers) >= 0 and max(integers) < 1 << 64
             return stack([np.array(value, np.uint64) for value in integers]) if is_unsigned else values
     for kinds in ((bool, int, float, np.number, np.bool_), (str,), (bytes,)):
         if all(isinstance(value, kinds) for value in values):
             return stack(values)
     shapes = {(type(value), getattr(value, "shape", None), str(getattr(value, "dtype", ""))) for value in values}
-    # Arrays of no dimension, tensors.
+    # Arrays and tensors have a shape.
     return stack(values) if len(shapes) == 1 and next(iter(shapes))[1] is not None else values
 
 
 def _find_block(values: Sequence[object]) -> npt.NDArray[Any] | None:
-    """Returns the array whose rows these values are, all of them and in order, or None if they are something else."""
+    """Returns the array of which these values are all rows, in order, so that nothing is copied; else None."""
     block = getattr(values[0], "base", None)
     if not isinstance(block, np.ndarray) or len(block) != len(values):
         return None

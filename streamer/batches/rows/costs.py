@@ -1,4 +1,7 @@
-"""The tokens of each document before it is read: from the format, a file with one number per sample, or estimated."""
+"""Finds the tokens of each document before it is read: from the format, from a file of numbers, or by an estimate.
+
+`batches/samples/opened.py` opens them, to plan rows (`packing=`) and to make batches level (`balance=`).
+"""
 
 from __future__ import annotations
 
@@ -19,9 +22,9 @@ from streamer.manifest.table import Manifest
 
 Integers = npt.NDArray[np.int64]
 
-# A field of numbers in one dimension: "<u2[]" of any length, "<u2[2048]" of one.
+# The kind of a field of integers in one dimension: "<u2[]" for any length, "<u2[2048]" for a fixed one.
 _NUMBERS = re.compile(r"[<>|][iu](\d+)\[(\d*)\]")
-# Costs that are hashed at once: 4 MB.
+# Numbers that are hashed at once: 8 MB of int64.
 _BLOCK = 1 << 20
 _MOST = np.iinfo(np.int64).max
 
@@ -30,9 +33,10 @@ class DocumentCosts:
     """The tokens of the samples of a manifest.
 
     Args:
-        manifest: of the dataset.
-        measured: path of an .npy file with a whole number for each sample; None: the format knows them; or an estimate.
-        fields: that have one value for each token, as the user says it; (): not said.
+        manifest: the manifest of the dataset.
+        measured: path of an .npy file with a whole number for each sample, an estimate, or None if the format knows the
+            numbers.
+        fields: names of the fields with one value for each token, or () if the user does not name them.
 
     Raises:
         ConfigError: nothing says how many tokens a sample has, the file is of another dataset, or the bytes of samples
@@ -64,7 +68,11 @@ class DocumentCosts:
 
     @property
     def identity(self) -> str:
-        """What a state keeps: "" where costs follow from the manifest, the estimate, or a digest of the values."""
+        """Text that a state keeps to know the costs again: a digest of the file's numbers, or words for an estimate.
+
+        It is "" where the manifest decides the costs. For many numbers the digest is kept in a file beside the
+        manifest.
+        """
         if isinstance(self._measured, Estimate):
             return self._measured.identity
         if self._column is None or self._measured is None:
@@ -84,17 +92,20 @@ class DocumentCosts:
         return found
 
     def count_tokens(self, ordinals: Integers) -> Integers:
-        """Returns the tokens of samples, by their ordinals in the manifest: (N,)."""
+        """Returns the tokens of samples, by their ordinals in the manifest: int64 (N,).
+
+        A negative number of a file is kept: such a sample could not be read, and is in no row.
+        """
         if self._column is not None:
             counts = self._column[ordinals]
-            # Large ones would be negative, which is a sample that cannot be read; the table of rows refuses them.
+            # Unsigned numbers of 2^63 and more would become negative. The table of rows refuses the largest number.
             counts = np.minimum(counts, np.uint64(_MOST)) if counts.dtype.kind == "u" else counts
             return counts.astype(np.int64)
         if self._constant:
             return np.full(len(ordinals), self._constant, np.int64)
         _, start, stop = self._manifest.locate(ordinals)
         tokens: Integers = ((stop - start) // self._token_bytes).astype(np.int64)
-        # At least one of each document that may have some, so that it is in a row.
+        # An estimate gives every document with bytes at least one token, so that it is in a row.
         return np.maximum(tokens, stop > start) if isinstance(self._measured, Estimate) else tokens
 
 
@@ -113,7 +124,11 @@ def _read_digest(path: Path) -> str:
 
 
 def _find_known(manifest: Manifest, fields: tuple[str, ...]) -> tuple[int, int]:
-    """Returns the bytes of a token, or the tokens of every sample; the other is 0."""
+    """Returns what the format knows: bytes of a token and 0, or 0 and the tokens that every sample has.
+
+    Raises:
+        ConfigError: the format knows neither.
+    """
     kinds = {spec.name: _NUMBERS.fullmatch(spec.kind) for spec in manifest.facts.fields}
     named = {name: kinds.get(name) for name in fields} or kinds
     found = [match for match in named.values() if match is not None]
@@ -130,7 +145,7 @@ def _find_known(manifest: Manifest, fields: tuple[str, ...]) -> tuple[int, int]:
 
 
 def _map_file(path: str, manifest: Manifest) -> npt.NDArray[np.integer]:
-    """Maps the numbers of a file."""
+    """Maps the numbers of an .npy file, one for each sample of the manifest; raises a ConfigError if it has others."""
     try:
         column = np.load(Path(path), mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:

@@ -1,4 +1,7 @@
-"""Describes rows of documents before a job has them, for `streamer explain`: how full, how local, how level."""
+"""Describes rows of documents before a job has them: how full they are, how local, and how level the ranks.
+
+`streamer explain` prints it (`tools/explain_command.py`).
+"""
 
 from __future__ import annotations
 
@@ -15,9 +18,9 @@ from streamer.order.rank_split import RankSplit
 from streamer.order.row_order import RowOrder, row_window
 from streamer.order.spec import OrderSpec, auto_lanes
 
-# Numbers of rows of a rank in a step, for which ranks are compared.
+# Ranks are compared for each of these numbers of rows that a rank has in a step.
 _ROWS = (1, 2, 4, 8)
-# The mean is taken over this many steps.
+# Number of first steps over which `dearest_rank` takes the mean.
 _STEPS = 64
 
 
@@ -29,7 +32,7 @@ def explain_rows(planned: PlannedRows, stored_bytes: int, global_batch: int, see
     Args:
         planned: the rows.
         stored_bytes: Stored bytes of their documents.
-        global_batch: B, rows over all ranks.
+        global_batch: rows of a batch over all ranks.
         seed: Seed of the order.
     """
     order = _order(planned, global_batch, seed).inner
@@ -64,11 +67,11 @@ def dearest_rank(
     Both are means over the first steps of epoch 0.
 
     Args:
-        planned: the rows, a global batch at least.
-        ranks: R.
+        planned: the rows, at least those of one step.
+        ranks: Number of ranks.
         rows: Rows of a rank in a step.
         seed: Seed of the order.
-        cost: Cost of the tokens of a document in a row, and of their square.
+        cost: The pair (a, b) in the cost a x n + b x n**2 of a document with n tokens in a row.
     """
     batch = ranks * rows
 
@@ -88,7 +91,14 @@ def dearest_rank(
 
 
 def _order(planned: PlannedRows, global_batch: int, seed: int, together: int = 1) -> RowOrder:
-    """Returns the order of a job without `Balance`, or the one inside of `Balance(rows_per_rank=together)`."""
+    """Returns the order of a job without `Balance`. With `together` it is the one that `Balance` makes level.
+
+    Args:
+        planned: the rows.
+        global_batch: rows of a batch over all ranks.
+        seed: Seed of the order.
+        together: `rows_per_rank` of `Balance`, or 1 without it.
+    """
     sets, chunks = (int(np.count_nonzero(each)) for each in (planned.counts, planned.documents.chunk_samples))
     lanes = auto_lanes(sets, global_batch // together)
     window = row_window(sets=sets, chunks=chunks, global_batch=global_batch, lanes=lanes, shuffle_window=None)

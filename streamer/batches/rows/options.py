@@ -1,4 +1,7 @@
-"""How documents are packed into rows: the user's options."""
+"""The options `packing=` of a dataset: how documents are packed into rows (`Packing`) or into buckets (`Buckets`).
+
+Datasets of the loader take them (`loader/dataset.py`); plans and workers ask them, or `NO_PACKING` in their place.
+"""
 
 from __future__ import annotations
 
@@ -21,16 +24,16 @@ from streamer.removed import check_options, replace_arguments
 
 Labels: TypeAlias = Literal["shifted", "same"]
 
-# Fields that rows have besides those of documents.
+# Names of fields that rows or buckets have besides those of documents.
 POSITIONS = "position_ids"
 DOCUMENTS = "document_ids"
 BOUNDS = "cu_seqlens"
 LONGEST = "max_seqlen"
 LABELS = "labels"
 LENGTHS = "lengths"
-# Cost of a document of n tokens: of n, of n**2; a transformer of hidden size 4,096: 6 x 4,096 n + n**2.
+# Coefficients of n and of n**2 in the cost of a document of n tokens, for a transformer of hidden size 4,096.
 ROW_COST = 24576, 1
-# cross_entropy's ignore_index of torch.
+# The label of tokens without one, which is the default `ignore_index` of torch's cross_entropy.
 IGNORED = -100
 
 
@@ -62,15 +65,15 @@ class Estimate:
 
     @property
     def identity(self) -> str:
-        """What a state keeps of it, besides the length that rows are planned for."""
+        """Text that a state keeps to know the estimate again; the margin is in the length that rows are planned for."""
         return f"{self.bytes_per_token!r} bytes a token"
 
 
 class Packable(Protocol):
-    """A dataset whose samples can be packed. It cuts the import of `batches.samples`, which asks this option."""
+    """A dataset whose samples can be packed: `OpenedDataset`, which imports this module and so is not imported here."""
 
     def plan_rows(self, packing: RowOption, fallback_dir: Path, *, shuffle: bool) -> object:
-        """Plans the rows of the samples."""
+        """Plans the rows of the samples, see `OpenedDataset.plan_rows`."""
         ...
 
 
@@ -78,10 +81,13 @@ class RowOption(ABC):
     """What `Packing` and `Buckets` have in common: an option of a dataset whose rows are planned before an epoch.
 
     Attributes:
-        making: Name of the maker of its batches.
-        words: Words for what it makes, before its number of tokens.
+        making: Name of what makes its batches, in the table of `batches/samples/units.py`.
+        words: Words for what it makes, before its number of tokens, for the log.
         replaces: Whether another sample of the batch replaces one that is skipped.
         joins: Whether such a dataset can be joined to another one.
+        lengths: Source of the tokens of each document, or None if the format knows them.
+        fields: Names of the fields with one value for each token, or None if the user does not name them.
+        pad: Numbers that fields are padded with, by name, or None for the usual ones.
     """
 
     making: ClassVar[str]
@@ -96,40 +102,35 @@ class RowOption(ABC):
     @property
     @abstractmethod
     def room(self) -> int:
-        """Limit of the tokens of a row, or of a batch."""
+        """Largest number of tokens in a row, or in a bucket with its padding."""
 
     @abstractmethod
     def spec(self, costs: str = "") -> RowSpec:
         """Returns the parts that decide which tokens share a row.
 
         Args:
-            costs: identity of the measured costs.
+            costs: identity of the costs, see `DocumentCosts.identity`.
+
+        Raises:
+            ConfigError: an option has a value that is not allowed.
         """
 
     @abstractmethod
     def check_batch(self, batch_size: int) -> None:
-        """Refuses a batch size that the option cannot make.
-
-        Raises:
-            ConfigError: the batch size is one.
-        """
+        """Refuses a batch size that cannot be made with the option: raises a ConfigError."""
 
     def plan_rows(self, data: Packable, fallback_dir: Path, *, shuffle: bool) -> None:
-        """Plans the rows of a dataset.
+        """Plans the rows of a dataset, in the dataset; errors as of `OpenedDataset.plan_rows`.
 
         Args:
             data: the dataset.
-            fallback_dir: Where files are written if the manifest's folder is read-only for this process.
+            fallback_dir: Folder for files if the manifest's folder is read-only for this process.
             shuffle: whether rows are shuffled.
         """
         data.plan_rows(self, fallback_dir, shuffle=shuffle)
 
     def check(self, shuffle: str) -> None:
-        """Refuses orders of single samples.
-
-        Raises:
-            ConfigError: the order is one.
-        """
+        """Refuses the order of single samples: raises a ConfigError if `shuffle` is "sample"."""
         if shuffle == "sample":
             raise ConfigError(
                 'packing= with shuffle="sample": a row has the documents of several chunks, which are fetched whole; '
@@ -138,11 +139,7 @@ class RowOption(ABC):
             )
 
     def check_lengths(self, lengths: str | Estimate | None) -> None:
-        """Refuses lengths besides those of the rows.
-
-        Raises:
-            ConfigError: there are some.
-        """
+        """Refuses the lengths of a `Balance`, since the packing has some: raises a ConfigError if they are not None."""
         if lengths is not None:
             raise ConfigError(
                 "Balance(lengths=...) with packing=: the lengths of documents are those of Packing(lengths=...); leave "
@@ -151,11 +148,7 @@ class RowOption(ABC):
             )
 
     def check_ragged(self, ragged: Sequence[str]) -> None:
-        """Refuses fields that are joined, which come as such anyway.
-
-        Raises:
-            ConfigError: there are some.
-        """
+        """Refuses fields of the loader's `ragged=`, which come as `Ragged` anyway: raises a ConfigError for any."""
         if ragged:
             raise ConfigError(
                 f"ragged={tuple(ragged)!r} with packing=: fields without a value for each token come as Ragged anyway",
@@ -163,16 +156,16 @@ class RowOption(ABC):
             )
 
     def drop_source(self) -> Self:
-        """Returns the same option but for the source of its lengths."""
+        """Returns the same option without the source of its lengths."""
         return with_options(self, lengths=None)  # type: ignore[type-var]  # The subclasses are dataclasses.
 
     def find_pad(self, field: str) -> float:
-        """Returns what a field is padded with."""
+        """Returns the number that a field is padded with."""
         usual = IGNORED if field == LABELS else 0
         return usual if self.pad is None else self.pad.get(field, usual)
 
     def _settle(self, *numbers: str) -> None:
-        """Keeps whole numbers as Python's own, the path of the lengths as absolute, the fields as a tuple."""
+        """Checks the named whole numbers, `lengths`, `fields` and `pad`, and sets each in the form that is kept."""
         settled: dict[str, object] = {name: checks.whole(name, getattr(self, name)) for name in numbers}
         settled["lengths"] = settle_source("lengths", self.lengths)
         if self.fields is not None:
@@ -194,19 +187,20 @@ class Packing(RowOption):
 
     Args:
         length: tokens of a row, 16 to 2**24.
-        policy: "best_fit": no document that fits into a row is cut; "concat": documents one after the other, cut at
-            the end of each row.
-        overflow: documents longer than a row: "split" into pieces, "truncate" to the first `length` tokens, "drop", or
-            "error".
+        policy: "best_fit" cuts no document that fits into a row. "concat" puts documents one after the other, and cuts
+            them at the end of each row.
+        overflow: what becomes of documents longer than a row: "split" into pieces, "truncate" to the first `length`
+            tokens, "drop", or "error".
         lengths: Path of an .npy file with the tokens of each document, a whole number for each sample in the order of
             the dataset, from `streamer.measure_lengths`; or an `Estimate`. By default as the format knows them.
-        fields: Fields with one value for each token, by default all that are as long as the document. Of the others a
-            row has a list, with one entry for each document; arrays come as `Ragged` in a batch.
+        fields: Fields with one value for each token, by default all that are as long as the document. Of each other
+            field a row has a list, with one entry for each document. In a batch, arrays among them come as `Ragged`.
         pad: What fields are padded with, by name: `pad={"input_ids": 2}`. Fields that are not in it are padded with 0,
             "labels" with -100.
-        labels: "shifted": "labels" are made of the first of the fields: the next token of the document, -100 at its
-            end; "same": the tokens, -100 at the first of each document, for models that shift them. None: not made.
-        multiple_of: every document takes a multiple of this in its row; divides `length`.
+        labels: How the field "labels" is made of the tokens. "shifted" takes the next token of the document, and -100
+            at its end. "same" takes the token itself, and -100 at the first one of each document, for models that shift
+            labels themselves. None makes no labels.
+        multiple_of: Every document takes a multiple of this in its row. It must divide `length`.
         rows_per_set: rows that are planned together, on average. Half a row of them stays empty, and all their chunks
             must be local before the first of them is made.
 
@@ -242,14 +236,17 @@ class Packing(RowOption):
 
     @property
     def room(self) -> int:
-        """Tokens of a row."""
+        """Number of tokens in a row."""
         return self.length
 
     def spec(self, costs: str = "") -> RowSpec:
-        """Returns the parts that decide which tokens share a row; the length is that which rows are planned for.
+        """Returns the parts that decide which tokens share a row. With an `Estimate` its length leaves out the margin.
 
         Args:
-            costs: identity of the measured costs.
+            costs: identity of the costs, see `DocumentCosts.identity`.
+
+        Raises:
+            ConfigError: an option has a value that is not allowed.
         """
         spec = RowSpec(
             length=self.length,
@@ -266,13 +263,13 @@ class Packing(RowOption):
         return replace(spec, length=planned, costs=f"{costs}, rows of {self.length}")
 
     def check_batch(self, batch_size: int) -> None:
-        """Takes any batch size: a batch has so many rows."""
+        """Refuses nothing: a batch has so many rows."""
 
 
 @check_options
 @dataclass(frozen=True)
 class Buckets(RowOption):
-    """Batches of whole samples of like length, as many as `max_tokens` allows. For `batch_size=1`.
+    """Makes batches of whole samples of like length, as many as `max_tokens` allows. Needs `batch_size=1`.
 
     A batch has the fields padded to the longest of its samples, [samples, longest, ...], and "lengths", int32
     [samples]. Every sample is once in an epoch, and all ranks make the same number of steps. See docs/sequences.md.
@@ -316,7 +313,7 @@ class Buckets(RowOption):
 
     @property
     def room(self) -> int:
-        """Limit of the tokens of a batch."""
+        """Largest number of tokens in a bucket, with its padding."""
         return self.max_tokens
 
     def spec(self, costs: str = "") -> RowSpec:
@@ -332,11 +329,7 @@ class Buckets(RowOption):
         )
 
     def check_batch(self, batch_size: int) -> None:
-        """Refuses batches of several buckets.
-
-        Raises:
-            ConfigError: the batch size is not 1.
-        """
+        """Refuses batches of several buckets: raises a ConfigError if the batch size is not 1."""
         if batch_size > 1:
             raise ConfigError(
                 f"batch_size={batch_size} of a dataset with Buckets: a bucket is a batch; give batch_size=1",
@@ -346,35 +339,34 @@ class Buckets(RowOption):
 
 @dataclass(frozen=True, repr=False)
 class NoPacking:
-    """The packing of a dataset whose samples are not packed: it takes any option."""
+    """Stands for `packing=None`: samples are not packed. Its methods are those of `RowOption`, and refuse nothing."""
 
-    # The maker of batches, and whether another sample of the batch replaces one that is skipped.
+    # See the attributes of `RowOption`.
     making: ClassVar[str] = "samples"
     replaces: ClassVar[bool] = True
-    # Whether such a dataset can be joined to another one.
     joins: ClassVar[bool] = True
 
     def __repr__(self) -> str:
         return "None"
 
     def check(self, shuffle: str) -> None:
-        """Takes any order."""
+        """Refuses nothing: any order is allowed."""
 
     def check_lengths(self, lengths: str | Estimate | None) -> None:
-        """Takes lengths of samples."""
+        """Refuses nothing: `Balance` may have lengths."""
 
     def check_ragged(self, ragged: Sequence[str]) -> None:
-        """Takes fields that are joined."""
+        """Refuses nothing: any field may be ragged."""
 
     def drop_source(self) -> NoPacking:
-        """Returns itself: it has no lengths."""
+        """Returns itself, since it has no lengths."""
         return self
 
     def plan_rows(self, data: Packable, fallback_dir: Path, *, shuffle: bool) -> None:
-        """Leaves the samples of a dataset as they are."""
+        """Does nothing: the samples of the dataset stay as they are."""
 
     def check_batch(self, batch_size: int) -> None:
-        """Takes any batch size."""
+        """Refuses nothing: any batch size is allowed."""
 
 
 NO_PACKING = NoPacking()
@@ -382,10 +374,12 @@ AnyPacking: TypeAlias = RowOption | NoPacking
 
 
 def read_packing(given: object) -> AnyPacking:
-    """Returns the packing of an argument, which may be left out, or a mapping of its fields, as a file has it.
+    """Returns the argument `packing=` of a dataset, or `NO_PACKING` for None.
+
+    A mapping becomes the `Buckets` or `Packing` with these arguments, since a file of options can only have a mapping.
 
     Raises:
-        ConfigError: something else, or an invalid value.
+        ConfigError: the argument is something else, or has an invalid value.
     """
     if given is None:
         return NO_PACKING
@@ -407,7 +401,13 @@ def read_packing(given: object) -> AnyPacking:
 
 
 def settle_source(name: str, given: object) -> str | Estimate | None:
-    """Returns the path of measured numbers as absolute; an estimate may also be a mapping, as a file has it."""
+    """Returns the argument `lengths=`: None, an estimate, or the absolute path of a file with measured numbers.
+
+    A mapping becomes the `Estimate` with these arguments, since a file of options can only have a mapping.
+
+    Raises:
+        ConfigError: the argument is something else. `name` is its name for the message.
+    """
     if given is None or isinstance(given, Estimate):
         return given
     if isinstance(given, Mapping):
@@ -420,7 +420,7 @@ def settle_source(name: str, given: object) -> str | Estimate | None:
 
 
 def _settle_fields(given: object) -> tuple[str, ...]:
-    """Returns the fields as a tuple."""
+    """Returns the argument `fields=` as a tuple; a ConfigError if it is no sequence of names of documents' fields."""
     if isinstance(given, Mapping):
         raise ConfigError(
             f"fields={given!r}: fields= takes names; what fields are padded with is pad={dict(given)!r}", field="fields"
@@ -433,7 +433,7 @@ def _settle_fields(given: object) -> tuple[str, ...]:
 
 
 def _settle_pad(given: object, named: Sequence[str] | None) -> dict[str, float]:
-    """Returns what fields are padded with; `named` are the fields, if the user names them."""
+    """Returns the argument `pad=` as a dict; a ConfigError if it has no numbers or names a field beside `named`."""
     if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
         raise ConfigError(f"pad={given!r}: give a mapping of fields to what they are padded with", field="pad")
     if not all(isinstance(value, int | float) for value in given.values()):

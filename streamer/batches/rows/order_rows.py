@@ -1,4 +1,8 @@
-"""What an order counts of a dataset: its samples, or rows of them. Where nothing is packed, nothing more is loaded."""
+"""Says what an order counts of a dataset: its samples (`SampleRows`), or rows of documents (`PlannedRows`).
+
+Opened datasets and plans ask it (`batches/samples/opened.py`, `batches/samples/plans.py`), and so does the loader's
+kind of one dataset (`loader/kinds/one.py`). Where samples are not packed, nothing that makes rows is loaded.
+"""
 
 from __future__ import annotations
 
@@ -33,18 +37,18 @@ Words = npt.NDArray[np.uint64]
 
 
 class Geometry(NamedTuple):
-    """Lanes and window of an order; None where they are chosen from the counts."""
+    """Lanes and shuffle window of an order, each None where it is chosen from the counts."""
 
     lanes: int | None
     window: int | None
 
 
 class SampleSource(Protocol):
-    """The selected samples of a manifest. It cuts the import of `batches.samples`, whose `OpenedDataset` has them."""
+    """The selected samples of a manifest: `OpenedDataset`, which imports this module and so is not imported here."""
 
     @property
     def manifest(self) -> Manifest:
-        """The manifest."""
+        """The manifest of the dataset."""
         ...
 
     @property
@@ -54,22 +58,22 @@ class SampleSource(Protocol):
 
     @property
     def lengths(self) -> DocumentCosts | None:
-        """Lengths of the samples of the manifest, where samples are balanced."""
+        """Lengths of the samples of the manifest, or None if batches of samples are not made level."""
         ...
 
     @property
     def chunk_samples(self) -> Integers:
-        """(M,) selected samples per chunk."""
+        """Number of selected samples of each of the M chunks: (M,)."""
         ...
 
     @property
     def chunk_first(self) -> Integers:
-        """(M+1,) selected samples before each chunk."""
+        """Number of selected samples before each chunk, and of all: (M+1,)."""
         ...
 
     @property
     def stored_bytes(self) -> int:
-        """The bytes of the selected samples."""
+        """Number of stored bytes of the selected samples."""
         ...
 
     def to_manifest(self, ordinals: Integers) -> Integers:
@@ -86,7 +90,7 @@ class RowRecipe(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         packing: how documents are packed into rows.
-        spec: what fixes the rows; UNSET where samples are counted.
+        spec: what fixes the rows, or UNSET where samples are counted.
     """
 
     packing: AnyPacking
@@ -98,17 +102,23 @@ class RowRecipe(msgspec.Struct, frozen=True, kw_only=True):
         raise NotImplementedError
 
     def open(self, data: SampleSource) -> OrderRows:
-        """Opens the rows of a dataset in this process."""
+        """Opens the rows of a dataset in this process.
+
+        Raises:
+            ManifestCorruptError: a file is damaged, or belongs to other data.
+        """
         raise NotImplementedError
 
 
 class OrderRows(ABC):
     """What an order counts of a dataset.
 
+    Here M is the number of chunks, and S the number of sets of rows.
+
     Attributes:
-        sets: the chunks of each set of rows; None where the chunks themselves are counted.
-        left_out: tokens of documents that are in no row.
-        name: what the name of a stream says of them.
+        sets: the chunks of each set of rows, or None where samples are counted in their chunks.
+        left_out: number of tokens of documents that are in no row of an epoch.
+        name: text for the name of a stream, with a blank before it, or "".
     """
 
     sets: Sets | None = None
@@ -118,21 +128,21 @@ class OrderRows(ABC):
     @property
     @abstractmethod
     def recipe(self) -> RowRecipe:
-        """All that another process needs to know of them."""
+        """All that another process needs to open the same rows."""
 
     @property
     def packing(self) -> AnyPacking:
-        """How documents are packed into rows, which are the samples then."""
+        """How documents are packed into rows, or `NO_PACKING`."""
         return self.recipe.packing
 
     @property
     def spec(self) -> RowSpec | UnsetType:
-        """What fixes the rows; an order of samples has no such part."""
+        """What fixes the rows, or UNSET where samples are counted."""
         return self.recipe.spec
 
     @abstractmethod
     def describe(self) -> str:
-        """Returns a description, for the log."""
+        """Returns a description of the rows for the log."""
 
     @abstractmethod
     def total(self) -> int:
@@ -144,11 +154,11 @@ class OrderRows(ABC):
 
     @abstractmethod
     def are_dense(self, data: SampleSource) -> bool:
-        """Returns whether the numbers of the samples, or rows, of an epoch are all numbers from 0 on, without gaps."""
+        """Returns whether the samples, or rows, of an epoch are numbered from 0 on without gaps."""
 
     @abstractmethod
     def counts_of(self, data: SampleSource) -> Integers:
-        """Returns what the order counts of each chunk, (M,), or set of chunks, (S,)."""
+        """Returns the number of samples of each chunk, (M,), or of rows of each set, (S,)."""
 
     @abstractmethod
     def first_of(self, data: SampleSource) -> Integers:
@@ -160,11 +170,15 @@ class OrderRows(ABC):
 
     @abstractmethod
     def codes(self, book: CodeBook, ordinals: Integers) -> Integers:
-        """Returns the codes of what the order calls its samples; of rows, what the order calls them."""
+        """Returns the codes of samples from the numbers that an order has for them. Rows keep these numbers."""
 
     @abstractmethod
     def pieces(self, row: int, seed: int, epoch: int) -> Pieces:
-        """Returns the documents of a row; see `PlannedRows.pieces`."""
+        """Returns the documents of a row, see `PlannedRows.pieces`.
+
+        Raises:
+            BrokenError: samples are counted.
+        """
 
     @abstractmethod
     def costs_of(
@@ -177,12 +191,12 @@ class OrderRows(ABC):
             numbers: (N,) numbers of the rows, or samples.
             seed: Seed of the order.
             epoch: Epoch of the rows, or the pass of a member of a mix.
-            coefficients: Cost of the tokens of a document or sample, and of their square.
+            coefficients: The pair (a, b) in the cost a x n + b x n**2 of a document or sample of n tokens.
         """
 
     @abstractmethod
     def measure(self, data: Measurable, balance: AnyBalance) -> None:
-        """Opens the lengths of samples that are balanced; rows know theirs.
+        """Opens the lengths of samples if `balance` needs them. Does nothing for rows, whose costs are known.
 
         Raises:
             ConfigError: nothing says how long a sample is.
@@ -192,7 +206,9 @@ class OrderRows(ABC):
     def map_to_chunks(
         self, order: SampleOrder, members: Sequence[OrderRows], first_chunks: Sequence[int]
     ) -> SampleOrder:
-        """Returns an order that says which chunks it needs, made of one that counts the rows of these members.
+        """Returns an order that says which chunks it needs.
+
+        An order of samples is returned as it is. An order of rows counts sets, which are mapped to their chunks.
 
         Args:
             order: Order of samples, or rows.
@@ -204,18 +220,25 @@ class OrderRows(ABC):
     def geometry(
         self, data: SampleSource, global_batch: int, level: BalanceSpec | UnsetType, given: Geometry
     ) -> Geometry:
-        """Returns lanes and window of a shuffled order in what it counts.
+        """Returns lanes and window of a shuffled order: its window is in chunks, or for rows in sets.
 
         Args:
             data: the dataset.
-            global_batch: B, over all ranks.
-            level: what is made level.
-            given: the user's; its window is in chunks.
+            global_batch: samples, or rows, of a batch over all ranks.
+            level: how batches are made level, or UNSET.
+            given: the user's lanes and window, whose window is in chunks.
         """
 
     @abstractmethod
     def explain(self, spec: OrderSpec, data: SampleSource, global_batch: int, nodes: int) -> str:
-        """Returns the order and its quality in words."""
+        """Returns a text that describes the order, for samples also how well it shuffles.
+
+        Args:
+            spec: spec of the order.
+            data: the dataset.
+            global_batch: samples, or rows, of a batch over all ranks.
+            nodes: number of machines.
+        """
 
 
 class NoRows(RowRecipe, frozen=True, kw_only=True):
@@ -226,16 +249,16 @@ class NoRows(RowRecipe, frozen=True, kw_only=True):
 
     @property
     def paths(self) -> list[Path]:
-        """Files that `open` reads: none."""
+        """Files that `open` reads, an empty list."""
         return []
 
     def open(self, data: SampleSource) -> SampleRows:
-        """Opens the rows of a dataset in this process."""
+        """Returns the samples as what is counted."""
         return SampleRows()
 
 
 class SampleRows(OrderRows):
-    """Rows of one sample each: samples are not packed, and an order counts them in their chunks."""
+    """Samples that are not packed: an order counts them in their chunks."""
 
     name = ""
 
@@ -245,7 +268,7 @@ class SampleRows(OrderRows):
         return NoRows()
 
     def total(self) -> int:
-        """See `OrderRows`."""
+        """Raises a ConfigError: a dataset without `packing=` has no rows."""
         raise ConfigError("rows is for a dataset with packing=; this one has samples", field="packing")
 
     def describe(self) -> str:
@@ -253,7 +276,7 @@ class SampleRows(OrderRows):
         return "samples, which are not packed"
 
     def are_dense(self, data: SampleSource) -> bool:
-        """See `OrderRows`: where all samples are selected."""
+        """Returns whether all samples of the manifest are selected."""
         return data.samples == data.manifest.samples
 
     def counts_of(self, data: SampleSource) -> Integers:
@@ -273,7 +296,7 @@ class SampleRows(OrderRows):
         return book.carry(ordinals)
 
     def pieces(self, row: int, seed: int, epoch: int) -> Pieces:
-        """See `OrderRows`."""
+        """Raises a BrokenError: samples have no documents."""
         raise BrokenError("the documents of a row are asked for, and samples are not packed; please report it")
 
     def costs_of(
@@ -281,7 +304,7 @@ class SampleRows(OrderRows):
     ) -> Integers:
         """See `OrderRows`."""
         assert data.lengths is not None, "costs are asked for where samples are balanced"
-        # So that the sum of a superwindow fits 63 bits, see `BalanceSpec`.
+        # Lengths are limited so that the sum of a superwindow fits 63 bits, see `BalanceSpec`.
         length = data.lengths.count_tokens(data.to_manifest(numbers)).clip(0, MOST_LENGTH)
         cost: Integers = coefficients[0] * length + coefficients[1] * length**2
         return cost
@@ -293,13 +316,13 @@ class SampleRows(OrderRows):
     def map_to_chunks(
         self, order: SampleOrder, members: Sequence[OrderRows], first_chunks: Sequence[int]
     ) -> SampleOrder:
-        """See `OrderRows`: samples are counted in the chunks themselves."""
+        """Returns the order as it is: it counts samples in the chunks themselves."""
         return order
 
     def geometry(
         self, data: SampleSource, global_batch: int, level: BalanceSpec | UnsetType, given: Geometry
     ) -> Geometry:
-        """See `OrderRows`."""
+        """Returns what the user has given, and None for the rest."""
         return given
 
     def explain(self, spec: OrderSpec, data: SampleSource, global_batch: int, nodes: int) -> str:

@@ -1,4 +1,8 @@
-"""The documents of some rows: which tokens of each are in which row, and their counts."""
+"""Says which documents are in some rows, which of their tokens, and counts them for the statistics.
+
+Plans make it (`batches/rows/planned.py`, `batches/samples/plans.py`), and the assemblers of rows and buckets read it.
+The counts go with each batch to the trainer (`loader/stall/stats.py`).
+"""
 
 from __future__ import annotations
 
@@ -15,12 +19,13 @@ class PackedCounts(msgspec.Struct, frozen=True, array_like=True):
     """Counts of a batch of rows.
 
     Attributes:
-        documents: documents and pieces of documents. cut: pieces.
-        tokens: tokens of all of them.
-        places: tokens that the rows have room for.
-        cost: of all rows, as `Balance` has it.
-        estimated: tokens that were estimated of the documents; 0: the tokens are exact.
-        overflowed: tokens that had no room in their rows.
+        documents: number of whole documents and of pieces of documents.
+        cut: number of these that are pieces.
+        tokens: number of their tokens.
+        places: number of tokens that the rows have room for.
+        cost: cost of all rows, as `Balance` computes it.
+        estimated: number of tokens that were estimated for the documents, or 0 if the plan knew the exact number.
+        overflowed: number of tokens that had no room in their rows, which is 0 without an estimate.
     """
 
     documents: int
@@ -36,15 +41,16 @@ Integers = npt.NDArray[np.int64]
 
 
 class Pieces(msgspec.Struct, frozen=True, eq=False):
-    """The documents of some rows, row after row.
+    """The T pieces of documents in some rows, row after row. A piece is a whole document, or a part of one.
 
     Attributes:
-        document: (T,) numbers of the documents in the dataset.
-        begin, size: (T,) the tokens of the document that are in the row.
-        tokens: (T,) all tokens of the document.
-        first: (rows + 1,) where the documents of each row begin.
-        estimated: tokens that were estimated of the documents that were made; 0: the tokens are exact.
-        overflowed: of those that the same documents have, tokens that have no room in their rows.
+        document: (T,) number of each piece's document in the dataset.
+        begin: (T,) first token of the document that is in the row.
+        size: (T,) number of tokens of the document that are in the row.
+        tokens: (T,) number of all tokens of the document.
+        first: (rows + 1,) index of the first piece of each row, and T.
+        estimated: number of tokens that were estimated for the documents that were made, or 0 if they are exact.
+        overflowed: number of tokens of these documents that have no room in their rows.
     """
 
     document: Integers
@@ -59,9 +65,9 @@ class Pieces(msgspec.Struct, frozen=True, eq=False):
         """Returns the counts of the documents that were made.
 
         Args:
-            made: places of the documents that were made.
-            places: tokens that the rows have room for.
-            cost: Cost of the tokens of a document in a row, and of their square.
+            made: indices of the pieces whose documents were made.
+            places: number of tokens that the rows have room for.
+            cost: Coefficients (a, b) of a document's cost a x n + b x n**2, where n is its tokens in the row.
         """
         sizes = self.size[made]
         cut = int(np.count_nonzero(sizes < self.tokens[made]))
@@ -77,13 +83,13 @@ class Pieces(msgspec.Struct, frozen=True, eq=False):
         )
 
     def settle(self, tokens: Mapping[int, int], packing: Packing) -> Pieces:
-        """Returns the pieces of documents whose tokens were estimated, now that these are known.
+        """Returns the pieces of documents whose tokens were estimated, now that their true number is known.
 
-        A piece is the same share of its document. What has no room in its row is left out; documents that were not
-        made leave theirs to others.
+        A piece stays the same share of its document. Its tokens that have no room in the row are left out. A document
+        that was not made takes no room.
 
         Args:
-            tokens: Tokens of the documents that were made, by their places.
+            tokens: True number of tokens of each document that was made, by the index of its piece.
             packing: Packing of the rows.
         """
         made = list(tokens)
@@ -115,7 +121,7 @@ class Pieces(msgspec.Struct, frozen=True, eq=False):
 
     @classmethod
     def join(cls, parts: list[Pieces]) -> Pieces:
-        """Joins those of several runs of rows, one run after the other."""
+        """Returns the pieces of the rows of all parts, in order. `estimated` and `overflowed` become 0."""
         document, begin, size, tokens = (
             np.concatenate([getattr(part, name) for part in parts]) for name in cls.__struct_fields__[:4]
         )

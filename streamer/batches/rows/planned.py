@@ -1,4 +1,8 @@
-"""The rows of a dataset, planned before the epoch: which documents are in each. Sets that are used are kept open."""
+"""Plans the rows of a dataset before they are read: says which documents, and which of their tokens, are in each row.
+
+Rows are planned set by set: a set is packed when one of its rows is first asked for, and stays open for the next ones.
+`batches/samples/opened.py` opens the rows, in the trainer and in workers. `explain.py` beside it describes them.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +37,7 @@ if TYPE_CHECKING:
 
 Narrow = npt.NDArray[np.uint32] | Integers
 
-# Items of the sets that are kept open: 64 MB. A set that is opened again costs 0.5 us for each document.
+# Number of items in the sets that are kept open: 64 MB. A set that is opened again costs 0.5 us for each document.
 _KEPT_ITEMS = 1 << 22
 
 
@@ -42,10 +46,11 @@ class _OpenSet(msgspec.Struct, frozen=True, eq=False):
 
     Attributes:
         document: (T,) number in the set of the document of each of T items.
-        begin, size: (T,) the tokens of the document that are in the row.
-        tokens: (T,) all tokens of the document.
-        first: (R+1,) where the items of each of the set's R rows begin.
-        ends: (chunks,) documents of the set up to the end of each chunk.
+        begin: (T,) first token of the document that is in the row.
+        size: (T,) number of tokens of the document that are in the row.
+        tokens: (T,) number of all tokens of the document.
+        first: (R+1,) index of the first item of each of the set's R rows, and T.
+        ends: (chunks,) number of documents of the set up to the end of each chunk.
         shift: (chunks,) number of a document in the dataset, less its number in the set.
     """
 
@@ -61,6 +66,7 @@ class _OpenSet(msgspec.Struct, frozen=True, eq=False):
     def make_from(
         cls, rows: SetRows, costs: Integers, documents: Documents, chunks: npt.NDArray[np.uint32]
     ) -> _OpenSet:
+        """Makes it of the packed rows of a set, with the tokens (`costs`) of the set's documents and its chunks."""
         items = rows.items
         ends = np.cumsum(documents.chunk_samples[chunks])
         return cls(
@@ -84,10 +90,10 @@ class RowsRecipe(RowRecipe, frozen=True, kw_only=True):
     """All that another process needs to know of the rows of a dataset.
 
     Attributes:
-        packing: as the user says it.
-        spec: what fixes them.
-        shuffle: whether they are shuffled.
-        table: file of the table.
+        packing: options of the user.
+        spec: what fixes the rows.
+        shuffle: whether the rows are shuffled.
+        table: path of the file with the table of rows.
     """
 
     packing: RowOption
@@ -101,7 +107,7 @@ class RowsRecipe(RowRecipe, frozen=True, kw_only=True):
         return [self.table]
 
     def open(self, data: SampleSource) -> PlannedRows:
-        """Opens the rows of a dataset in this process."""
+        """Opens the rows of a dataset in this process; errors as of `PlannedRows`."""
         return PlannedRows(self, data.documents(self.packing, shuffle=self.shuffle)[0])
 
 
@@ -109,20 +115,20 @@ class PlannedRows(OrderRows):
     """The rows of a dataset: which documents are in each, in any epoch. Used by one thread at a time.
 
     Args:
-        recipe: of the rows.
-        documents: of the dataset.
-        table: table of the recipe's file, or None. It is opened then, which takes 16 ms for 1e9 documents.
+        recipe: Recipe of the rows.
+        documents: Documents of the dataset.
+        table: Table of the recipe's file. None opens the file, which takes 16 ms for 1e9 documents.
 
     Attributes:
-        documents: of the dataset.
-        sets: the chunks of each set.
-        counts: (S,) rows of each set.
-        first: (S+1,) rows before each set.
+        documents: the documents of the dataset.
+        sets: the chunks of each of the S sets.
+        counts: (S,) number of rows of each set.
+        first: (S+1,) number of rows before each set, and of all.
         tokens: number of tokens in all rows.
         left_out: number of tokens that are in no row, by `overflow`.
 
     Raises:
-        ManifestCorruptError: the recipe's table is not one of these documents.
+        ManifestCorruptError: the recipe's table is damaged, or is not one of these documents.
     """
 
     def __init__(self, recipe: RowsRecipe, documents: Documents, table: RowTable | None = None) -> None:
@@ -147,11 +153,11 @@ class PlannedRows(OrderRows):
 
     @property
     def name(self) -> str:  # type: ignore[override]
-        """See `OrderRows`."""
+        """Text for the name of a stream, with a blank before it."""
         return f" in rows of {self.recipe.spec.length}, {self.recipe.spec.policy}"
 
     def total(self) -> int:
-        """See `OrderRows`."""
+        """Returns the number of rows of an epoch, over all ranks."""
         return self.rows
 
     @property
@@ -160,7 +166,7 @@ class PlannedRows(OrderRows):
         return int(self.first[-1])
 
     def describe(self) -> str:
-        """Describes the rows, for the log."""
+        """Returns a description for the log: rows, sets, tokens, and how full the rows are."""
         spec = self.recipe.spec
         packing = self.recipe.packing
         documents = int(self.documents.chunk_first[-1])
@@ -174,12 +180,12 @@ class PlannedRows(OrderRows):
         )
 
     def pieces(self, row: int, seed: int, epoch: int) -> Pieces:
-        """Returns the documents of a row.
+        """Returns the documents of a row. Packs the set of the row if it is not open.
 
         Args:
-            row: number of the row, as the order says it.
+            row: number of the row in the dataset.
             seed: Seed of the order.
-            epoch: Epoch of the order; for a member of a mix its pass.
+            epoch: Epoch of the order, or the pass of a member of a mix.
         """
         number = int(np.searchsorted(self.first, row, side="right")) - 1
         opened = self._open_set(number, seed, epoch)
@@ -195,7 +201,7 @@ class PlannedRows(OrderRows):
         )
 
     def are_dense(self, data: SampleSource) -> bool:
-        """See `OrderRows`."""
+        """Returns True: rows are numbered without gaps."""
         return True
 
     def counts_of(self, data: SampleSource) -> Integers:
@@ -212,7 +218,7 @@ class PlannedRows(OrderRows):
         return words
 
     def codes(self, book: CodeBook, ordinals: Integers) -> Integers:
-        """See `OrderRows`."""
+        """Returns the numbers of the rows as they are."""
         return ordinals
 
     def costs_of(
@@ -222,7 +228,7 @@ class PlannedRows(OrderRows):
         return self.costs(numbers, seed, epoch, coefficients)
 
     def measure(self, data: Measurable, balance: AnyBalance) -> None:
-        """See `OrderRows`."""
+        """Does nothing: the costs of rows are known."""
 
     def map_to_chunks(
         self, order: SampleOrder, members: Sequence[OrderRows], first_chunks: Sequence[int]
@@ -234,7 +240,7 @@ class PlannedRows(OrderRows):
     def geometry(
         self, data: SampleSource, global_batch: int, level: BalanceSpec | UnsetType, given: Geometry
     ) -> Geometry:
-        """See `OrderRows`: sets take the place of chunks."""
+        """Returns lanes and window of the order, counted in sets; see `OrderRows`."""
         sets = int(np.count_nonzero(self.counts))
         chunks = int(np.count_nonzero(data.chunk_samples))
         lanes = auto_lanes(sets, level_of(level).count_units(global_batch)) if given.lanes is None else given.lanes
@@ -248,13 +254,13 @@ class PlannedRows(OrderRows):
         return f"{self.describe()}; order {spec.order_id}, {counted(spec.lanes, 'lanes')}"
 
     def costs(self, rows: Integers, seed: int, epoch: int, coefficients: tuple[int, int]) -> Integers:
-        """Returns the cost of some rows, (N,): the sum over their documents.
+        """Returns the cost of some rows, (N,): the sum over their documents. Packs their sets if they are not open.
 
         Args:
             rows: (N,) numbers of the rows.
             seed: Seed of the order.
-            epoch: Epoch of the rows.
-            coefficients: Coefficients of the tokens of a document in the row, and of their square.
+            epoch: Epoch of the rows, or the pass of a member of a mix.
+            coefficients: The pair (a, b) in the cost a x n + b x n**2 of a document with n tokens in the row.
         """
         sets = np.searchsorted(self.first, rows, side="right") - 1
         found = np.empty(len(rows), np.int64)
@@ -267,7 +273,7 @@ class PlannedRows(OrderRows):
         return found
 
     def _open_set(self, number: int, seed: int, epoch: int) -> _OpenSet:
-        """Opens a set in an epoch; the sets used last are kept."""
+        """Returns a set as it is in an epoch. Packs it if it is not open, and closes sets that were not used lately."""
         key = number, seed, epoch
         if key in self._open:
             self._open.move_to_end(key)
@@ -287,5 +293,5 @@ class PlannedRows(OrderRows):
 
 
 def _narrow(values: Integers) -> Narrow:
-    """Returns the values in four bytes each, if they fit."""
+    """Returns the values in four bytes each if they fit, else as they are."""
     return values.astype(np.uint32) if not len(values) or int(values.max()) < 1 << 32 else values

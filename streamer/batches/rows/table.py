@@ -1,4 +1,7 @@
-"""The table of rows: how many each set of chunks has, made once, and kept in a file beside the manifest."""
+"""Makes and reads the table of rows: how many rows each set of chunks has, in a file that is kept beside the manifest.
+
+`batches/samples/opened.py` finds or makes it when rows are planned, and `batches/rows/planned.py` reads it.
+"""
 
 from __future__ import annotations
 
@@ -27,33 +30,35 @@ from streamer.order.rows.spec import RowSpec
 logger = logging.getLogger(__name__)
 
 Integers = npt.NDArray[np.int64]
+# Function from the numbers of documents to their tokens.
 CostsOf = Callable[[Integers], Integers]
 Task = TypeVar("Task")
 
+# Columns of the file, with a row for each set: see `RowTable`; `chunks` is the number of its chunks.
 _SCHEMA = {"rows": "int64", "chunks": "int64", "tokens": "int64", "left_out": "int64"}
 # Costs that are summed at once: 8 MB.
 _BLOCK = 1 << 20
-# The most tokens of a document, 4 GB of 2 bytes each. A file with larger numbers has something else.
+# The largest number of tokens of a document: 4 GB of 2 bytes each. A file with larger numbers has something else.
 _MOST_TOKENS = (1 << 31) - 1
-# Documents whose table takes a time that is worth a line, and processes for every core.
+# From this number of documents on, making the table is logged and uses a process for each core.
 _MANY = 5_000_000
-# The time of best fit on one core (benchmarks/rows.py, 2026-11-26).
+# Time for one document with best fit on one core (benchmarks/rows.py, 2026-11-26).
 _DOCUMENT_SECONDS = 0.5e-6
-# Runs of chunks and of sets that processes take one by one.
+# Number of runs into which chunks, or sets, are cut: the tasks of the processes.
 _RUNS = 64
 
 
 class Documents(msgspec.Struct, frozen=True, eq=False):
-    """The chunks of a dataset's documents, which are numbered through its selection.
+    """The selected documents of a dataset, numbered through in the order of its M chunks.
 
     Attributes:
-        manifest_digest: of the manifest.
-        digest: identity of the documents.
-        chunk_samples: (M,) documents of each chunk.
-        chunk_first: (M+1,) documents before each chunk.
-        costs: numbers of documents -> their tokens.
+        manifest_digest: digest of the manifest.
+        digest: identity of the selected documents.
+        chunk_samples: (M,) number of selected documents of each chunk.
+        chunk_first: (M+1,) number of the first document of each chunk, and the number of all.
+        costs: function from numbers of documents to their tokens.
         shuffle: whether rows are shuffled.
-        reopen: opens the same documents in another process; None: they are of this process only.
+        reopen: function that opens the same documents in another process, or None if only this process has them.
     """
 
     manifest_digest: str
@@ -74,13 +79,13 @@ class Documents(msgspec.Struct, frozen=True, eq=False):
 
 
 class RowTable(msgspec.Struct, frozen=True, eq=False):
-    """The sets of a dataset, and how many rows each of them has.
+    """The S sets of a dataset, and how many rows each of them has.
 
     Attributes:
         sets: the chunks of each set.
-        counts: (S,) rows of each set, in every epoch.
-        tokens: (S,) tokens of them.
-        left_out: (S,) tokens of their documents that are in no row, by `overflow`.
+        counts: (S,) number of rows of each set, in every epoch.
+        tokens: (S,) number of tokens in the rows of each set.
+        left_out: (S,) number of tokens of each set's documents that are in no row, by `overflow`.
     """
 
     sets: Sets
@@ -90,11 +95,14 @@ class RowTable(msgspec.Struct, frozen=True, eq=False):
 
     @classmethod
     def make(cls, spec: RowSpec, documents: Documents) -> RowTable:
-        """Packs every set once: 0.5 us for each document with best fit and core (2026-11-24).
+        """Makes the table by packing every set once: 0.5 us for each document with best fit on one core (2026-11-24).
+
+        For many documents it starts a process for each core.
 
         Raises:
             ManifestError: no document has a token.
-            ConfigError: a document is longer than a row, and overflow="error"; or all are, and overflow="drop".
+            ConfigError: a document is longer than a row, and overflow="error". Or all of them are, and overflow="drop".
+                Or the file of costs has a number that no document can have.
         """
         with _start_runner(documents) as run:
             of_chunks = np.hstack(run(partial(_sum_tokens, spec), _cut(len(documents.chunk_samples))))
@@ -116,10 +124,10 @@ class RowTable(msgspec.Struct, frozen=True, eq=False):
 
     @classmethod
     def open(cls, path: Path, documents: Documents) -> RowTable:
-        """Maps the file of a table.
+        """Maps the file of a table that `write` has written.
 
         Raises:
-            ManifestCorruptError: it is not the table of these documents.
+            ManifestCorruptError: the file is damaged, or is not the table of these documents.
         """
         columns = map_table(path, _SCHEMA)  # type: ignore[arg-type]
         counts, chunks, tokens, left_out = (np.asarray(columns[name]).view(np.int64) for name in _SCHEMA)
@@ -129,7 +137,7 @@ class RowTable(msgspec.Struct, frozen=True, eq=False):
         return cls(sets, counts, tokens, left_out)
 
     def write(self, path: Path) -> None:
-        """Writes the file."""
+        """Writes the table as a file, in Arrow's IPC format."""
         # Imported here, since processes that read a table do not need nanoarrow (6 ms of a start, 2026-11-22).
         from streamer.manifest.arrow_ipc.writer import write_table
 
@@ -138,7 +146,7 @@ class RowTable(msgspec.Struct, frozen=True, eq=False):
 
 
 def _cut(count: int) -> list[tuple[int, int]]:
-    """Cuts 0..count-1 into runs, half-open."""
+    """Cuts 0..count-1 into at most `_RUNS` half-open runs of about equal length."""
     ends = np.linspace(0, count, min(count, _RUNS) + 1).astype(np.int64).tolist()
     return list(pairwise(ends))
 
@@ -147,7 +155,10 @@ def _cut(count: int) -> list[tuple[int, int]]:
 def _start_runner(
     documents: Documents,
 ) -> Iterator[Callable[[Callable[[Documents, Task], Integers], Sequence[Task]], list[Integers]]]:
-    """Yields what runs tasks over documents: in this process, or where there are many in one for each core."""
+    """Yields a function that runs work on tasks and returns the results in order; ends its processes afterwards.
+
+    It runs in this process, or for `_MANY` documents and more in one process for each core.
+    """
     cores = usable_cores()
     if documents.reopen is None or int(documents.chunk_first[-1]) < _MANY or cores == 1:
         yield lambda work, tasks: [work(documents, task) for task in tasks]
@@ -170,15 +181,15 @@ def _reopen_and_run(
 
 
 def _counts(spec: RowSpec, documents: Documents, sets: Sets) -> Integers:
-    """Returns the rows of some sets."""
+    """Returns the number of rows of each of some sets: (S,)."""
     return row_counts(spec, sets, lambda number: documents.costs(documents.list_documents(sets.chunks(number))))
 
 
 def _sum_tokens(spec: RowSpec, documents: Documents, chunks: tuple[int, int]) -> Integers:
-    """Returns the tokens of each chunk of a run, (2, M): those that go to rows, and all.
+    """Returns the tokens of each of the M chunks of a run, (2, M): those that go to rows, and all.
 
     Raises:
-        ConfigError: a document is longer than a row, and overflow="error"; or a count is no document's.
+        ConfigError: a document is longer than a row, and overflow="error". Or a number is too large for a document.
     """
     ends = documents.chunk_first[chunks[0] : chunks[1] + 1]
     before = np.zeros((2, len(ends)), np.int64)
@@ -186,7 +197,7 @@ def _sum_tokens(spec: RowSpec, documents: Documents, chunks: tuple[int, int]) ->
     for first in range(int(ends[0]), int(ends[-1]), _BLOCK):
         numbers = np.arange(first, min(first + _BLOCK, int(ends[-1])))
         costs = documents.costs(numbers)
-        # No document has such a count, and its rows would take all memory.
+        # No document has more tokens than `_MOST_TOKENS`, and the rows of such a number would take all memory.
         if spec.costs and (largest := int(costs.max())) > _MOST_TOKENS:
             raise ConfigError(
                 f"cost: sample {first + int(costs.argmax())} has {largest} tokens, at most {_MOST_TOKENS} are "
@@ -201,11 +212,16 @@ def _sum_tokens(spec: RowSpec, documents: Documents, chunks: tuple[int, int]) ->
 
 
 def find_table(kept: KeptFiles, spec: RowSpec, documents: Documents) -> tuple[Path, RowTable]:
-    """Returns the file of the table, and the table; the first process of a machine makes it, the others wait.
+    """Returns the file of the table, and the table. The first process of a machine makes the file, the others wait.
+
+    Args:
+        kept: folder of such files.
+        spec: what fixes the rows.
+        documents: the documents.
 
     Raises:
         ManifestError: no document has a token, or the file cannot be written.
-        ConfigError: a document is longer than a row, and overflow="error".
+        ConfigError: errors of `RowTable.make`.
     """
 
     def open_table(path: Path) -> tuple[Path, RowTable]:
