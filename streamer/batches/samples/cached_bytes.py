@@ -1,4 +1,8 @@
-"""Reads the bytes of samples from the chunk files that the engine has made local. Imports no torch."""
+"""Reads the bytes of samples from the chunk files that the engine has made local. Imports no torch.
+
+The readers of batches use it (`batches/samples/recipe.py`) and scans (`loader/scan_reader.py`). Workers and the loader
+handle its `ChunkUnreadableError`: they lease the chunk again.
+"""
 
 from __future__ import annotations
 
@@ -13,20 +17,20 @@ from streamer.errors import IntegrityError
 from streamer.manifest.table import Manifest
 from streamer.wire.messages import UNREADABLE
 
-# A chunk that is still missing or wrong after this many new leases is an error. Counted for each chunk: a program that
-# overwrites the cache damages many of one batch.
+# A chunk that is still missing or wrong after this many new leases is an error. The loader counts them for each chunk,
+# because a program that overwrites the cache damages many chunks of one batch.
 REREADS = 3
 
 
 class ChunkUnreadableError(Exception):
-    """A chunk is missing or wrong: lease it again, then repeat the batch.
+    """A chunk is missing or wrong: the loader must lease it again, and the batch must be repeated.
 
-    A `StreamReader` raises it instead of the FileNotFoundError or IntegrityError of the chunk's file, to tell it from
-    an error of the same type in a user's transform.
+    It is raised instead of the FileNotFoundError or IntegrityError of the chunk's file, which is its cause: an error of
+    the same type may come from a user's transform.
 
     Args:
-        chunk: its number in the session with the engine; see `CachedBytes`.
-        reason: for the engine's log.
+        chunk: number of the chunk in the session with the engine, see `CachedBytes`.
+        reason: text for the engine's log.
     """
 
     def __init__(self, chunk: int, reason: str) -> None:
@@ -39,12 +43,13 @@ class ChunkUnreadableError(Exception):
 
 
 class CachedBytes:
-    """Reads from the chunk files that the engine has made local.
+    """Reads the samples of one dataset from the chunk files that the engine has made local. Checks every byte.
 
     Args:
-        manifest: of the dataset.
-        reader: of the cache folders; the members of a mix share one.
-        first_chunk: the number of its first chunk in the session with the engine; in a mix it may be above 0.
+        manifest: manifest of the dataset.
+        reader: reader of the cache folders, which the members of a mix share.
+        first_chunk: number of the dataset's first chunk in the session with the engine. It may be above 0 in a mix, and
+            for the right side of a join.
     """
 
     def __init__(self, manifest: Manifest, reader: ChunkReader, first_chunk: int = 0) -> None:
@@ -53,10 +58,11 @@ class CachedBytes:
         self._first_chunk = first_chunk
 
     def read(self, place: SampleLocation) -> memoryview:
-        """Reads one sample.
+        """Returns the bytes of one sample.
 
         Raises:
-            ChunkUnreadableError: the chunk is missing or wrong. The caller reports it, waits, and reads again.
+            ChunkUnreadableError: the chunk is missing or wrong. The caller leases it again, waits, and reads again.
+            CacheError: this process may open no more files, or has no memory.
         """
         if place.start == place.stop:
             return memoryview(b"")
@@ -66,7 +72,7 @@ class CachedBytes:
         return content
 
     def read_each(self, places: Sequence[SampleLocation]) -> list[memoryview]:
-        """Reads samples to memory of their own, those of one chunk together; errors as of `read`."""
+        """Returns the bytes of samples in the order of `places`, with one read for each chunk; errors as of `read`."""
         ends = [0, *accumulate(place.stop - place.start for place in places)]
         memory = np.empty(ends[-1], np.uint8).data
         contents = [memory[start:stop] for start, stop in pairwise(ends)]
@@ -78,11 +84,7 @@ class CachedBytes:
         return contents
 
     def read_into(self, chunk: int, targets: Sequence[tuple[SampleLocation, Sequence[memoryview]]]) -> None:
-        """Reads samples of one chunk, each into buffers that together have its length.
-
-        Raises:
-            ChunkUnreadableError: as above.
-        """
+        """Reads samples of one chunk, each into buffers that together have the sample's length; errors as of `read`."""
         manifest = self._manifest
         key = manifest.chunk_keys[chunk].tobytes()
         samples = int(manifest.chunk_samples[chunk])
@@ -95,11 +97,7 @@ class CachedBytes:
             raise self._unreadable(chunk, error) from error
 
     def boundaries(self, chunk: int) -> Integers:
-        """Reads the boundaries from the chunk file; see `ByteSource.boundaries`.
-
-        Raises:
-            ChunkUnreadableError: as above.
-        """
+        """Returns the boundaries of a recoded chunk's records, see `ByteSource.boundaries`; errors as of `read`."""
         manifest = self._manifest
         try:
             return self._reader.records(manifest.chunk_keys[chunk].tobytes(), int(manifest.chunk_samples[chunk])).bounds

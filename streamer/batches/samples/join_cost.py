@@ -1,4 +1,8 @@
-"""What an epoch fetches of the right side of a join, as far as it follows from manifests."""
+"""Computes from manifests what an epoch fetches of the right side of a join, and describes it before the training.
+
+The loader logs it and shows it for a pack (`loader/rank/opening.py`, `loader/dataset_scan.py`), and `streamer plan`
+prints it (`tools/plan_command.py`).
+"""
 
 from __future__ import annotations
 
@@ -14,22 +18,25 @@ from streamer.manifest.table import Manifest
 
 Integers = npt.NDArray[np.int64]
 
-# More runs of rows for a chunk of the left side are a sign of unlike orders; recoded rows have a range for each column.
+# With more requests for each chunk of the left side the advice is given: the two sides have unlike orders. It is not
+# given for that reason where rows are recoded, which need a request for each column.
 _USUAL_RUNS = 4.0
-# More bytes than with room for all are worth a word.
+# If an epoch fetches more than this many times the bytes that it would fetch with a large cache, the advice is given.
 _USUAL_BYTES = 1.5
 
 
 class JoinCost(msgspec.Struct, frozen=True, kw_only=True):
-    """Bytes and requests of one epoch.
+    """Bytes and requests of one epoch for the right side of a join, which begins with an empty cache.
 
     Attributes:
-        row_bytes: of the rows; of recoded ones their share of the bytes of their chunks.
-        fetched_bytes, requests: of an empty cache with room for what is used more than once.
-        most_bytes, most_requests: where nothing is kept from one use to the next.
-        uses: of a chunk of the right side, in the mean.
-        local_bytes: of the chunks that are used, in the cache.
-        runs: requests for a chunk of the left side, in the mean.
+        row_bytes: bytes of the rows that samples need. A row counts as the mean of its chunk.
+        fetched_bytes: bytes that are fetched if each chunk is kept until its last use.
+        requests: number of requests for `fetched_bytes`.
+        most_bytes: bytes that are fetched if no chunk is kept from one use to the next.
+        most_requests: number of requests for `most_bytes`.
+        local_bytes: bytes in the cache of all chunks that are used.
+        uses: mean number of uses of a chunk of the right side that is used at all.
+        runs: mean number of requests for a chunk of the left side, where no chunk is kept.
     """
 
     row_bytes: int
@@ -42,7 +49,7 @@ class JoinCost(msgspec.Struct, frozen=True, kw_only=True):
     runs: float
 
     def estimate(self, kept_share: float) -> tuple[int, int]:
-        """Returns bytes and requests if a share of the right side is kept, and each use of the rest is fetched."""
+        """Returns fetched bytes and requests if a share (0 to 1) of the right side is kept, and the rest is not."""
         passing = 1.0 - kept_share
         return (
             int(self.fetched_bytes + passing * (self.most_bytes - self.fetched_bytes)),
@@ -51,7 +58,7 @@ class JoinCost(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def join_cost(join: OpenedJoin, left: OpenedDataset) -> JoinCost:
-    """Counts what an epoch of the selected samples of the left side needs."""
+    """Counts what an epoch of the selected samples of the left side needs of the right side."""
     table = join.table
     part = join.manifest
     chunks = np.flatnonzero(left.chunk_samples)
@@ -74,7 +81,7 @@ def join_cost(join: OpenedJoin, left: OpenedDataset) -> JoinCost:
 
 
 def describe_join(join: OpenedJoin, left: OpenedDataset, cache_bytes: int) -> str:
-    """What is said before the training, with a cache of this size."""
+    """Returns a line on what an epoch fetches with a cache of `cache_bytes`, and if useful a line of advice."""
     cost = join_cost(join, left)
     found = join.table.found
     having = found if left.selection is None else found[left.selection.ordinals]
@@ -101,14 +108,17 @@ def describe_join(join: OpenedJoin, left: OpenedDataset, cache_bytes: int) -> st
 
 
 def _fetches(part: Manifest) -> tuple[Integers, Integers]:
-    """(chunks,) each: the bytes that a fetch of each chunk takes, with small gaps between its extents; the ranges."""
+    """Returns for each chunk the bytes and the number of requests of one fetch: two arrays, (chunks,).
+
+    Small gaps between the extents of a chunk are fetched with them.
+    """
     if part.whole_objects:
         sizes = part.column("objects", "size").astype(np.int64)
         first = part.chunk_first[:-1]
         return np.add.reduceat(sizes, first), np.add.reduceat(_pieces(sizes), first)
     number, start, stop = (part.column("extents", name).astype(np.int64) for name in ("object", "start", "stop"))
     first = part.column("chunks", "first_extent").astype(np.int64)
-    # Extents that are close together are one range.
+    # Extents that are close together are fetched by one request.
     gaps = start[1:] - stop[:-1]
     begins = np.append(True, (number[1:] != number[:-1]) | (gaps < 0) | (gaps > MOST_GAP_BYTES))
     begins[first] = True
@@ -119,5 +129,5 @@ def _fetches(part: Manifest) -> tuple[Integers, Integers]:
 
 
 def _pieces(lengths: Integers) -> Integers:
-    """The ranges of extents of these lengths."""
+    """Returns the number of requests for each of these lengths in bytes."""
     return np.where(lengths > 0, np.maximum(1, lengths // FetchConfig().range_bytes), 0)

@@ -2,6 +2,9 @@
 
 The rows of the second dataset, the right side, come from a manifest of their own, which is a part of the rank's session
 as a member of a mix is. While a chunk of the left side is open, so are those that have its rows.
+
+Opened datasets have the joins (`batches/samples/opened.py`), and the loader makes their recipes
+(`loader/members/joins.py`). Readers of batches and scans read rows with `JoinReader`.
 """
 
 from __future__ import annotations
@@ -30,7 +33,7 @@ Integers = npt.NDArray[np.int64]
 Validate = Literal["many_to_one", "many_to_many"]
 _KEY = "__key__"
 _NO_NAME = SampleName()
-# Rows of a batch that are read together: thousands of short ones, and not two large ones at a time.
+# Bytes of rows of a batch that are read together: thousands of short rows, but not two large ones at a time.
 _AHEAD_BYTES = 4 << 20
 
 
@@ -38,13 +41,15 @@ class JoinRecipe(msgspec.Struct, frozen=True, kw_only=True):
     """All that a process needs to join samples.
 
     Attributes:
-        table: folder of the rows of each sample.
-        part: folder of the manifest from which they are read.
-        name: the right side, for messages.
+        table: folder of the join table, which has the rows of each sample.
+        part: folder of the manifest of the right side, from which the rows are read.
+        name: name of the right side, for messages.
         columns: pairs of a field's name in the right side and in the samples, or None for all fields but the key.
-        key: the field of the right side with its key.
-        validate: "many_to_one" for the fields of one row, "many_to_many" for lists of those of all.
-        decode, allow_pickle: of the right side.
+        key: name of the field of the right side that is its key.
+        validate: "many_to_one" gives a sample the fields of its one row. "many_to_many" gives it lists, with the values
+            of all its rows.
+        decode: how fields of the right side are decoded.
+        allow_pickle: whether fields of the right side are read that run code when they are read.
     """
 
     table: Path
@@ -60,7 +65,7 @@ class JoinRecipe(msgspec.Struct, frozen=True, kw_only=True):
         """Opens table and manifest in this process.
 
         Raises:
-            ManifestError: one of them is gone.
+            ManifestError: one of them is missing or damaged.
         """
         return OpenedJoin(self, JoinTable.open(self.table), open_held(self.part))
 
@@ -69,9 +74,9 @@ class OpenedJoin:
     """One join, opened in this process.
 
     Attributes:
-        recipe: its options.
+        recipe: options of the join.
         table: the rows of each sample.
-        manifest: from which they are read.
+        manifest: manifest of the right side, from which the rows are read.
     """
 
     def __init__(self, recipe: JoinRecipe, table: JoinTable, manifest: Manifest) -> None:
@@ -84,7 +89,7 @@ class OpenedJoin:
 
     @property
     def mean_uses(self) -> float:
-        """Mean number of uses in an epoch of the chunks of the right side that are used at all."""
+        """Mean number of uses in an epoch of a chunk of the right side that is used at all."""
         used = len(np.unique(self.table.use_chunk))
         return self.table.head.uses / max(1, used)
 
@@ -102,12 +107,17 @@ class OpenedJoin:
         return None if given or (known and name not in known and name.partition(".")[0] not in known) else name
 
     def reader(self, content: ByteSource) -> JoinReader:
-        """Returns what reads the rows of samples; `content` reads the bytes of the right side."""
+        """Returns a reader of the rows of samples; `content` reads the bytes of the right side."""
         return JoinReader(self, content)
 
 
 class JoinReader:
-    """Reads the rows of samples for `SampleMaker`, a batch at a time. Used by one thread."""
+    """Reads the rows of samples for `SampleMaker` and `StoredReader`, a batch at a time. Used by one thread.
+
+    Args:
+        joined: the join.
+        content: reads the bytes of the right side.
+    """
 
     def __init__(self, joined: OpenedJoin, content: ByteSource) -> None:
         recipe = joined.recipe
@@ -135,38 +145,40 @@ class JoinReader:
             ordinals: Ordinals of the samples in the manifest of the left side, in the order of the calls of `values`.
 
         Raises:
-            ChunkUnreadableError: as of `values`.
+            ChunkUnreadableError: a recoded chunk of the right side is missing or wrong.
         """
         self._batch = list(zip(ordinals.tolist(), self._locate_rows(ordinals), strict=True))
         self._index = {ordinal: at for at, (ordinal, _) in enumerate(self._batch)}
         self._read = {}
 
     def values(self, ordinal: int, raw: Callable[[memoryview], object] = bytes) -> Mapping[str, object]:
-        """Returns the fields that a sample gets from its rows, without a row None for each field, or an empty list.
+        """Returns the fields that a sample gets from its rows, by their names in the samples.
 
-        Rows of the samples after it in the batch are read with it. A second call for the same sample reads again.
+        A sample without rows gets None for each field, or with "many_to_many" an empty list. Rows of the next samples
+        of the batch are read with it. A second call for the same sample reads again.
 
         Args:
             ordinal: Ordinal of the sample in the manifest of the left side.
-            raw: converts fields without decoder.
+            raw: function that converts the bytes of fields without a decoder.
 
         Raises:
             ChunkUnreadableError: bytes of a row are missing or wrong.
             DecodeError: a row cannot be decoded, or lacks a column.
+            OSError: bytes of a row cannot be read for another reason. It is an error of the store, or a CacheError.
         """
         if ordinal not in self._read:
             at = self._index.get(ordinal)
             if at is None:
                 self._take([(ordinal, next(self._locate_rows(np.array([ordinal], np.int64))))])
             else:
-                # The rows of those after it in the batch are read as well, as long as these are short.
+                # The rows of the next samples of the batch are read as well, up to `_AHEAD_BYTES`.
                 lengths = (
                     sum(place.stop - place.start for place in places) for _, places in islice(self._batch, at, None)
                 )
                 short = sum(1 for _ in takewhile(_AHEAD_BYTES.__ge__, accumulate(lengths)))
                 try:
                     self._take(self._batch[at : at + max(1, short)])
-                except OSError:  # read alone, the sample with the error is found
+                except OSError:  # it may be an error of the next samples, which are read again when they are asked for
                     self._take(self._batch[at : at + 1])
         rows = [self._row(place.ordinal, content, raw) for place, content in self._read.pop(ordinal)]
         if self._joined.recipe.validate == "many_to_one":
@@ -175,11 +187,11 @@ class JoinReader:
         return {name: [row.get(name) for row in rows] for name in names}
 
     def field_of(self, name: str) -> str:
-        """Returns the name in the right side of a field of samples, for messages; without columns the same name."""
+        """Returns the name in the right side of a field that samples have. It is another one only with columns."""
         return next((field for field, to in self._joined.recipe.columns or () if to == name), name)
 
     def _locate_rows(self, ordinals: Integers) -> Iterator[list[SampleLocation]]:
-        """Yields for each sample the places of its rows."""
+        """Yields for each sample the locations of its rows, in the order of `ordinals`."""
         owner, rows = self._table.rows_of(ordinals)
         places = iter(starmap(SampleLocation, zip(*locate_samples(self._manifest, self._content, rows), strict=True)))
         return (list(islice(places, count)) for count in np.bincount(owner, minlength=len(ordinals)).tolist())
@@ -189,6 +201,7 @@ class JoinReader:
         self._read |= {ordinal: list(zip(places, contents, strict=False)) for ordinal, places in samples}
 
     def _row(self, row: int, content: memoryview, raw: Callable[[memoryview], object]) -> dict[str, object]:
+        """Returns the fields of one row, by their names in the samples; raises a DecodeError as `values` does."""
         name = self._manifest.name(row) if self._manifest.whole_objects else _NO_NAME
         try:
             found, fields = self._opener.open(content, name)
@@ -214,11 +227,12 @@ class JoinReader:
 
 
 def join_schedule(schedule: EpochSchedule, joins: Sequence[tuple[OpenedJoin, tuple[int, int], int]]) -> EpochSchedule:
-    """Adds the chunks of the right sides to a schedule.
+    """Returns a schedule with the chunks of the right sides added, which are open as long as samples need their rows.
 
     Args:
         schedule: Schedule of the left sides.
-        joins: Joins, each with the range of chunk numbers of its left side, and the first one of its right side.
+        joins: Joins, each with the half-open range of its left side's chunk numbers in the schedule, and the number of
+            its right side's first chunk.
     """
     chunks = [schedule.chunk]
     firsts = [schedule.first]
@@ -249,7 +263,17 @@ def join_schedule(schedule: EpochSchedule, joins: Sequence[tuple[OpenedJoin, tup
 def merge_uses(
     chunk: Integers, first: Integers, last: Integers, passes: npt.NDArray[np.uint32]
 ) -> tuple[Integers, Integers, Integers, npt.NDArray[np.uint32]]:
-    """Joins uses of one chunk whose steps overlap to one use; the others stay apart, so that it may leave meanwhile."""
+    """Joins uses of the same chunk whose steps overlap to one use. Between separate uses the chunk may be evicted.
+
+    Args:
+        chunk: (N,) chunk of each use.
+        first: (N,) first step of each use.
+        last: (N,) last step of each use.
+        passes: (N,) pass of each use; a joined use has that of its first one.
+
+    Returns:
+        The same four arrays, sorted by chunk and first step.
+    """
     if not len(chunk):
         return chunk, first, last, passes
     order = np.lexsort((first, chunk))

@@ -1,4 +1,8 @@
-"""Makes one sample from its ordinal: locates, reads, opens, decodes, transforms it. Imports no torch."""
+"""Makes one sample from its ordinal: locates, reads, opens, decodes and transforms it. Imports no torch.
+
+Readers of batches use it (`batches/samples/recipe.py`), and whatever makes single samples: `dataset[i]`
+(`loader/members/member.py`), scans (`loader/scan_reader.py`) and `streamer show`.
+"""
 
 from __future__ import annotations
 
@@ -29,9 +33,9 @@ from streamer.order.hashing import fold
 
 Integers = npt.NDArray[np.int64]
 Sample = dict[str, object]
-# Called with the sample; also with `rng=` and `out=` if it has parameters of these names.
+# A user's transform, which is called with the sample. It also gets `rng=` and `out=` if it has such parameters.
 Transform = Callable[..., object]
-# Called with the bytes of a sample and its fields.
+# A function that looks at the bytes of a sample and its undecoded fields.
 Look = Callable[[memoryview, Sequence[Field]], None]
 
 
@@ -39,10 +43,11 @@ class SampleLocation(WantedSample, frozen=True):
     """The location of a sample, for one of its uses.
 
     Attributes:
-        ordinal: its number in the manifest.
-        chunk: number of its chunk.
-        code: its number in the stream.
-        run: on which its random numbers depend: the epoch, the pass of a mix's member, the use in a growing dataset.
+        ordinal: number of the sample in the manifest.
+        chunk: number of its chunk in the manifest.
+        code: code of the sample in the stream, see `batches/samples/plans.py`.
+        run: number on which the random numbers of this use depend, with the ordinal: the epoch, the pass of a mix's
+            member, or the use in a growing dataset.
         member: number of its dataset in the stream.
     """
 
@@ -54,30 +59,33 @@ class SampleLocation(WantedSample, frozen=True):
 
 
 class ByteSource(Protocol):
-    """Reads the bytes of samples: of leased chunks in the cache, or of files that are scattered over chunks."""
+    """Reads the bytes of samples: of leased chunks in the cache, or of files that are scattered over chunks.
+
+    Reading raises a ChunkUnreadableError if a chunk of the cache is missing or wrong, or an error of the store.
+    """
 
     def boundaries(self, chunk: int) -> Integers:
-        """The boundaries of the records of a recoded chunk, see `RecordTable.bounds`: int64, shape (samples + 1,)."""
+        """Returns the boundaries of the records of a recoded chunk, see `RecordTable.bounds`: int64 (samples + 1,)."""
         ...
 
     def read(self, place: SampleLocation) -> memoryview:
-        """Returns the sample's bytes, checked."""
+        """Returns the sample's bytes, whose checksum is right."""
         ...
 
     def read_each(self, places: Sequence[SampleLocation]) -> list[memoryview]:
-        """Returns the bytes of several samples, checked, in the order of `places`."""
+        """Returns the bytes of several samples in the order of `places`, as `read` does."""
         ...
 
 
 class RowSource(Protocol):
-    """Reads the fields that samples get from another dataset. It cuts the import of `joins`, which imports this one."""
+    """Reads the fields that samples get from another dataset: `JoinReader`, which imports this module."""
 
     def begin(self, ordinals: Integers) -> None:
         """Begins a batch of these samples; see `JoinReader.begin`."""
         ...
 
     def values(self, ordinal: int, raw: Callable[[memoryview], object]) -> Mapping[str, object]:
-        """The fields of a sample, by its ordinal; arguments and errors as of `JoinReader.values`."""
+        """Returns the fields of a sample, by its ordinal; arguments and errors as of `JoinReader.values`."""
         ...
 
     def field_of(self, name: str) -> str:
@@ -89,14 +97,14 @@ class SampleRules(msgspec.Struct, frozen=True, kw_only=True):
     """The rules of making samples from bytes.
 
     Attributes:
-        decode: see `streamer.decode`.
-        transform: function from a sample's dict to anything; without one the sample is the dict itself.
-        allow_pickle: read fields that run code.
-        seed: of each sample's `rng`, together with epoch and ordinal.
-        member: name of the dataset in a mix, for messages; "" outside one.
-        source_key: name of a field that is added to a sample, with the name of its dataset; None adds no field.
+        decode: how fields are decoded, see `streamer.decode`.
+        transform: function from a sample's dict to anything, or None to deliver the dict itself.
+        allow_pickle: whether fields are read that run code when they are read.
+        seed: seed of each sample's `rng`, together with run and ordinal.
+        member: name of the dataset in a mix, "" outside one.
+        source_key: name of a field that is added to a sample, with the name of its dataset, or None to add no field.
         joined: options of the annotations that samples are joined to, or None.
-        leave_out: fields that samples do not get.
+        leave_out: names of stored fields that samples do not get.
     """
 
     decode: DecodeRule = "auto"
@@ -110,14 +118,17 @@ class SampleRules(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SampleMaker:
-    """Makes samples of their locations (places). Used by one thread at a time.
+    """Makes the samples of one dataset from their locations ("places"). Used by one thread at a time.
 
     Args:
-        manifest: of the dataset.
+        manifest: manifest of the dataset.
         content: reads the bytes.
-        rules: of making samples.
-        number: function from an ordinal in the manifest to the number that `dataset[i]` takes.
-        joins: what reads the fields of other datasets.
+        rules: rules of making samples.
+        number: function from an ordinal in the manifest to the number that `dataset[i]` takes, for messages.
+        joins: readers of the fields that samples get from other datasets.
+
+    Attributes:
+        decoder: decoder of the fields.
     """
 
     def __init__(
@@ -141,7 +152,8 @@ class SampleMaker:
         # Clips have draws of their own, apart from those of the transform.
         self._clip_draws = SampleDraws(fold(rules.seed, TAG_CLIP))
         self._takes_out = takes(rules.transform, "out")
-        # OnField and steps of torchvision refuse themselves what they would leave behind.
+        # Other transforms are watched. OnField and steps of torchvision refuse what they would leave unchanged
+        # themselves.
         is_unknown = rules.transform is not None and not isinstance(rules.transform, OnField | WholeStep)
         self._watch = SampleWatch(rules.transform) if is_unknown and rules.transform is not None else None
         self._named: tuple[int, SampleName] = (-1, SampleName())
@@ -151,12 +163,12 @@ class SampleMaker:
     def places(
         self, ordinals: Integers, codes: Integers | None = None, runs: Iterable[int] = repeat(0), member: int = 0
     ) -> list[SampleLocation]:
-        """Locates samples by their ordinals in the manifest.
+        """Returns the locations of samples, in the order of their ordinals.
 
         Args:
-            ordinals: Ordinals of the samples.
-            codes: Numbers of the samples in the stream, or None if these are the ordinals.
-            runs: Runs for their random numbers, see `SampleLocation`.
+            ordinals: Ordinals of the samples in the manifest.
+            codes: Codes of the samples in the stream, or None if these are the ordinals.
+            runs: Runs for the samples' random numbers, see `SampleLocation`.
             member: number of this dataset in the stream.
 
         Raises:
@@ -167,7 +179,7 @@ class SampleMaker:
         return [SampleLocation(*row) for row in zip(*columns, numbers, runs, repeat(member), strict=False)]
 
     def begin(self, places: Iterable[SampleLocation]) -> None:
-        """Begins a batch of these samples, whose joined rows are located together."""
+        """Begins a batch of these samples: locates their rows in other datasets together. Nothing without joins."""
         if self._joins:
             ordinals = np.array([place.ordinal for place in places], np.int64)
             for join in self._joins:
@@ -175,33 +187,34 @@ class SampleMaker:
 
     @property
     def draws(self) -> bool:
-        """Whether user code runs, which may draw from the global generators."""
+        """Whether user code runs that may draw from the global random number generators."""
         transform = self._rules.transform
         own = transform is None or (type(transform) is OnField and transform.is_own) or hasattr(transform, UNSEEDED)
         return not own or self.decoder.runs_users_code
 
     @property
     def user_code(self) -> tuple[object, ...]:
-        """Transform and decoders."""
+        """Transform and rules of decoding, which may hold code of the user."""
         return self._rules.transform, self._rules.decode
 
     @property
     def decodes_into_rows(self) -> bool:
-        """Whether decoders may write to rows: not before a transform, which may keep its arguments."""
+        """Whether decoders may write to rows: only without a transform, which may keep its arguments."""
         return self._rules.transform is None
 
     @property
     def takes_rows(self) -> bool:
-        """Whether arrays can be written directly to rows of the slot."""
+        """Whether decoders, or the transform by its parameter `out`, can write arrays to rows of the slot."""
         return self._takes_out or self.decodes_into_rows
 
     def make(self, place: SampleLocation) -> object:
         """Reads, opens, decodes and transforms one sample, after seeding the generators that user code holds.
 
         Raises:
-            ChunkUnreadableError: its bytes are missing or wrong.
-            DecodeError: its bytes cannot be decoded; names sample, object and decoder.
+            ChunkUnreadableError: the sample's bytes are missing or wrong.
+            DecodeError: the bytes cannot be decoded. The message names sample, object and decoder.
             WorkerError: user code has called `sys.exit`.
+            Exception: the error of the transform, with a note that names the sample.
         """
         if not self.draws:
             return self._make(place)
@@ -221,17 +234,17 @@ class SampleMaker:
         *,
         raw: Callable[[memoryview], object] = bytes,
     ) -> Sample:
-        """Reads, opens and decodes one sample.
+        """Reads, opens and decodes one sample, without the transform.
 
         Args:
             place: Place of the sample.
-            row: memory by field; arrays of the same dtype and shape are decoded into it.
-            look: called with the sample's bytes and its undecoded fields.
-            raw: converts fields without decoder.
+            row: memory by field, into which arrays of the same dtype and shape are decoded.
+            look: called with the sample's bytes and its undecoded fields, or None.
+            raw: function that converts the bytes of fields without a decoder.
 
         Raises:
-            ChunkUnreadableError: its bytes are missing or wrong.
-            DecodeError, WorkerError: as of `decode`.
+            ChunkUnreadableError: the sample's bytes are missing or wrong.
+            DecodeError, WorkerError: errors of `decode`.
         """
         started = time.perf_counter_ns()
         content = self._content.read(place)
@@ -247,10 +260,11 @@ class SampleMaker:
         *,
         raw: Callable[[memoryview], object] = bytes,
     ) -> Sample:
-        """Makes the dict of a sample from its bytes; see `sample` for the arguments.
+        """Makes the dict of a sample from its bytes (`content`); see `sample` for the other arguments.
 
         Raises:
-            DecodeError: the bytes cannot be decoded; names sample, object and decoder.
+            ChunkUnreadableError: bytes of a joined row are missing or wrong.
+            DecodeError: the bytes cannot be decoded. The message names sample, object and decoder.
             WorkerError: a decoder has called `sys.exit`.
         """
         started = time.perf_counter_ns()
@@ -292,7 +306,9 @@ class SampleMaker:
         *,
         raw: Callable[[memoryview], object] = bytes,
     ) -> Sample:
-        """Decodes the fields, and adds label, annotations, fields of joins and the source key; see `SampleDecoder`.
+        """Decodes the fields, and adds label, annotations, fields of joins and the source key.
+
+        `in_place` has the arrays that are in their rows already, by field. See `sample` for `row` and `raw`.
 
         Raises:
             ChunkUnreadableError: bytes of a joined row are missing or wrong.
@@ -314,15 +330,17 @@ class SampleMaker:
         return sample
 
     def fields(self, place: SampleLocation) -> tuple[str, Sequence[Field]]:
-        """Returns key and undecoded fields, for inspection."""
+        """Reads one sample, and returns its key and undecoded fields; errors as of `sample`."""
         return self.open(place, self._content.read(place))
 
     def transform(self, place: SampleLocation, sample: Sample, row: Row = NO_ROW) -> object:
-        """Applies the user's function; its randomness depends on seed, run and ordinal only.
+        """Returns what the transform makes of a sample, or the sample itself without one.
+
+        The generator that it gets as `rng` depends on seed, run and ordinal only. As `out` it gets `row`.
 
         Raises:
-            WorkerError: it has called `sys.exit`.
-            Exception: its own error, with a note that names the sample.
+            WorkerError: the transform has called `sys.exit`.
+            Exception: the transform's own error, with a note that names the sample.
         """
         transform = self._rules.transform
         if transform is None:
@@ -332,7 +350,7 @@ class SampleMaker:
             arguments["rng"] = self._draws.find_generator(place.run, place.ordinal)
         if self._takes_out:
             arguments["out"] = row
-        # The function may change the sample.
+        # The key is read before, since the transform may change the sample.
         key = sample["__key__"]
         started = time.perf_counter_ns()
         seen = self._watch.look(sample) if self._watch is not None else None
@@ -359,13 +377,13 @@ class SampleMaker:
         self._nanoseconds[stage] += time.perf_counter_ns() - started
 
     def _name(self, ordinal: int) -> SampleName:
-        """The name and label of a sample in the manifest, looked up once."""
+        """Returns name and label of a sample that is a file of its own, or empty ones. The last one is kept."""
         if self._named[0] != ordinal and self._manifest.whole_objects:
             self._named = ordinal, self._manifest.name(ordinal)
         return self._named[1]
 
     def _label(self, ordinal: int) -> str:
-        """The sample as `dataset[...]` has it."""
+        """Returns the sample as a user would ask for it: `dataset[3]`, or `dataset['member'][3]`."""
         member = f"[{self._rules.member!r}]" if self._rules.member else ""
         return f"dataset{member}[{self._number(ordinal)}]"
 
@@ -378,13 +396,13 @@ class SampleMaker:
         )
 
     def _text(self, place: SampleLocation, key: object) -> str:
-        """The names of a sample, as users know it."""
+        """Returns the names of a sample for a message: its number, its key if it has one, its object and bytes."""
         where = _where(self._manifest, place.ordinal)
         return f"{self._label(place.ordinal)}, {f'key {key!r}, ' if key else ''}{where}"
 
 
 def _refuse_field(sample: Sample, name: str, what: str) -> None:
-    """Refuses a sample whose own field would be replaced; raises DecodeError."""
+    """Raises a DecodeError if the sample has a field of this name already; `what` says what would replace it."""
     if name in sample:
         raise DecodeError(f"the sample has a field {name!r} of its own, and so would be called {what}")
 
@@ -392,7 +410,7 @@ def _refuse_field(sample: Sample, name: str, what: str) -> None:
 def refuse_common_fields(
     sample: Sample, joined: Mapping[str, object], field_of: Callable[[str], str]
 ) -> Mapping[str, object]:
-    """Returns the fields of a join; raises DecodeError where the sample has one of that name."""
+    """Returns the fields of a join as they are; raises a DecodeError if the sample has a field of the same name."""
     if twice := sample.keys() & joined.keys():
         name = min(twice)
         raise DecodeError(
@@ -403,9 +421,9 @@ def refuse_common_fields(
 
 
 def locate_samples(manifest: Manifest, content: ByteSource, ordinals: Integers) -> list[list[int]]:
-    """Returns five lists for samples: number in the chunk, start, stop, ordinal, chunk.
+    """Returns five lists with a value for each sample: number in the chunk, start, stop, ordinal, chunk.
 
-    Raises as `SampleMaker.places` does.
+    Start and stop are bytes in the chunk. Raises the errors of `SampleMaker.places`.
     """
     chunks, starts, stops = manifest.locate(ordinals)
     samples = ordinals - manifest.chunk_first[chunks]
@@ -419,7 +437,7 @@ def locate_samples(manifest: Manifest, content: ByteSource, ordinals: Integers) 
 
 
 def describe_key(manifest: Manifest, ordinal: int) -> str:
-    """Returns a readable name of a sample: its path below the url; for samples in containers, object and byte range."""
+    """Returns a readable name of a sample: its path below the url, or object and byte range for one in a container."""
     if manifest.whole_objects:
         return manifest.name(ordinal).object_key
     return _where(manifest, ordinal)

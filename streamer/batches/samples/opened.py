@@ -1,4 +1,8 @@
-"""The datasets of a stream as one process has opened them: a dataset alone is its only member, a mix has several."""
+"""Opens the datasets of a stream in one process: their manifests, selections, rows and joins.
+
+One dataset is the only member of its stream, and a mix has several. The loader opens datasets
+(`loader/members/member.py`) and sends recipes of them to workers, which open them again (`batches/samples/recipe.py`).
+"""
 
 from __future__ import annotations
 
@@ -37,17 +41,23 @@ if TYPE_CHECKING:
 
 Integers = npt.NDArray[np.int64]
 
-# Samples that are located at once: 50 MB.
+# Number of samples that `exact_bytes` locates at once: 50 MB.
 _BLOCK = 1 << 20
 
 
 class OpenedDataset:
-    """The selected samples of a manifest, or all, numbered through.
+    """One dataset, opened: the selected samples of a manifest, or all of them, numbered through from 0.
+
+    Args:
+        manifest: manifest of the dataset.
+        selection: the selected samples, or None for all.
+        joined: options of the annotations that samples are joined to, or None.
+        joins: joins to other datasets.
 
     Attributes:
         rows: what an order counts: the samples, or the rows that they are packed into.
-        lengths: of the samples of the manifest, where samples that are not packed are balanced.
-        joins: the datasets that samples are joined to.
+        lengths: lengths of the samples of the manifest, or None if they are not needed to make batches level.
+        joins: joins to other datasets.
     """
 
     rows: OrderRows = SampleRows()
@@ -73,10 +83,17 @@ class OpenedDataset:
         rows: RowRecipe = NO_ROWS,
         joins: Sequence[JoinRecipe] = (),
     ) -> Self:
-        """Opens a manifest's folder, and a selection by its digest and the folder of its file, if there is one.
+        """Opens a dataset from files of this machine.
+
+        Args:
+            path: Folder of the manifest.
+            selection_file: Digest of the selection and the folder of its file, or None for all samples.
+            rows: Recipe of what an order counts.
+            joins: Recipes of the joins.
 
         Raises:
-            ManifestError: there is no manifest.
+            ManifestError: a manifest, the selection or a table of a join is missing.
+            ManifestCorruptError: one of the files is damaged.
         """
         manifest = open_held(path)
         selection = None
@@ -90,18 +107,20 @@ class OpenedDataset:
         return opened
 
     def plan_rows(self, packing: RowOption, fallback_dir: Path, *, shuffle: bool) -> PlannedRows:
-        """Plans the rows of the samples, which are the samples of the order from then on; returns them.
+        """Plans the rows of the samples, and returns them. The order counts these rows from then on (`rows`).
+
+        The table of rows is made and written to a file, if no process has made it before.
 
         Args:
             packing: how samples are packed.
-            fallback_dir: Where files are written if the manifest's folder is read-only for this process.
+            fallback_dir: Folder for files if the manifest's folder is read-only for this process.
             shuffle: whether the rows are shuffled.
 
         Raises:
             ConfigError: nothing says how many tokens a sample has, or a sample is longer than a row and must not be.
             ManifestError: no sample has a token, or the table cannot be written.
         """
-        # Imported here and below: without packing nothing of this is loaded (14 ms with -X importtime, 2026-11-26).
+        # Imported here and below, since samples without packing need none of it (14 ms of imports, 2026-11-26).
         from streamer.batches.rows.planned import PlannedRows, RowsRecipe
         from streamer.batches.rows.table import find_table
         from streamer.manifest.kept import KeptFiles
@@ -114,10 +133,13 @@ class OpenedDataset:
         return planned
 
     def measure(self, lengths: str | Estimate | None) -> None:
-        """Opens the lengths of samples that are balanced and not packed, and sets `lengths`.
+        """Opens the lengths of samples that are not packed, for batches that are made level. Sets `lengths`.
+
+        Args:
+            lengths: Path of an .npy file, an estimate, or None if the format knows them.
 
         Raises:
-            ConfigError: nothing says how long a sample is.
+            ConfigError: nothing says how long a sample is, or the file is not one of this dataset.
         """
         from streamer.batches.rows.costs import DocumentCosts
 
@@ -128,7 +150,7 @@ class OpenedDataset:
         return self.rows.costs_of(self, numbers, seed=seed, epoch=epoch, coefficients=coefficients)
 
     def documents(self, packing: RowOption, *, shuffle: bool) -> tuple[Documents, DocumentCosts]:
-        """Returns the samples as documents, and how many tokens each has."""
+        """Returns the samples as documents, and how many tokens each has; errors as of `measure`."""
         from streamer.batches.rows.costs import DocumentCosts
         from streamer.batches.rows.table import Documents
 
@@ -154,7 +176,7 @@ class OpenedDataset:
 
     @cached_property
     def decode_cost(self) -> DecodeCost | None:
-        """What the index says of decoding the samples; None if it says nothing."""
+        """What the manifest says of the cost of decoding the samples, or None if it says nothing."""
         return restore_format(self.manifest).find_decode_cost(self.manifest)
 
     @property
@@ -164,22 +186,22 @@ class OpenedDataset:
 
     @property
     def digest(self) -> str:
-        """Identity of the selected samples."""
+        """Digest that identifies the selected samples."""
         return self.manifest.digest if self.selection is None else self.selection.digest
 
     @property
     def chunk_samples(self) -> Integers:
-        """(M,) selected samples per chunk."""
+        """Number of selected samples of each of the M chunks: (M,)."""
         return self.manifest.chunk_samples if self.selection is None else self.selection.chunk_samples
 
     @cached_property
     def chunk_first(self) -> Integers:
-        """(M+1,) selected samples before each chunk."""
+        """Number of selected samples before each chunk, and of all: (M+1,)."""
         return self.manifest.chunk_first if self.selection is None else np.append(0, np.cumsum(self.chunk_samples))
 
     @property
     def order_samples(self) -> Integers:
-        """What an order counts: (M,) selected samples per chunk, or (S,) rows per set of chunks."""
+        """Number of selected samples of each chunk, (M,), or of rows of each set of chunks, (S,)."""
         return self.rows.counts_of(self)
 
     @property
@@ -193,10 +215,10 @@ class OpenedDataset:
         return self.rows.words_of(self)
 
     def cohorts(self, spec: OrderSpec) -> Cohorts:
-        """The cohorts in which a growing dataset admits its samples, or rows.
+        """Returns the cohorts in which a growing dataset admits its samples, or rows.
 
         Raises:
-            ConfigError: see `Cohorts`.
+            ConfigError: the errors of `Cohorts`.
         """
         # Imported here, since other datasets do not load it.
         from streamer.order.growing import Cohorts
@@ -205,12 +227,15 @@ class OpenedDataset:
 
     @property
     def stored_bytes(self) -> int:
-        """The bytes of the selected samples, by their share of all."""
+        """Number of stored bytes of the selected samples, as their share of the bytes of all samples."""
         return int(self.manifest.chunk_local_bytes.sum() * (self.samples / max(1, self.manifest.samples)))
 
     @cached_property
     def exact_bytes(self) -> int:
-        """The bytes of the selected samples, in 0.1 us each; if recoded (without offsets), by their share of all."""
+        """Exact number of stored bytes of the selected samples, in 0.1 us for each.
+
+        Of a recoded dataset it is `stored_bytes`, since its manifest does not have the samples' offsets.
+        """
         if self.selection is None or self.manifest.recoded:
             return self.stored_bytes
         blocks = (self.selection.ordinals[first : first + _BLOCK] for first in range(0, self.samples, _BLOCK))
@@ -218,7 +243,7 @@ class OpenedDataset:
         return sum(int((stop - start).sum()) for _, start, stop in located)
 
     def number(self, ordinal: int) -> int:
-        """Returns the number in the selection, which `dataset[i]` takes, of an ordinal in the manifest."""
+        """Returns the number in the selection, as `dataset[i]` takes it, of an ordinal in the manifest."""
         return ordinal if self.selection is None else self.selection.number(ordinal)
 
     def to_manifest(self, ordinals: Integers) -> Integers:
@@ -230,12 +255,12 @@ class MemberRecipe(msgspec.Struct, frozen=True, kw_only=True):
     """All that a worker process needs to make the samples of one member.
 
     Attributes:
-        manifest_path: the manifest's folder.
-        selection: digest of the selection, and the folder of its file; None: all samples.
-        rules: of making samples.
-        rows: the rows that the samples are packed into.
-        balance: of rows or samples.
-        joins: the datasets that samples are joined to.
+        manifest_path: folder of the manifest.
+        selection: digest of the selection and the folder of its file, or None if all samples are selected.
+        rules: rules of making samples.
+        rows: recipe of what an order counts: samples, or rows that they are packed into.
+        balance: how batches are made level.
+        joins: recipes of the joins to other datasets.
     """
 
     manifest_path: Path
@@ -246,10 +271,11 @@ class MemberRecipe(msgspec.Struct, frozen=True, kw_only=True):
     joins: tuple[JoinRecipe, ...] = ()
 
     def open(self) -> OpenedDataset:
-        """Opens the manifest in this process.
+        """Opens the dataset in this process, and its lengths if batches are made level.
 
         Raises:
-            ManifestError: there is none.
+            ManifestError: a file is missing or damaged.
+            ConfigError: the file with the lengths of samples has changed.
         """
         opened = OpenedDataset.open(self.manifest_path, self.selection, self.rows, self.joins)
         opened.rows.measure(opened, self.balance)
@@ -257,7 +283,7 @@ class MemberRecipe(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def paths(self) -> list[Path]:
-        """Files and folders that `open` reads, and the samples are made with."""
+        """Files and folders that `open` reads, and that of the annotations with which samples are made."""
         found = [self.manifest_path]
         if self.selection is not None:
             digest, folder = self.selection
@@ -269,9 +295,13 @@ class MemberRecipe(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Members:
-    """The members in their order. The chunks of each are numbered after those of the members before it.
+    """The opened datasets of a stream, and the numbers of their chunks in the session with the engine.
 
-    The chunks of the datasets that they are joined to follow, in the order of the members and of their joins.
+    The chunks of each member are numbered after those of the members before it. The chunks of the right sides of joins
+    follow, in the order of the members and of their joins.
+
+    Attributes:
+        each: the members in their order.
     """
 
     def __init__(self, members: Sequence[OpenedDataset]) -> None:
@@ -282,27 +312,27 @@ class Members:
 
     @property
     def samples(self) -> list[int]:
-        """Number of selected samples of each."""
+        """Number of selected samples of each member."""
         return [member.samples for member in self.each]
 
     @property
     def order_samples(self) -> list[int]:
-        """Samples of each that an order counts: selected samples, or rows."""
+        """Number of what an order counts of each member: selected samples, or rows."""
         return [int(member.order_first[-1]) for member in self.each]
 
     def map_to_chunks(self, order: SampleOrder) -> SampleOrder:
-        """Returns an order of the chunks of all members, from one of what is counted of them."""
+        """Returns an order that says which chunks of the members it needs, from one that counts samples or rows."""
         rows = [member.rows for member in self.each]
         return rows[0].map_to_chunks(order, rows, self.first_chunks)
 
     @property
     def left_out(self) -> int:
-        """Tokens that `overflow` leaves out of every epoch; of a mix, of a pass over each member."""
+        """Number of tokens that `overflow` leaves out of an epoch. For a mix, out of one pass over each member."""
         return sum(member.rows.left_out for member in self.each)
 
     @cached_property
     def first_chunks(self) -> list[int]:
-        """(members + 1,) number of the first chunk of each."""
+        """Number of the first chunk of each member, and after the last: (members + 1,)."""
         counts = [member.manifest.chunks for member in self.each]
         return [0, *np.cumsum(counts).tolist()]
 
@@ -313,13 +343,13 @@ class Members:
 
     @cached_property
     def first_chunks_of_parts(self) -> list[int]:
-        """(parts + 1,) number of the first chunk of each member, then of each join."""
+        """Number of the first chunk of each member, then of each join, and after the last: (parts + 1,)."""
         counts = [join.manifest.chunks for _, join in self.joins]
         return [*self.first_chunks, *(self.first_chunks[-1] + np.cumsum(counts)).tolist()]
 
     @cached_property
     def chunk_bytes(self) -> Integers:
-        """Bytes of each chunk, over all members and joins."""
+        """Number of bytes of each chunk in the cache, over all members and joins."""
         return np.concatenate([manifest.chunk_local_bytes for manifest in self.manifests])
 
     @property
@@ -329,23 +359,29 @@ class Members:
 
     @property
     def digest(self) -> str:
-        """A name for the data of all members together, the same on every rank."""
+        """Digest of the manifests of all members, the same on every rank."""
         digests = [member.manifest.digest for member in self.each]
         return blake2b(" ".join(digests).encode(), digest_size=16).hexdigest()
 
     def facts_of_joins(self) -> dict[str, str]:
-        """What must be equal on all ranks besides the members."""
+        """Returns what else must be equal on all ranks: the digests of the joins, or an empty dict without joins."""
         return {"joins": " ".join(join.table.digest for _, join in self.joins)} if self.joins else {}
 
     def part_values(self, values: Sequence[float]) -> tuple[float, ...]:
-        """The values of the members, then of the joins, of which a kept chunk serves all its uses."""
+        """Returns the values of the members, then of the joins, for the engine's choice of what to keep.
+
+        The value of a join is that of its member, times the mean uses of a chunk of its right side.
+
+        Args:
+            values: value of each member: its passes in an epoch.
+        """
         return (*values, *(values[number] * join.mean_uses for number, join in self.joins))
 
     def cache_full_hint(self, opened: Sequence[int]) -> str:
-        """Returns what helps where the cache has no room for the chunks of the joins, or "" if they have none open.
+        """Returns an advice for a cache that is too small for the open chunks, or "" if none are of joins.
 
         Args:
-            opened: bytes that are open at once, of the members and then of the joins.
+            opened: number of bytes that are open at once, of each member and then of each join.
         """
         if not (rows := sum(opened[len(self.each) :])):
             return ""
@@ -355,7 +391,7 @@ class Members:
         )
 
     def add_joins(self, schedule: EpochSchedule) -> EpochSchedule:
-        """Adds what the joins need to the schedule of the members."""
+        """Returns the schedule of an epoch with the chunks of the joins added, or the same one without joins."""
         if not self.joins:
             return schedule
         from streamer.batches.samples.joins import join_schedule
@@ -367,5 +403,5 @@ class Members:
 
 
 def _documents_of(path: Path, selection: tuple[str, Path] | None, packing: RowOption, shuffle: bool) -> Documents:
-    """Opens the documents of a dataset in another process."""
+    """Opens a dataset and returns its documents: `Documents.reopen`, which runs in another process."""
     return OpenedDataset.open(path, selection).documents(packing, shuffle=shuffle)[0]

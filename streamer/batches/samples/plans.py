@@ -1,10 +1,14 @@
 """Plans the batches of one rank, epoch by epoch, and says what the codes of their samples mean. Imports no torch.
 
-Plans, workers and messages carry a sample as one int64, its code. Of a dataset alone that is the ordinal in its
-manifest. In a mix it has the member and the pass as well, see `streamer.order.mix.streams`: a sample that comes twice
-in an epoch has two codes, so that each use gets random numbers of its own. A growing dataset has codes as a mix of one
-member has them, with a number for each use instead of the pass. Where documents are packed, plans have codes of rows,
-workers and messages those of documents. `streamer.order.kinds` has the codes of each kind of order.
+Workers plan the batches that they make (`batches/samples/recipe.py`), and the rank plans the chunks that it needs
+(`loader/rank/rank_stream.py`).
+
+Plans, workers and messages carry a sample as one int64, its code. For one dataset the code is the ordinal in its
+manifest. In a mix the code has the member and the pass as well, see `streamer.order.mix.streams`: a sample that comes
+twice in an epoch has two codes, so that each use gets random numbers of its own. The codes of a growing dataset are
+those of a mix of one member, with a number for each use instead of the pass. Where documents are packed, plans have
+codes of rows, while workers and messages have those of documents. `streamer.order.kinds` has the codes of each kind of
+order.
 """
 
 from __future__ import annotations
@@ -37,7 +41,12 @@ if TYPE_CHECKING:
 
 
 class StreamCodes:
-    """Reads the codes of one stream."""
+    """Makes and reads the codes of one stream. All arrays are int64.
+
+    Args:
+        spec: spec of the order.
+        members: the opened datasets.
+    """
 
     def __init__(self, spec: AnySpec, members: Members) -> None:
         self._members = members
@@ -45,15 +54,15 @@ class StreamCodes:
         self._seeds = [order.seed for order in spec.orders]
 
     def encode(self, ordinals: Integers) -> Integers:
-        """The codes of what the order calls its samples; of rows, what the order calls them."""
+        """Returns the codes of samples from the numbers that the order has for them, (N,). Rows keep these numbers."""
         return self._members.each[0].rows.codes(self._book, ordinals)
 
     def documents(self, epoch: int, rows: Integers) -> tuple[Integers, Pieces]:
-        """The documents of some rows: their codes, and which tokens of them are in each row.
+        """Returns the documents of some rows: their codes, (T,), and which tokens of them are in each row.
 
         Args:
             epoch: Epoch of the rows.
-            rows: (N,) what the order calls them.
+            rows: (N,) codes of the rows.
         """
         from streamer.batches.rows.pieces import Pieces
 
@@ -72,8 +81,8 @@ class StreamCodes:
 
         Args:
             epoch: Epoch of the rows.
-            rows: (N,) what the order calls them.
-            coefficients: Coefficients of the tokens of a document or sample, and of their square.
+            rows: (N,) numbers that the order has for them.
+            coefficients: The pair (a, b) in the cost a x n + b x n**2 of a document or sample of n tokens.
         """
         members, numbers, turns = self._parts(rows)
         found = np.empty(len(rows), np.int64)
@@ -94,36 +103,37 @@ class StreamCodes:
         return self._book.members(codes)
 
     def first_of_each(self, codes: Integers) -> dict[int, int]:
-        """Returns the members of the samples of a batch, each with the place of its first sample."""
+        """Returns the members of the samples of a batch, each with the index of its first sample in `codes`."""
         return self._book.first_of_each(codes)
 
     def locate(self, code: int) -> tuple[int, int]:
-        """Number of the member, and of the sample in its selection."""
+        """Returns the number of the member, and the number of the sample in the member's selection."""
         return self._book.locate(code)
 
     def _parts(self, rows: Integers) -> tuple[Integers, Integers, Integers]:
-        """Returns member, number in it and pass of what the order calls rows."""
+        """Returns member, number in the member and pass of rows, or of samples, by the order's numbers: (N,) each."""
         return self._book.parts(rows, self._members.order_samples)
 
 
 Integers = npt.NDArray[np.int64]
 
-# The running epoch and the next one, which the look-ahead plans.
+# Number of plans that `Plans` keeps: those of the running epoch and of the next one, which the look-ahead needs.
 _PLANS_KEPT = 2
 
 
 class BatchRecipe(msgspec.Struct, frozen=True, kw_only=True):
-    """The inputs of one rank's batches; small, and without torch unless a transform uses it.
+    """All that decides one rank's batches. It is sent to workers: small, and without torch unless a transform uses it.
 
     Attributes:
-        members: the datasets; one, or those of a mix in their order.
-        spec: the order.
-        rank, world_size: of this rank.
-        global_batch: samples of a batch over all ranks.
+        members: recipes of the datasets, one, or those of a mix in their order.
+        spec: spec of the order.
+        rank: number of this rank.
+        world_size: number of ranks.
+        global_batch: number of samples of a batch over all ranks.
         last_batch: what becomes of an incomplete last batch.
         roots: cache folders as this machine sees them.
-        entry: epoch and position in it at which a resumed run began: the batches of that epoch are numbered from there.
-        runs: the rank's samples of each lane of a batch, where each rank reads what its node holds.
+        entry: epoch and position in it at which a resumed run began. The batches of that epoch are numbered from there.
+        runs: the rank's samples of each lane of a batch, where each rank reads what its node holds, else ().
     """
 
     members: tuple[MemberRecipe, ...]
@@ -147,11 +157,17 @@ class BatchRecipe(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Plans:
-    """Caches the plans of the last epochs; building one costs tens of milliseconds for large manifests."""
+    """Makes the plans of epochs, and keeps the last two: one takes tens of milliseconds for large manifests.
+
+    Args:
+        recipe: what decides the rank's batches.
+        members: the opened datasets of the recipe.
+        rounds: rounds that are known, for a growing dataset only.
+    """
 
     def __init__(self, recipe: BatchRecipe, members: Members, rounds: Rounds | NoRounds = NO_ROUNDS) -> None:
         self._recipe = recipe
-        # The order of the epoch in which the run begins.
+        # The first order is that of the epoch in which the run begins; `plan` opens the other epochs from it.
         view = RankView(recipe.split, recipe.entry, rounds)
         order = find_orders(recipe.spec).order(members.each, recipe.entry[0], view)
         costs = StreamCodes(recipe.spec, members).costs
@@ -160,12 +176,12 @@ class Plans:
         self._kept: OrderedDict[int, RankPlan] = OrderedDict()
 
     def plan(self, epoch: int) -> RankPlan:
-        """The rank's plan of an epoch."""
+        """Returns the rank's plan of an epoch. Several threads may call it."""
         # Looked up once: another thread may plan another epoch meanwhile.
         plan = self._kept.get(epoch)
         if plan is None:
             recipe = self._recipe
-            # The order of the last epoch has computed the parts that are equal in all epochs.
+            # The order that was used last has computed the parts that are equal in all epochs.
             self._order = order = self._order.open_epoch(epoch)
             geometry = recipe.global_batch, recipe.world_size, recipe.rank, recipe.last_batch
             plan = RankPlan(order, *geometry, start=order.origin + recipe.start(epoch), runs=recipe.runs)
@@ -175,7 +191,10 @@ class Plans:
         return plan
 
     def chunk_lanes(self) -> Integers:
-        """Returns each chunk's lane in one dataset, (M,), or -1 without selected samples. Not for a redrawn cut."""
+        """Returns the lane of each chunk of one dataset, (M,), or -1 for chunks without selected samples.
+
+        Not for an order whose cut into lanes is drawn anew in each epoch.
+        """
         return cast("EpochOrder | RowOrder | BalancedOrder", self._order).chunk_lanes(self._chunks)
 
     def count_drawn(self, epoch: int, position: int) -> Integers:

@@ -1,5 +1,8 @@
 """Makes a rank's samples in a worker process: the recipe that is sent, and the reader that it opens there.
 
+The loader makes the recipe (`loader/rank/rank_stream.py`). Each maker of batches opens it, in a worker
+(`batches/workers/worker.py`) or in the trainer.
+
 Imports no torch: without it a worker starts in a tenth of the time, with a fifth of the memory.
 """
 
@@ -28,15 +31,23 @@ if TYPE_CHECKING:
 
 
 class SampleRecipe(BatchRecipe, frozen=True, kw_only=True):
-    """All that a worker process needs to make a rank's samples."""
+    """All that a worker process needs to make a rank's samples; see `BatchRecipe` for its attributes."""
 
     def open(self) -> StreamReader:
-        """Opens the manifests in this process."""
+        """Opens the manifests in this process, and returns what makes the samples; errors as of `StreamReader`."""
         return StreamReader(self)
 
 
 class StreamMaker:
-    """Turns codes into samples, each by the maker of its member. Used by one thread at a time."""
+    """Makes samples from their codes, each by the maker of its member. Used by one thread at a time.
+
+    Args:
+        recipe: what decides the rank's batches.
+        members: the opened datasets of the recipe.
+
+    Attributes:
+        codes: makes and reads the codes of the stream.
+    """
 
     def __init__(self, recipe: BatchRecipe, members: Members) -> None:
         self._recipe = recipe
@@ -48,7 +59,7 @@ class StreamMaker:
         self._reading = 0
 
     def open_reader(self, member: int) -> RowReader:
-        """Returns the reader of one member."""
+        """Returns the reader of the samples of one member, which is opened at its first use."""
         if member not in self._readers:
             own = self._members.each[member]
             content = CachedBytes(own.manifest, self._chunks, self._members.first_chunks[member])
@@ -66,11 +77,11 @@ class StreamMaker:
         return self._readers[member]
 
     def every(self) -> list[SampleMaker]:
-        """The makers of all members."""
+        """Returns the makers of all members, and so opens the readers of all."""
         return [self.open_reader(number).maker for number in range(len(self._recipe.members))]
 
     def add_reading_time(self, started: int) -> None:
-        """Adds the nanoseconds since `started` to the time of reading."""
+        """Adds the time since `started` (perf_counter nanoseconds) to the time of reading."""
         self._reading += time.perf_counter_ns() - started
 
     def stage_nanoseconds(self) -> tuple[int, int, int]:
@@ -80,14 +91,14 @@ class StreamMaker:
         return read, decode, transform
 
     def places(self, epoch: int, codes: Integers) -> Sequence[SampleLocation]:
-        """Locates the samples of an epoch by their codes.
+        """Locates samples by their codes; returns their locations in the order of the codes.
 
         Raises:
-            ChunkUnreadableError: see `SampleMaker.places`.
+            ChunkUnreadableError: a recoded chunk is missing or wrong, see `SampleMaker.places`.
         """
         every = self.codes.uses(epoch, codes)
         if len(every) == 1:
-            # They are in the order of the codes.
+            # The ordinals of a single member are in the order of the codes.
             return self.open_reader(every[0].member).maker.places(
                 every[0].ordinals, codes, every[0].runs, every[0].member
             )
@@ -104,6 +115,11 @@ class StreamMaker:
 
 class StreamReader:
     """Makes the samples of one rank's batches, in a worker process or in the rank itself. Used by one thread at a time.
+
+    For each batch the caller asks `batch` for its codes, then calls `begin`, then `load_at` for each sample.
+
+    Args:
+        recipe: what decides the rank's batches.
 
     Raises:
         ManifestError: there is no manifest at the recipe's path of a member.
@@ -125,33 +141,38 @@ class StreamReader:
         return f"StreamReader(rank {recipe.rank} of {recipe.world_size}, {len(recipe.members)} members: {names})"
 
     def set_rounds(self, rounds: Sequence[tuple[int, ...]]) -> None:
-        """Sets the rounds of the next batch of a growing dataset, each as the fields of `Round`."""
+        """Sets the rounds of the next batch of a growing dataset, each as the fields of `Round`. Others ignore them."""
         self._rounds.set(rounds)
 
     def batch(self, epoch: int, batch: int) -> tuple[Integers, npt.NDArray[np.bool_]]:
-        """This rank's samples of one batch: codes, and which are repeats."""
+        """Returns the codes of this rank's samples, or rows, of one batch, and which of them are repeats: (N,) each.
+
+        A repeat fills up an incomplete last batch.
+        """
         index = self._plans.plan(epoch).batch(batch)
         return self._maker.codes.encode(index.ordinals), index.repeated
 
     @property
     def row_cost(self) -> tuple[int, int]:
-        """Cost of a document of n tokens in a row, of n and of n**2: that of `balance=`, or the usual one."""
+        """The pair (a, b) in the cost a x n + b x n**2 of a document of n tokens in a row.
+
+        It is that of `balance=`, or `ROW_COST` without it.
+        """
         return find_level(self._recipe.spec.balance).coefficients(ROW_COST)
 
     def documents(self, epoch: int, rows: Integers) -> tuple[Integers, Pieces]:
-        """The documents of some rows: their codes, and which tokens of them are in each row."""
+        """Returns the documents of some rows: their codes, (T,), and which tokens of them are in each row."""
         return self._maker.codes.documents(epoch, rows)
 
     def load(self, epoch: int, ordinal: int) -> object:
-        """Makes one sample from its code.
-
-        Raises:
-            ChunkUnreadableError: the bytes are missing or wrong.
-        """
+        """Makes one sample from its code (`ordinal`), outside of a batch; errors as of `SampleMaker.make`."""
         return self._maker.make(self._locate(epoch, ordinal))
 
     def first_of_each(self, ordinals: Integers) -> dict[str, int]:
-        """Returns the names of the members of a batch, each with the index of its first sample; of one dataset ""."""
+        """Returns the names of the members of a batch, each with the index of its first sample.
+
+        The name of a dataset that is not in a mix is "".
+        """
         first = self._maker.codes.first_of_each(ordinals)
         return {self._recipe.members[number].rules.member: index for number, index in first.items()}
 
@@ -162,12 +183,12 @@ class StreamReader:
 
     @property
     def user_code(self) -> tuple[object, ...]:
-        """Transforms and decoders of all members."""
+        """Transforms and rules of decoding of all members."""
         return tuple(code for member in self._recipe.members for code in (member.rules.transform, member.rules.decode))
 
     @property
     def takes_rows(self) -> bool:
-        """Whether decoders or the transform of any member can write to rows."""
+        """Whether decoders or the transform of any member can write to rows of the slot."""
         return any(maker.takes_rows for maker in self._maker.every())
 
     def begin(
@@ -177,10 +198,11 @@ class StreamReader:
 
         Args:
             epoch: Epoch of the batch.
-            ordinals: int64 (samples,), codes.
+            ordinals: int64 (samples,), codes of the samples.
             rows: Rows of the slot to which arrays may be written.
             at: called with the index of the first sample of each chunk that is read.
-            documents: Whether they are documents of packed rows, read to memory of their own, chunk by chunk.
+            documents: Whether the samples are documents of packed rows. They are all read here then, chunk by chunk, to
+                memory of their own.
 
         Raises:
             ChunkUnreadableError: the bytes of a sample are missing or wrong.
@@ -205,10 +227,12 @@ class StreamReader:
         self._maker.add_reading_time(started)
 
     def load_at(self, epoch: int, ordinal: int, index: int) -> object:
-        """Makes one sample for an index of the current batch; not necessarily the one that `begin` got for the index.
+        """Makes one sample for an index of the current batch; errors as of `SampleMaker.make`.
 
-        Raises:
-            ChunkUnreadableError: the bytes are missing or wrong.
+        Args:
+            epoch: Epoch of the batch.
+            ordinal: Code of the sample. It may be another sample of the batch than `begin` got for the index.
+            index: Index in the batch, by which rows and bytes that were read are found.
         """
         place = self._places[index]
         if place.code != ordinal:

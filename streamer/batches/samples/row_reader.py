@@ -1,5 +1,7 @@
 """Reads the samples of a batch from one dataset, their arrays directly into the rows of the batch where possible.
 
+`batches/samples/recipe.py` has a reader for each dataset of a stream.
+
 Fields without a decoder are delivered as bytes, and read into the slot without a copy: the whole sample, with the
 headers around the fields, is read there, and the description of the batch contains the offsets of the fields.
 """
@@ -25,7 +27,7 @@ _LEAST_SHARE = 0.9
 
 
 class WholeReader:
-    """Reads the samples of a batch if those of the last one were not decoded. Used by one thread."""
+    """Reads the samples of a batch together if those of the last batch were not decoded. Used by one thread."""
 
     def __init__(self, source: CachedBytes) -> None:
         self._source = source
@@ -36,12 +38,14 @@ class WholeReader:
         return f"WholeReader({len(self._contents)} samples)"
 
     def begin(self, places: Mapping[int, SampleLocation], rows: Rows, at: Callable[[int], None]) -> None:
-        """Reads all samples of a batch, or of one member of it, if they fit.
+        """Reads the bytes of all samples into the slot, behind the rows, if they have space there.
+
+        It reads nothing if the slot is not known, or if the samples of the last batch were mostly decoded.
 
         Args:
-            places: Places of the samples, by index in the batch.
-            rows: Rows of the batch; the bytes are read behind them, if the slot is known.
-            at: called with the index of the first sample of each chunk, before they are read.
+            places: Places of the samples of one dataset, by index in the batch.
+            rows: Rows of the batch in its slot.
+            at: called with the index of the first sample of each chunk, before the samples of the chunk are read.
 
         Raises:
             ChunkUnreadableError: a chunk is missing or wrong.
@@ -55,7 +59,7 @@ class WholeReader:
             self._read(places, memory, at)
 
     def begin_apart(self, places: Mapping[int, SampleLocation], at: Callable[[int], None]) -> None:
-        """Reads all samples of a batch to memory of their own, one chunk after the other; see `begin`."""
+        """Reads the bytes of all samples to memory of their own, chunk by chunk; arguments and errors as of `begin`."""
         self._contents = {}
         self._learning = False
         self._read(places, np.empty(_total_bytes(places), np.uint8), at)
@@ -72,11 +76,11 @@ class WholeReader:
             self._contents[index] = targets[index][1][0]
 
     def find(self, index: int) -> memoryview | None:
-        """The bytes of the sample at an index, if it was read."""
+        """Returns the bytes of the sample at an index of the batch, or None if `begin` has not read them."""
         return self._contents.get(index)
 
     def learn(self, place: SampleLocation, sample: dict[str, object]) -> None:
-        """Records whether a sample was decoded, once per batch."""
+        """Notes by one sample of each batch whether samples stay undecoded: the next batch is read together then."""
         if self._learning:
             self._learning = False
             staying = sum(len(value.content) for value in sample.values() if type(value) is Raw)
@@ -88,7 +92,12 @@ def _total_bytes(places: Mapping[int, SampleLocation]) -> int:
 
 
 class RowReader:
-    """Reads the samples of a batch, or those of one member of a mix. Used by one thread."""
+    """Reads and makes the samples of a batch that are of one dataset. Used by one thread.
+
+    Args:
+        maker: makes the samples.
+        content: reads the bytes of the dataset.
+    """
 
     def __init__(self, maker: SampleMaker, content: CachedBytes) -> None:
         self.maker = maker
@@ -101,12 +110,12 @@ class RowReader:
         return f"RowReader({len(self._places)} samples, {self._scatter!r}, {self._whole!r})"
 
     def begin(self, places: Mapping[int, SampleLocation], rows: Rows, at: Callable[[int], None]) -> None:
-        """Reads raw arrays and raw bytes directly to the slot.
+        """Begins a batch: reads arrays and bytes that need no decoding directly to the slot, where that is possible.
 
         Args:
             places: Places of the samples, by index in the batch.
             rows: Rows of the slot to which arrays may be written.
-            at: called with the index of the first sample of each chunk that is read.
+            at: called with the index of the first sample of each chunk, before samples of the chunk are read.
 
         Raises:
             ChunkUnreadableError: the bytes of a sample are missing or wrong.
@@ -119,14 +128,16 @@ class RowReader:
         self._whole.begin(places, own, at)
 
     def begin_apart(self, places: Mapping[int, SampleLocation], at: Callable[[int], None]) -> None:
-        """Reads the documents of a batch, whose tokens are copied to rows; arguments and errors as of `begin`."""
+        """Begins a batch of documents: reads all of them to memory of their own; arguments and errors as of `begin`."""
         self._places = places
         self._rows = NO_SLOT
         self._scatter.begin(places, NO_SLOT, at)
         self._whole.begin_apart(places, at)
 
     def load_at(self, place: SampleLocation, index: int) -> object:
-        """Makes one sample for an index of the current batch, as `SampleMaker.make` does.
+        """Makes one sample for an index of the current batch; errors as of `SampleMaker.make`.
+
+        Its arrays may be in their rows of the slot, and its undecoded bytes may be `Raw`.
 
         Args:
             place: Place of the sample, not necessarily the one that `begin` got for the index.
@@ -150,11 +161,11 @@ class RowReader:
         return sample
 
     def _find_content(self, place: SampleLocation, index: int) -> memoryview | None:
-        """The bytes of a sample, if they were read for its index."""
+        """Returns the bytes of a sample, or None if they were not read for its index."""
         return self._whole.find(index) if place is self._places.get(index) else None
 
     def _make_in_place(self, place: SampleLocation, index: int) -> Sample | None:
-        """Makes the sample whose arrays are already in their rows; returns None if it must be read."""
+        """Makes the sample if its arrays are in their rows already; returns None if it must be read."""
         held = self._scatter.find(index, place.ordinal)
         if held is None:
             return None

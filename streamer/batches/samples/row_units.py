@@ -1,4 +1,7 @@
-"""Batches of rows, or of a bucket: documents are made, and assembled."""
+"""Makes batches of rows, or of a bucket: the documents are read and made, and then assembled to rows.
+
+`find_units` (`batches/samples/units.py`) chooses it for a dataset with `packing=`.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,14 @@ from streamer.batches.samples.units import BatchUnits, Collate, Integers, UnitMa
 
 
 class RowsOfBatch(BatchUnits):
-    """The documents of the rows of one batch."""
+    """The documents of the rows, or of the bucket, of one batch.
+
+    Args:
+        assembler: makes rows of documents.
+        source: reads and makes the documents.
+        epoch: epoch of the batch.
+        codes: (rows,) codes of the rows.
+    """
 
     are_compared = False
 
@@ -28,17 +38,25 @@ class RowsOfBatch(BatchUnits):
         self.ordinals, self._pieces = source.documents(epoch, codes)
 
     def begin(self, rows: Rows, at: Callable[[int], None], *, singly: bool) -> None:
-        """See `BatchUnits`: the rows of the slot get the tokens of the documents, not their bytes."""
+        """Reads the documents to memory of their own, unless `singly` is set; see `BatchUnits`.
+
+        Rows of the slot are not used here: `complete` writes tokens to them.
+        """
         self._source.begin(self._epoch, self.ordinals, NO_SLOT, at, documents=not singly)
 
     def keep(self, sample: object, place: int) -> Document:
-        """See `BatchUnits`."""
+        """Returns the sample as a `Document`; see `BatchUnits`."""
         return self._assembler.document(sample, int(self._pieces.tokens[place]))
 
     def complete(
         self, made: dict[int, object], rows: Rows, fill: Callable[[], dict[int, object]]
     ) -> tuple[dict[int, object], PackedCounts]:
-        """See `BatchUnits`: documents that are missing are left out of their rows."""
+        """Returns the rows by number. Documents that are missing are left out of theirs; `fill` is not called.
+
+        Raises:
+            WorkerError: no document could be made.
+            DecodeError: the documents have different fields.
+        """
         out = rows.all(self._count)
         documents, pieces = self._assembler.settle(cast("dict[int, Document]", made), self._pieces)
         packed = self._assembler.rows(documents, pieces, out)
@@ -51,7 +69,7 @@ class RowsOfBatch(BatchUnits):
 
 
 class RowUnitMaker(UnitMaker):
-    """Batches of rows, or of a bucket."""
+    """Makes batches of rows, or of a bucket, by the options of `packing=`."""
 
     take_rows = True
 

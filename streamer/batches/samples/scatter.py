@@ -1,10 +1,12 @@
 """Reads raw arrays from the chunk file directly into their rows: a scatter read, without a copy.
 
+`row_reader.py` beside it does so for samples that need no transform, and reads all others in the ordinary way.
+
 An array that is stored in its final form - an `.npy` file, or numbers for an `ArrayDecoder` - is a byte range of its
 sample. One sample shows the offset of the range; other samples of the same length most likely have it at the same
 offset. Such a sample is read into two kinds of memory by one call: the bytes of the array into its row, everything
 around them (headers, other fields) into memory of this reader. When the sample is opened, every field must be at its
-expected offset, and every array must have the same head; otherwise the sample is read again in the ordinary way.
+expected offset, and every array must have the same head. Otherwise the sample is read again in the ordinary way.
 """
 
 from __future__ import annotations
@@ -26,20 +28,20 @@ from streamer.formats.base import Field
 
 logger = logging.getLogger(__name__)
 
-# The bytes around the arrays would be kept for a whole batch below it, to save the smaller part of the copying.
+# Smallest share of a sample that must be arrays: the bytes around them are kept for a whole batch.
 _LEAST_SHARE = 0.5
-# Batches that are read in the ordinary way after a batch of which most samples were read twice.
+# Number of batches that are read in the ordinary way after a batch of which most samples were read twice.
 _PAUSED_BATCHES = 64
 
 
 class Hole(msgspec.Struct, frozen=True):
-    """An array inside a sample's bytes.
+    """The place of an array inside a sample's bytes.
 
     Attributes:
-        field: its name.
+        field: name of the field that is the array.
         start: offset of the field in the sample.
         head: the bytes of the field before the numbers, which describe them.
-        shape: of the numbers.
+        shape: dtype and shape of the numbers.
     """
 
     field: str
@@ -49,12 +51,12 @@ class Hole(msgspec.Struct, frozen=True):
 
     @property
     def first(self) -> int:
-        """Offset of the numbers."""
+        """Offset of the numbers in the sample."""
         return self.start + len(self.head)
 
     @property
     def stop(self) -> int:
-        """End of the numbers and of the field."""
+        """Offset of the end of the numbers, which is the end of the field."""
         return self.first + self.shape.nbytes
 
 
@@ -62,8 +64,8 @@ class Template(msgspec.Struct, frozen=True, dict=True):
     """The offsets of the arrays in samples of one length.
 
     Attributes:
-        length: of the sample in bytes.
-        holes: in the order of the bytes; at least one.
+        length: length of the sample in bytes.
+        holes: the arrays in the order of their bytes, at least one.
     """
 
     length: int
@@ -71,30 +73,39 @@ class Template(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def edges(self) -> list[tuple[int, int]]:
-        """The ranges around the holes, half-open; one more than holes, some of them empty."""
+        """The half-open ranges around the holes: one more than there are holes. Some may be empty."""
         cuts = [0, *(cut for hole in self.holes for cut in (hole.first, hole.stop)), self.length]
         return list(zip(cuts[::2], cuts[1::2], strict=True))
 
     @cached_property
     def edge_bytes(self) -> int:
-        """Length of all edges together."""
+        """Number of bytes of all edges together."""
         return sum(stop - start for start, stop in self.edges)
 
     @classmethod
     def from_sample(
         cls, content: memoryview, fields: Sequence[Field], decoder: SampleDecoder, rows: Rows
     ) -> Template | None:
-        """Returns the template of a sample, or None if it has no array with a row, or too many other bytes."""
+        """Makes the template of a sample.
+
+        None means that the sample has too few bytes in arrays for which there are rows.
+
+        Args:
+            content: bytes of the sample.
+            fields: undecoded fields of the sample.
+            decoder: decoder of the fields.
+            rows: rows of the batch.
+        """
         holes = [hole for field in fields if (hole := _hole(content, field, decoder, rows)) is not None]
         share = sum(hole.shape.nbytes for hole in holes) / max(1, len(content))
         return cls(len(content), tuple(sorted(holes, key=lambda hole: hole.start))) if share >= _LEAST_SHARE else None
 
 
 class HeldSample(msgspec.Struct, frozen=True):
-    """A sample that was read around its holes.
+    """A sample whose arrays were read to their rows, and whose other bytes are in `content`.
 
     Attributes:
-        content: its bytes; those in the holes are undefined.
+        content: bytes of the sample. Those of the arrays are undefined.
     """
 
     content: memoryview
@@ -103,7 +114,11 @@ class HeldSample(msgspec.Struct, frozen=True):
     _count_in_place: Callable[[], None]
 
     def find_arrays(self, fields: Sequence[Field]) -> Row | None:
-        """Returns the arrays in their rows, by field, or None if this sample does not match the template."""
+        """Returns the arrays in their rows, by field, or None if a field is not where the template has it.
+
+        Args:
+            fields: Fields of the sample, opened from `content`.
+        """
         found: dict[Key, np.ndarray] = {}
         by_name: Mapping[str, Field] = {field.name: field for field in fields}
         for hole in self._template.holes:
@@ -118,7 +133,12 @@ class HeldSample(msgspec.Struct, frozen=True):
 
 
 class ScatterReader:
-    """Reads the samples of a batch that match the template of an earlier one. Used by one thread."""
+    """Reads the samples of a batch by the template of an earlier sample. Used by one thread.
+
+    Args:
+        source: reads the bytes.
+        decoder: decoder of the fields.
+    """
 
     def __init__(self, source: CachedBytes, decoder: SampleDecoder) -> None:
         self._source = source
@@ -129,19 +149,21 @@ class ScatterReader:
         self._edges: Bytes = np.empty((0, 0), np.uint8)
         self._whole: Bytes = np.empty(0, np.uint8)
         self._learning = False
-        # Samples of this batch that matched the template, and batches that will be read without one.
+        # Number of samples of this batch that matched the template, and of batches to be read without a template.
         self._in_place = self._paused = 0
 
     def __repr__(self) -> str:
         return f"ScatterReader({self._template}, {len(self._ordinals)} samples)"
 
     def begin(self, places: Mapping[int, SampleLocation], rows: Rows, at: Callable[[int], None]) -> None:
-        """Reads the samples of a batch that match the template, their arrays into rows.
+        """Reads the samples of a batch that are as long as the template, their arrays into rows.
+
+        Reads nothing if there is no template yet, if the slot is not known, or if the rows have other shapes.
 
         Args:
-            places: Places of the samples, by index.
-            rows: Rows of the batch; nothing is read if its slot is not known.
-            at: called with the index of the first sample of each chunk, before they are read.
+            places: Places of the samples, by index in the batch.
+            rows: Rows of the batch in its slot.
+            at: called with the index of the first sample of each chunk, before the samples of the chunk are read.
 
         Raises:
             ChunkUnreadableError: a chunk is missing or wrong.
@@ -169,7 +191,10 @@ class ScatterReader:
                 self._ordinals[index] = alike[index].ordinal
 
     def find(self, index: int, ordinal: int) -> HeldSample | None:
-        """The sample at an index, if it was read; valid until the next call."""
+        """Returns the sample at an index of the batch, or None if `begin` has not read it.
+
+        What it returns is valid until the next call.
+        """
         template = self._template
         rows = self._rows
         if template is None or self._ordinals.get(index) != ordinal:
@@ -182,7 +207,7 @@ class ScatterReader:
         return HeldSample(self._whole.data.toreadonly(), template, rows.row(index), self._count_in_place)
 
     def learn(self, content: memoryview, fields: Sequence[Field]) -> None:
-        """Makes the template for the next batch from a sample that was read in the ordinary way, once per batch."""
+        """Makes the template for the next batch from the first sample of a batch that was read in the ordinary way."""
         if not self._learning:
             return
         self._learning = False
@@ -194,7 +219,7 @@ class ScatterReader:
         self._in_place += 1
 
     def _pieces(self, template: Template, index: int, row: Row) -> list[memoryview]:
-        """Returns edge, array, edge, array, ..., edge."""
+        """Returns the memory of a sample in the order of its bytes: edge, array, edge, array, ..., edge."""
         edges = []
         at = 0
         for start, stop in template.edges:
@@ -210,13 +235,16 @@ def read_by_chunk(
 ) -> Iterator[int]:
     """Reads samples, chunk by chunk, and yields the indices of those that were read.
 
+    The samples of a chunk that fails with an OSError are left out: reading them one by one finds the sample with the
+    error.
+
     Args:
         source: Source of the bytes.
-        targets: Samples and their buffers, by index.
-        at: called with the index of the first one of each chunk, before they are read.
+        targets: Samples and their buffers, by index in the batch.
+        at: called with the index of the first sample of each chunk, before the samples of the chunk are read.
 
     Raises:
-        ChunkUnreadableError: a chunk is gone or wrong.
+        ChunkUnreadableError: a chunk is missing or wrong.
     """
     chunks: dict[int, list[int]] = {}
     for index, (place, _) in targets.items():
@@ -225,13 +253,14 @@ def read_by_chunk(
         at(indices[0])
         try:
             source.read_into(chunk, [targets[index] for index in indices])
-        except OSError:  # ordinary reading, one by one, finds the sample with the error
+        except OSError:  # such as a CacheError: no more files can be opened
             logger.debug("chunk %d is read sample by sample", chunk, exc_info=True)
         else:
             yield from indices
 
 
 def _hole(content: memoryview, field: Field, decoder: SampleDecoder, rows: Rows) -> Hole | None:
+    """Returns the hole of a field, or None if its bytes cannot be read directly to a row."""
     shape = rows.shapes.get(field.name)
     # A checksum that is in the sample needs the bytes that would be in the hole.
     if shape is None or field.checked:

@@ -1,4 +1,7 @@
-"""Seeds randomness by seed, epoch and sample only: never by the worker, the batch or the time.
+"""Seeds random numbers by seed, epoch and sample only: never by the worker, the batch or the time.
+
+The maker of samples (`batches/samples/maker.py`) and the maker of batches (`batches/workers/batch_maker.py`) use it,
+and the loader warns of generators that cannot be seeded (`loader/options/loader_options.py`).
 
 Transforms that take `rng` get a generator. The global generators, and those that user code holds, are seeded before
 each call of user code. Every worker has a copy of a generator that user code holds: without a seed, all workers would
@@ -28,26 +31,29 @@ from streamer.order.hashing import fold, fold_each
 
 logger = logging.getLogger(__name__)
 
-# Called with 64 bits.
+# A function that seeds one generator, with an integer of 64 bits.
 Seed = Callable[[int], object]
 
 _LOW = 0xFFFFFFFF
-# Five levels: a function, a composition, its list, a step, its generator.
+# Depth to which objects are searched: a function, a composition, its list, a step, its generator.
 _LEVELS = 5
-# Objects that are looked at, in all.
+# Number of objects that are searched, in all.
 _MOST_OBJECTS = 500
-# Parts of one object that are looked at.
+# Number of parts of one object that are searched.
 _MOST_ITEMS = 100
-# They hold no generators.
+# Types whose objects hold no generators.
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, np.ndarray, np.generic, type, types.ModuleType)
 
 
 class OwnGenerators:
-    """The generators that user code holds. Used by one thread.
+    """Finds the random number generators that user code holds, and seeds them. Used by one thread.
+
+    Args:
+        user_code: transforms, decoders and collate functions, which are searched now.
 
     Attributes:
-        found: how each one is seeded.
-        refused: descriptions of generators that cannot be seeded.
+        found: functions that seed the generators, one for each.
+        refused: names of the types of generators that cannot be seeded.
     """
 
     def __init__(self, user_code: Iterable[object]) -> None:
@@ -60,7 +66,7 @@ class OwnGenerators:
                 self._add(f"{_describe_type(thing)}.{method}", _make_method_seeder(thing, method))
 
     def seed(self, mixed: int) -> None:
-        """Derives another seed for each generator from 64 bits, and sets it."""
+        """Seeds all found generators, each with a seed of its own that is derived from `mixed`, 64 bits."""
         for number, seed in enumerate(self.found):
             seed(fold(mixed, number))
 
@@ -72,11 +78,11 @@ class OwnGenerators:
 
 
 def warn_of_generators(user_code: Iterable[object], *, shared: bool) -> None:
-    """Logs the generators that are not seeded for each sample.
+    """Logs a warning if user code holds generators that are not seeded for each sample.
 
     Args:
         user_code: Transforms, decoders and collate functions.
-        shared: worker threads share the user code, so none of its generators can be seeded.
+        shared: whether worker threads share the user code, so that none of its generators can be seeded.
     """
     own = OwnGenerators(user_code)
     if own.found and shared:
@@ -94,7 +100,7 @@ def warn_of_generators(user_code: Iterable[object], *, shared: bool) -> None:
 
 
 def is_generator(thing: object) -> bool:
-    """Whether it is a random number generator of Python, numpy or torch."""
+    """Whether an object is a random number generator of Python, numpy or torch."""
     if isinstance(thing, random.Random | np.random.Generator | np.random.RandomState | np.random.BitGenerator):
         return True
     torch = sys.modules.get("torch")
@@ -112,11 +118,12 @@ def walk_code(code: types.CodeType) -> Iterator[types.CodeType]:
 def _walk_objects(roots: Iterable[object]) -> Iterator[object]:
     """Yields the roots and what they hold, each once, in the same order in every process.
 
-    Not the global generators, which are seeded as such, and not what an object holds that has a method to seed it.
+    It leaves out the global generators, which `seed_globals` seeds, and the parts of an object that has a method to
+    seed it.
     """
     torch = sys.modules.get("torch")
     shared = [random._inst, np.random.mtrand._rand, *([torch.default_generator] if torch else [])]
-    # Kept, so that no number is used twice.
+    # The objects are kept until the end, so that no other object gets the same id.
     seen: dict[int, object] = {id(thing): thing for thing in shared}
     level = list(roots)
     for _ in range(_LEVELS):
@@ -132,7 +139,7 @@ def _walk_objects(roots: Iterable[object]) -> Iterator[object]:
 
 
 def _parts(thing: object) -> Iterator[object]:
-    """Attributes, items, arguments and closures; of a function also the globals that it names."""
+    """Yields the parts of an object: attributes, items, arguments, closures, and the globals that a function names."""
     if isinstance(thing, types.FunctionType):
         yield from (*(thing.__defaults__ or ()), *(thing.__kwdefaults__ or {}).values())
         for cell in thing.__closure__ or ():
@@ -160,13 +167,13 @@ def _describe_type(thing: object) -> str:
 
 
 def _find_setter(thing: object) -> str | None:
-    """Returns the name of the method by which a transform of albumentations, MONAI or others is seeded, or None."""
+    """Returns the name of the method that seeds a transform of albumentations, MONAI or others, or None without one."""
     names = ("set_random_state", "set_random_seed")
     return next((name for name in names if callable(getattr(type(thing), name, None))), None)
 
 
 def _make_method_seeder(thing: object, method: str) -> Seed | None:
-    """Returns what seeds by a method, or None if it needs other arguments."""
+    """Returns a function that seeds an object by its method, or None if the method needs more than a seed."""
     setter = getattr(thing, method)
     parameters = list(inspect.signature(setter).parameters)
     if parameters == ["random_generator", "py_random"]:
@@ -184,7 +191,7 @@ def _make_method_seeder(thing: object, method: str) -> Seed | None:
 
 
 def _make_seeder(generator: object) -> Seed | None:
-    """Returns what seeds a generator in place, or None if nothing does."""
+    """Returns a function that seeds a generator in place, or None if it cannot be seeded."""
     if isinstance(generator, np.random.Generator):
         return _make_seeder(generator.bit_generator)
     if isinstance(generator, np.random.BitGenerator):
@@ -199,12 +206,12 @@ def _make_seeder(generator: object) -> Seed | None:
     return lambda mixed: generator.manual_seed(mixed >> 1)  # type: ignore[attr-defined]  # torch's
 
 
-# Separate the draws of transforms, of collate functions and of clips from those of the order.
+# Numbers that keep the draws of transforms, of collate functions and of clips apart from those of the order.
 TAG_TRANSFORM = 16
 TAG_COLLATE = 17
 TAG_CLIP = 18
 
-# A transform with this attribute does not depend on the global generators: to seed them takes 8 us for each sample.
+# For a transform with this attribute the global generators are not seeded, which takes 8 us for each sample.
 UNSEEDED = "streamer_unseeded"
 
 Argument = TypeVar("Argument")
@@ -212,18 +219,21 @@ Made = TypeVar("Made")
 
 
 def sample_seeds(seed: int, epoch: int, ordinals: npt.NDArray[np.int64]) -> list[int]:
-    """Returns the global generators' seed for each sample: 64 well mixed bits."""
+    """Returns the seed of each sample for the generators that user code uses: integers of 64 well mixed bits."""
     found: list[int] = fold_each(fold(seed, epoch), ordinals).tolist()
     return found
 
 
 def collate_seed(seed: int, epoch: int, first: int) -> int:
-    """Returns the global generators' seed for the collate function of a batch; `first`: ordinal of its first sample."""
+    """Returns the seed for the collate function of a batch, whose first sample has the code `first`: 64 bits."""
     return fold(seed, TAG_COLLATE, epoch, first)
 
 
 def seed_globals(mixed: int) -> None:
-    """Seeds `random`, `numpy.random` and, if imported, torch's CPU generator: 7 us, with torch 8 (2026-11-23)."""
+    """Seeds the global generators of `random` and `numpy.random`, and torch's of the CPU if torch is imported.
+
+    It takes 7 us, and 8 with torch (2026-11-23). `mixed` has 64 bits.
+    """
     random.seed(mixed)
     np.random.seed(mixed & 0xFFFFFFFF)
     if torch := sys.modules.get("torch"):
@@ -231,14 +241,19 @@ def seed_globals(mixed: int) -> None:
 
 
 class SeededCode:
-    """Runs user code with its own generators seeded, and the global ones, if told so. Used by one thread."""
+    """Runs user code after seeding the generators that it holds, and the global ones. Used by one thread.
+
+    Args:
+        user_code: transforms, decoders and collate functions, whose generators are looked for now.
+        seeds_globals: whether the global generators are seeded as well.
+    """
 
     def __init__(self, user_code: Sequence[object], *, seeds_globals: bool = True) -> None:
         self._own = OwnGenerators(user_code)
         self._seeds_globals = seeds_globals
 
     def run(self, mixed: int, function: Callable[[Argument], Made], argument: Argument) -> Made:
-        """Runs the function once, after seeding with 64 bits."""
+        """Seeds the generators with `mixed`, 64 bits, then calls the function with the argument; returns its result."""
         if self._seeds_globals:
             seed_globals(mixed)
         self._own.seed(mixed)
@@ -246,7 +261,10 @@ class SeededCode:
 
 
 class SampleDraws:
-    """A generator per sample; its state is set instead of making a new one (0.4 against 16 us, 2026-11-20)."""
+    """Gives each sample a random number generator of numpy, which depends on seed, epoch and ordinal only.
+
+    It is one generator, whose state is set: that takes 0.4 us, and a new one 16 us (2026-11-20).
+    """
 
     def __init__(self, seed: int) -> None:
         self._seed = seed
@@ -267,7 +285,7 @@ class SampleDraws:
         return np.random.Generator(self._bits)
 
     def find_generator(self, epoch: int, ordinal: int) -> np.random.Generator:
-        """Returns the generator of one sample in one epoch; valid until the next call."""
+        """Returns the generator of one sample in one epoch, or run of `SampleLocation`. Valid until the next call."""
         if epoch != self._epoch:
             self._epoch = epoch
             self._key[0] = fold(self._seed, TAG_TRANSFORM, epoch)
@@ -278,7 +296,7 @@ class SampleDraws:
 
 @contextmanager
 def keep_globals() -> Iterator[None]:
-    """Restores the global generators afterwards: samples made in the trainer's process must not change their state."""
+    """Restores the state of the global generators after a `with` block that makes samples in the trainer's process."""
     python = random.getstate()
     numpy = np.random.get_state()
     torch = sys.modules.get("torch")

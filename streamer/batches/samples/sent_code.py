@@ -1,4 +1,8 @@
-"""Sends user code to worker processes, and notices that it has changed since: workers keep what they received."""
+"""Prepares user code for being sent to worker processes, and warns if it has changed since it was sent.
+
+`loader/epoch.py` compares the code between epochs. `send_main_by_value` is called before user code is pickled, by the
+worker pool (`batches/workers/pool.py`) and by the loader's datasets and views.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +16,15 @@ import cloudpickle  # type: ignore[import-untyped]
 
 from streamer.batches.samples.seeding import is_generator
 
-# The name of `__main__` in a process of mp.spawn, where it is imported again.
+# The name of the script's module in a process of `multiprocessing` that was spawned, where it is imported again.
 _SPAWNED_MAIN = "__mp_main__"
 
 
 def send_main_by_value() -> None:
-    """Makes cloudpickle send what the script defines by value, as it does by itself for a module called `__main__`.
+    """Makes cloudpickle pickle what the script defines by value, also in a spawned process.
 
-    A worker is another process, which has no module of that name.
+    There the script's module is `__mp_main__`, which a worker does not have. cloudpickle does the same by itself for
+    `__main__`. It changes a registry of cloudpickle in this process.
     """
     module = sys.modules.get(_SPAWNED_MAIN)
     if module is not None and _SPAWNED_MAIN not in cloudpickle.list_registry_pickle_by_value():
@@ -28,14 +33,18 @@ def send_main_by_value() -> None:
 
 logger = logging.getLogger(__name__)
 
-# Code that is larger is not compared: 5,000 objects take 20 ms, a lambda 0.5 ms (2026-11-23).
+# Code with more bytes or objects is not compared: 5,000 objects take 20 ms, a lambda 0.5 ms (2026-11-23).
 MAX_BYTES = 1 << 20
 MOST_OBJECTS = 5_000
 _INSTALLED = tuple({sysconfig.get_path("purelib"), sysconfig.get_path("platlib")})
 
 
 class SentCode:
-    """Transforms, decoders and collate function as they were sent. Used by the trainer's thread."""
+    """Transforms, decoders and collate function as they were sent. Used by the trainer's thread.
+
+    Args:
+        contents: What was sent, of which a digest is made now.
+    """
 
     def __init__(self, contents: object) -> None:
         self._contents = contents
@@ -45,7 +54,7 @@ class SentCode:
         return f"SentCode(compared={self._digest is not None})"
 
     def compare(self) -> None:
-        """Warns, once, if a global, an attribute or another variable of it is no longer what it was."""
+        """Logs a warning, once, if the code, or a global or attribute that it uses, is no longer what was sent."""
         if self._digest is None or _digest_code(self._contents) in (self._digest, None):
             return
         self._digest = None
@@ -57,7 +66,7 @@ class SentCode:
 
 
 def _digest_code(contents: object) -> bytes | None:
-    """Returns the digest of a pickle, or None if it cannot be compared."""
+    """Returns the digest of the pickled contents, or None if they are too large or cannot be pickled."""
     send_main_by_value()
     target = _Digest()
     try:
@@ -68,7 +77,7 @@ def _digest_code(contents: object) -> bytes | None:
 
 
 class _Digest:
-    """A file of at most `MAX_BYTES` bytes that keeps their digest only."""
+    """A file to pickle to, which keeps only a digest of what is written; a ValueError after `MAX_BYTES` bytes."""
 
     def __init__(self) -> None:
         self.digest = hashlib.blake2b(digest_size=16)
@@ -82,11 +91,12 @@ class _Digest:
 
 
 class _DigestPickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """Leaves out what changes by being used: generators, and objects of installed libraries (albumentations)."""
+    """Pickles, but leaves out objects that change by being used: generators, and those of installed libraries."""
 
     _objects = 0
 
     def persistent_id(self, thing: object) -> object:
+        """Returns the name of the type of an object that is left out, or None; a ValueError after `MOST_OBJECTS`."""
         self._objects += 1
         if self._objects > MOST_OBJECTS:
             raise ValueError("more objects than are compared")

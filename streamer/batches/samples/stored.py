@@ -1,4 +1,7 @@
-"""Reads samples with all their fields as they are stored: those of the dataset, of its annotations and of its joins."""
+"""Reads samples with all their fields as they are stored: those of the dataset, of its annotations and of its joins.
+
+Scans use it, which read a dataset for a pack (`loader/scan_reader.py`).
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,7 @@ class StoredReader:
     Args:
         manifest: Manifest of the dataset.
         content: Source of the bytes.
-        rules: Rules of the dataset, of which annotations and fields that are left out count.
+        rules: Rules of the dataset. Only its annotations and the fields that are left out matter here.
         joins: Readers of the fields of other datasets, which do not decode them either.
     """
 
@@ -49,7 +52,10 @@ class StoredReader:
         return f"StoredReader({self._manifest!r}, joins={len(self._joins)})"
 
     def begin(self, ordinals: Integers) -> list[SampleLocation]:
-        """Locates some samples, which are read next, and their rows in other datasets.
+        """Returns the locations of samples, which `read` is called with next, and locates their rows in other datasets.
+
+        Args:
+            ordinals: Ordinals of the samples in the manifest.
 
         Raises:
             ChunkUnreadableError: A recoded chunk, which says itself where its samples are, is missing or wrong.
@@ -60,11 +66,11 @@ class StoredReader:
         return [SampleLocation(*row) for row in zip(*columns, strict=True)]
 
     def read(self, place: SampleLocation) -> StoredSample:
-        """Reads one sample.
+        """Reads one sample. A sample without annotations has no fields of them.
 
         Raises:
             ChunkUnreadableError: Bytes are missing or wrong.
-            DecodeError: The sample cannot be opened, has no annotations, or fields of one name on both sides of a join.
+            DecodeError: The sample cannot be opened, or fields of it and of an annotation or join have the same name.
         """
         ordinal = place.ordinal
         content = self._content.read(place)
@@ -94,7 +100,13 @@ class StoredReader:
 
 
 def find_steps(sizes: Integers, step_bytes: int, step_samples: int) -> Integers:
-    """Cuts samples into steps of about so many bytes, and at most so many samples: (n,), the step of each sample."""
+    """Cuts samples into steps, and returns the number of the step of each sample: int64 (n,), rising from 0.
+
+    Args:
+        sizes: (n,) bytes of each sample.
+        step_bytes: bytes of a step, about.
+        step_samples: largest number of samples of a step.
+    """
     by_bytes = (np.cumsum(sizes) - sizes) // step_bytes
     by_count = np.arange(len(sizes)) // step_samples
     begins = np.append(False, (np.diff(by_bytes) > 0) | (np.diff(by_count) > 0))
@@ -102,9 +114,13 @@ def find_steps(sizes: Integers, step_bytes: int, step_samples: int) -> Integers:
 
 
 def find_uses(chunks: Integers, steps: Integers) -> tuple[Integers, Integers, Integers]:
-    """Returns the uses of chunks by samples: chunk, first and last step of each, in the order of the first steps.
+    """Returns the uses of chunks: chunk, first step and last step of each use, in the order of the first steps.
 
-    A chunk that is used in several steps one after the other has one use, and several where there are steps between.
+    Consecutive steps that use a chunk are one use of it. After a step that does not use the chunk, another use begins.
+
+    Args:
+        chunks: (n,) chunk that each sample needs.
+        steps: (n,) step of each sample.
     """
     if not len(chunks):
         return chunks, steps, steps

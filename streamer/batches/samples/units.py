@@ -1,4 +1,8 @@
-"""What a batch is made of: samples, or rows of documents. One object that the maker of batches asks, either way."""
+"""Says what a batch is made of: samples, or rows of documents. `BatchMaker` asks it the same questions for both.
+
+Besides the maker of batches (`batches/workers/batch_maker.py`), the trainer asks for the collate function of batches
+that it makes itself (`loader/feed/supply.py`).
+"""
 
 from __future__ import annotations
 
@@ -19,23 +23,26 @@ from streamer.batches.samples.recipe import StreamReader
 
 Integers = npt.NDArray[np.int64]
 
-# These are names, so that only datasets with rows load what makes them.
+# Module and class for each `making` of a packing. They are names, so that only datasets with rows load what makes rows.
 _UNITS = {
     "samples": ("streamer.batches.samples.units", "SampleUnitMaker"),
     "rows": ("streamer.batches.samples.row_units", "RowUnitMaker"),
     "buckets": ("streamer.batches.samples.row_units", "RowUnitMaker"),
 }
 
-# A user's `collate_fn`: list of samples -> batch.
+# A function that makes a batch of a list of samples, as `collate_fn` of a user.
 Collate = Callable[[list[object]], object]
 
 
 class BatchUnits(ABC):
-    """The units of one batch.
+    """The units of one batch: its samples, or the documents of its rows.
+
+    `BatchMaker` calls `begin`, makes each of them, gives each to `keep`, and then calls `complete` and `collate`.
 
     Attributes:
-        ordinals: (N,) codes of what is read: samples, or the documents of rows.
-        are_compared: whether samples of several members are compared once more; rows were when they were made.
+        ordinals: int64 (N,), codes of what is read: samples, or the documents of rows.
+        are_compared: whether samples of several members of a mix must be compared before they are collated. The
+            documents of rows are compared when the rows are made.
     """
 
     ordinals: Integers
@@ -43,12 +50,12 @@ class BatchUnits(ABC):
 
     @abstractmethod
     def begin(self, rows: Rows, at: Callable[[int], None], *, singly: bool) -> None:
-        """Begins to read.
+        """Locates what is read, and reads in advance what can be read together.
 
         Args:
             rows: Rows of the slot to which arrays may be written.
-            at: called with the place of the first sample of each chunk that is read.
-            singly: whether each one is read by itself.
+            at: called with the index among `ordinals` of the first sample of each chunk that is read.
+            singly: whether each sample must be read by itself, since some must not be read at all.
 
         Raises:
             ChunkUnreadableError: the bytes of a sample are missing or wrong.
@@ -56,43 +63,50 @@ class BatchUnits(ABC):
 
     @abstractmethod
     def keep(self, sample: object, place: int) -> object:
-        """Returns what is kept of a sample that was made.
+        """Returns what is kept of a sample that was made: the sample, or a `Document`.
 
         Args:
             sample: what the transform has returned.
-            place: its place among the ordinals.
+            place: index of the sample among `ordinals`.
 
         Raises:
-            DecodeError: it has not what was planned for it.
+            DecodeError: a document does not have the fields or the tokens that were planned for it.
         """
 
     @abstractmethod
     def complete(
         self, made: dict[int, object], rows: Rows, fill: Callable[[], dict[int, object]]
     ) -> tuple[dict[int, object], PackedCounts | None]:
-        """Returns the samples, or rows, by their places in the batch, and the counts of rows.
+        """Returns the samples, or rows, by their index in the batch, and the counts of rows, which samples do not have.
 
         Args:
-            made: what `keep` has returned, by place; some may be missing.
-            rows: the rows of the slot.
-            fill: returns samples with others in place of those that are missing.
+            made: what `keep` has returned, by index among `ordinals`. Some may be missing.
+            rows: the rows of the slot, to which the arrays of packed rows are written.
+            fill: function that returns all samples, with other ones in place of those that are missing.
+
+        Raises:
+            WorkerError: no sample of the batch could be made.
+            DecodeError: the documents of a row have different fields.
         """
 
     @abstractmethod
     def collate(self, samples: list[object], ragged: Sequence[str]) -> object:
-        """Returns a batch of buffers.
+        """Returns the batch with a `Buffer` in place of each tensor.
 
         Args:
-            samples: or rows.
-            ragged: fields that are joined, not stacked.
+            samples: the samples, or rows, in the order of the batch.
+            ragged: fields of samples that become `Ragged`.
+
+        Raises:
+            Exception: an error of `collate`, for samples that make no batch.
         """
 
 
 class UnitMaker(ABC):
-    """What batches are made of.
+    """Makes the units of each batch, for one option `packing=` of a dataset.
 
     Attributes:
-        take_rows: whether they can be written to rows of a slot, whatever decodes them.
+        take_rows: whether the arrays of a batch can be made in rows of the slot, whatever decodes the samples.
     """
 
     take_rows: ClassVar[bool]
@@ -107,16 +121,16 @@ class UnitMaker(ABC):
         Args:
             source: Source of the samples.
             epoch: Epoch of the batch.
-            codes: (N,) its samples, or rows, as a plan has them.
+            codes: int64 (N,), codes of its samples or rows, as `StreamReader.batch` returned them.
         """
 
     @abstractmethod
     def torch_collate(self, ragged: Sequence[str]) -> Collate:
-        """Returns what makes a batch of tensors, where the trainer makes the batches."""
+        """Returns the function that makes a batch of tensors, for batches that the trainer makes itself."""
 
 
 class SamplesOfBatch(BatchUnits):
-    """The samples of one batch."""
+    """The samples of one batch, each of which is read and delivered as it is."""
 
     are_compared = True
 
@@ -130,13 +144,13 @@ class SamplesOfBatch(BatchUnits):
         self._source.begin(self._epoch, self.ordinals, rows, at)
 
     def keep(self, sample: object, place: int) -> object:
-        """See `BatchUnits`."""
+        """Returns the sample as it is."""
         return sample
 
     def complete(
         self, made: dict[int, object], rows: Rows, fill: Callable[[], dict[int, object]]
     ) -> tuple[dict[int, object], None]:
-        """See `BatchUnits`."""
+        """Returns the samples, and None. Calls `fill` if some are missing."""
         return (fill() if len(made) < len(self.ordinals) else made), None
 
     def collate(self, samples: list[object], ragged: Sequence[str]) -> object:
@@ -145,7 +159,7 @@ class SamplesOfBatch(BatchUnits):
 
 
 class SampleUnitMaker(UnitMaker):
-    """Batches of samples."""
+    """Makes batches of samples that are not packed."""
 
     take_rows = False
 
@@ -159,7 +173,7 @@ class SampleUnitMaker(UnitMaker):
 
 
 def find_units(packing: AnyPacking) -> UnitMaker:
-    """Returns what batches are made of."""
+    """Returns the maker of units for `packing=` of a dataset. Imports its module."""
     module, name = _UNITS[packing.making]
     units: UnitMaker = getattr(import_module(module), name)(packing)
     return units
