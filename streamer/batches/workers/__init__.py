@@ -1,1 +1,4 @@
-"""Worker processes and threads, and the process that they are forked from."""
+"""Makes batches in worker processes or threads: starts them, sends them tasks, and replaces those that have ended.
+
+The loader's feeder uses it (`loader/feed/feeder.py`), on its own thread in the trainer's process.
+"""

@@ -1,6 +1,7 @@
 """Makes a batch: loads its samples, each with its own randomness, and collates them.
 
-The same code runs in a worker process, in a worker thread and, with `num_workers=0`, in the trainer itself.
+The same code runs in worker processes and threads (`batches/workers/worker.py`) and, with `num_workers=0`, in the
+trainer itself (`loader/feed/supply.py`). An "ordinal" here is the code of a sample, see `batches/samples/plans.py`.
 """
 
 from __future__ import annotations
@@ -32,7 +33,11 @@ from streamer.order.audit import Tally, tallies
 
 
 class SampleFailedError(Exception):
-    """Loading a sample has failed; the cause is its error."""
+    """A sample could not be made. The cause (`__cause__`) is its error.
+
+    Args:
+        ordinal: code of the sample.
+    """
 
     def __init__(self, ordinal: int) -> None:
         super().__init__(ordinal)
@@ -43,11 +48,12 @@ class MakerRules(msgspec.Struct, frozen=True):
     """The rules of making batches; sent to the workers.
 
     Attributes:
-        seed: of the dataset.
-        collate_fn: the user's, or None for torch's rules.
-        on_error: "raise": a failed sample fails its batch; "skip": another sample of the batch replaces it.
-        ragged: fields that are joined, not stacked.
-        seed_globals: whether the global generators are seeded for user code; false where threads share them.
+        seed: seed of the dataset.
+        collate_fn: the collate function, or None for torch's rules with buffers in place of tensors.
+        on_error: "raise" lets the batch of a failed sample fail. "skip" replaces the sample by another one of the
+            batch.
+        seed_globals: whether generators are seeded for user code. False where worker threads share them.
+        ragged: fields that become `Ragged`.
         packing: how documents are packed into rows, which are the samples then.
     """
 
@@ -60,7 +66,7 @@ class MakerRules(msgspec.Struct, frozen=True):
 
     @property
     def own_collate(self) -> bool:
-        """Whether batches are collated by a function of the user."""
+        """Whether batches are collated by a function of the user, and not by torch's rules."""
         if self.collate_fn is None or self.collate_fn is collate_by_torch or self.ragged:
             return False
         return getattr(self.collate_fn, "__module__", "") != "torch.utils.data._utils.collate"
@@ -70,19 +76,19 @@ class Loaded(msgspec.Struct):
     """A batch from the first of its samples on, until they are collated.
 
     Attributes:
-        epoch: its epoch.
+        epoch: epoch of the batch.
         task: number of the task, for `begin` of `BatchMaker`.
-        units: what it is made of.
-        ordinals: of its samples, or of the documents of its rows.
-        repeated: bool (samples,): samples or rows that repeat another one of the batch.
-        members: of a mix: the names of its members, each with the index of its first sample.
-        rows: the rows of the slot that may already contain arrays of the samples.
+        units: the samples, or the documents of rows, that the batch is made of.
+        ordinals: codes of these samples or documents.
+        repeated: bool (samples,), which samples or rows repeat another one of the batch.
+        members: names of the members of the batch, each with the index of its first sample; one dataset is "".
+        rows: the rows of the slot, which may already contain arrays of the samples.
         seeds: seed of each sample, or None if no user code runs that could draw.
-        made: the samples, or the rows, by index, in order once complete; of rows the documents until then.
-        skipped: ordinals and errors of the samples that could not be made.
-        slowest: ordinal and nanoseconds of the slowest sample.
-        packed: counts of packed rows; None: samples are not packed.
-        tallies: the samples, or the rows, without repeats.
+        made: the samples by index, in order once `load` has returned them. Of rows it has the documents until then.
+        skipped: codes and errors of the samples that could not be made.
+        slowest: code and nanoseconds of the slowest sample, (-1, 0) before the first one.
+        packed: counts of packed rows, or None if samples are not packed.
+        tallies: the samples, or the rows, without repeats, for the audit of an epoch.
     """
 
     epoch: int
@@ -101,17 +107,20 @@ class Loaded(msgspec.Struct):
 
     @property
     def samples(self) -> list[object]:
-        """The samples, in the order of the batch."""
+        """The samples, or the rows, in the order of the batch."""
         return list(self.made.values())
 
 
 class BatchMaker:
     """Makes batches from one source. Used by one thread.
 
+    The caller calls `load` and then, with what that returns, `lay_out` for a batch in a slot, or `collate` for one in
+    memory of its own.
+
     Args:
-        source: of the samples.
-        rules: of making batches.
-        begin: called before each sample with (task, ordinal, monotonic nanoseconds), for the status page.
+        source: makes the samples.
+        rules: rules of making batches.
+        begin: called before each sample with (task, ordinal, monotonic nanoseconds), for the status page, or None.
     """
 
     def __init__(
@@ -123,33 +132,34 @@ class BatchMaker:
         # A user's collate_fn may keep its samples, so they are never in memory that is reused.
         self._units = find_units(rules.packing)
         takes_rows = rules.collate_fn is None and (self._units.take_rows or source.takes_rows)
-        # A mix with batches of one member each has a layout for each name.
+        # The predicted layout by the name of a member: that of a batch with samples of one member, "" of all others.
         self._predicted: dict[str, PredictedLayout] | None = {} if takes_rows else None
         self._seeds_samples = rules.seed_globals and source.draws
         self._user_code = SeededCode(source.user_code)
         self._collate_code = SeededCode((rules.collate_fn,))
 
     def set_rounds(self, rounds: Sequence[tuple[int, ...]]) -> None:
-        """Sets the rounds of the next batch of a growing dataset; without rounds it does nothing."""
+        """Sets the rounds of the next batch of a growing dataset. Does nothing for others, whose `rounds` are ()."""
         if rounds:
             self._source.set_rounds(rounds)
 
     def load(
         self, epoch: int, batch: int, task: int = 0, left_out: frozenset[int] = frozenset(), memory: Bytes | None = None
     ) -> Loaded:
-        """Loads the samples of a batch.
+        """Makes the samples of a batch.
 
         Args:
             epoch: Epoch of the batch.
-            batch: its number in the epoch.
-            task: Task for `begin`.
-            left_out: ordinals that are not loaded; other samples replace them.
+            batch: Number of the batch in the epoch.
+            task: Number of the task, for `begin`.
+            left_out: ordinals that are not loaded. Other samples of the batch replace them.
             memory: Slot of the batch, to which arrays may be written directly, or None if it is not known yet.
 
         Raises:
-            SampleFailedError: a sample could not be made (and `on_error` is "raise").
+            SampleFailedError: a sample could not be made, and is not skipped.
             ChunkUnreadableError: a chunk must be leased again.
             WorkerError: no sample could be made.
+            DecodeError: the documents of a row do not fit together.
         """
         codes, repeated = self._source.batch(epoch, batch)
         members = self._source.first_of_each(codes)
@@ -179,7 +189,10 @@ class BatchMaker:
         return loaded
 
     def lay_out(self, loaded: Loaded) -> WritableBatch:
-        """Collates the samples, and assigns their buffers to offsets; arrays in rows stay in place."""
+        """Collates the samples to a batch that can be written to the slot; errors as of `collate`.
+
+        Arrays that are in their rows stay there. The layout of the next batch is predicted from this one.
+        """
         structure = self.collate(loaded)
         packed = WritableBatch(structure, loaded.rows)
         if self._predicted is not None:
@@ -187,13 +200,14 @@ class BatchMaker:
         return packed
 
     def collate(self, loaded: Loaded) -> object:
-        """Collates by the user's function or by torch's rules.
+        """Returns the batch that the user's function, or torch's rules, make of the samples.
 
         Raises:
             WorkerError: the function has called `sys.exit`.
-            ConfigError: torch's rules cannot make a batch of these samples; names field and samples.
+            ConfigError: torch's rules cannot make a batch of these samples. The message names field and samples.
+            Exception: another error of the function or of torch's rules.
         """
-        # The documents of rows were compared when these were made, and their bounds differ.
+        # Documents were compared when their rows were made, and rows differ in the lengths of their bounds.
         if len(loaded.members) > 1 and loaded.units.are_compared and not self._rules.own_collate:
             check_fields(loaded.samples, loaded.members, self._rules.ragged)
         collate_fn = self._rules.collate_fn
@@ -218,12 +232,17 @@ class BatchMaker:
             raise WorkerError(f"the collate_fn has called sys.exit({error.code!r}); raise an exception") from error
 
     def stages(self, load: int, before: tuple[int, int, int]) -> Stages:
-        """Returns the stages of a batch whose loading took `load` nanoseconds since the source's clock was `before`."""
+        """Returns the times of a batch's stages until now, without `collate` and `write`.
+
+        Args:
+            load: nanoseconds that `load` took.
+            before: what `clock` returned before that call.
+        """
         read, decode, transform = (now - then for now, then in zip(self.clock(), before, strict=True))
         return Stages(load, read, decode, transform)
 
     def clock(self) -> tuple[int, int, int]:
-        """The source's read, decode and transform nanoseconds so far; zeros if it does not measure them."""
+        """Returns the nanoseconds that the source has spent so far on reading, decoding and transforming."""
         return self._source.stage_nanoseconds()
 
     @staticmethod
@@ -234,7 +253,7 @@ class BatchMaker:
     def _fill_all(self, loaded: Loaded) -> dict[int, object]:
         """Fills each missing sample with the next one of the batch that can be made, and marks it in `repeated`.
 
-        Returns all samples by index, in order.
+        Returns all samples of the batch by index, in order.
 
         Raises:
             WorkerError: all samples of the batch failed.
@@ -249,7 +268,7 @@ class BatchMaker:
                     break
             else:
                 last = loaded.skipped[-1][1] if loaded.skipped else None
-                # The tracebacks of errors refer to the list, a cycle that would keep the memory of the samples.
+                # The errors' tracebacks refer to the list: the cycle would keep the memory of the samples.
                 loaded.skipped.clear()
                 raise WorkerError(
                     f"all {count} samples of a batch failed; the last error is the cause", epoch=loaded.epoch
@@ -267,7 +286,7 @@ class BatchMaker:
 
         Raises:
             ChunkUnreadableError: a chunk must be leased again.
-            SampleFailedError: it failed, and errors are raised.
+            SampleFailedError: the sample failed and is not skipped.
         """
         ordinal = loaded.ordinals[source]
         started = time.monotonic_ns()

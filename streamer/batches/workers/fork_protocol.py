@@ -1,6 +1,7 @@
-"""The messages between a rank and its fork server: datagrams, with descriptors beside them; no pickles.
+"""Defines the messages between a rank and its fork server: datagrams with file descriptors beside them, no pickles.
 
-The rank has one control socket, and a socket of its own for each pool of workers.
+The rank has one control socket, and one more socket for each pool of workers. `fork_server.py` beside it is the rank's
+side, and `fork_server_main.py` the server's. The workers also take their `ProcessContext` from here.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from streamer.base import linux
 from streamer.base.child import absolute_import_paths
 from streamer.base.message_socket import MessageSocket
 
-# The socket of a pool, or the descriptors of a worker.
+# Largest number of descriptors with one message. `Connect` and `StartWorker` have two.
 _DESCRIPTORS = 4
 
 
@@ -26,7 +27,7 @@ class Settings(msgspec.Struct, frozen=True):
     Attributes:
         parent: pid of the rank.
         path: the rank's `sys.path`.
-        modules: imported before the first worker is forked.
+        modules: names of the modules that are imported before the first worker is forked.
     """
 
     parent: int
@@ -35,9 +36,14 @@ class Settings(msgspec.Struct, frozen=True):
 
 
 class ProcessContext(msgspec.Struct, frozen=True):
-    """Working directory, `sys.path` and environment of workers: the rank's when it makes their pool.
+    """Working directory, `sys.path` and environment of workers, as the rank has them when it makes their pool.
 
     All are bytes, as the system has them; see `Settings`.
+
+    Attributes:
+        folder: working directory, or b"" if it is not known.
+        path: `sys.path`.
+        environment: environment variables.
     """
 
     folder: bytes
@@ -46,22 +52,25 @@ class ProcessContext(msgspec.Struct, frozen=True):
 
 
 class Import(msgspec.Struct, frozen=True, tag=True):
-    """Import these modules before the next worker is forked (control socket)."""
+    """Asks the server to import these modules before it forks the next worker. Sent on the control socket."""
 
     modules: list[str]
 
 
 class Connect(msgspec.Struct, frozen=True, tag=True):
-    """Serve another pool; its socket and a memory file with its `ProcessContext` come along (control socket)."""
+    """Asks the server to serve another pool. Sent on the control socket.
+
+    The socket of the pool and a memory file with its `ProcessContext` come with the message.
+    """
 
 
 class StartWorker(msgspec.Struct, frozen=True, tag=True):
-    """Fork a worker; its channel and its status page come with the message.
+    """Asks the server to fork a worker. Its status page and its channel come with the message, in this order.
 
     Attributes:
         process: number of the process, unique in its pool.
-        number: of the worker.
-        workers: their number; the status page has a row for each.
+        number: number of the worker, and its row in the status page.
+        workers: number of rows in the status page.
     """
 
     process: int
@@ -70,25 +79,25 @@ class StartWorker(msgspec.Struct, frozen=True, tag=True):
 
 
 class Kill(msgspec.Struct, frozen=True, tag=True):
-    """End a worker by SIGKILL."""
+    """Asks the server to end a worker by SIGKILL. `process` is the number of its `StartWorker`."""
 
     process: int
 
 
 class Started(msgspec.Struct, frozen=True, tag=True):
-    """A worker was forked."""
+    """Tells the rank that a worker was forked, with the number of its `StartWorker` and its pid."""
 
     process: int
     pid: int
 
 
 class Exited(msgspec.Struct, frozen=True, tag=True):
-    """A worker has ended.
+    """Tells the rank that a worker has ended.
 
     Attributes:
-        process: its number.
-        code: its exit code, or minus the signal that ended it.
-        peak_bytes: its largest resident size.
+        process: number of its `StartWorker`.
+        code: exit code, or minus the signal that ended the worker.
+        peak_bytes: largest resident size of the worker.
     """
 
     process: int
@@ -97,11 +106,11 @@ class Exited(msgspec.Struct, frozen=True, tag=True):
 
 
 class Refused(msgspec.Struct, frozen=True, tag=True):
-    """A worker was not forked, because forks of this server are not safe.
+    """Tells the rank that a worker was not forked, because forks of this server are not safe or a fork failed.
 
     Attributes:
-        process: its number.
-        reason: the module that prevents it, and how.
+        process: number of its `StartWorker`.
+        reason: text that names the module that prevents forks, or the error of the fork.
     """
 
     process: int
@@ -135,14 +144,18 @@ def receive(end: MessageSocket, decoder: msgspec.msgpack.Decoder[_Message]) -> t
 
 
 def memory_file(name: str, content: msgspec.Struct) -> int:
-    """Writes settings to anonymous memory, because they may exceed a datagram; returns its descriptor."""
+    """Writes a message to a nameless memory file, since it may be larger than a datagram; returns its descriptor.
+
+    Raises:
+        ConfigError: no such file can be made.
+    """
     descriptor = linux.memory_file(name)
     os.pwrite(descriptor, msgspec.msgpack.encode(content), 0)
     return descriptor
 
 
 def read_memory_file(descriptor: int) -> bytes:
-    """Reads the whole memory, and closes the descriptor."""
+    """Returns the whole content of a memory file, and closes its descriptor."""
     content = os.pread(descriptor, os.fstat(descriptor).st_size, 0)
     os.close(descriptor)
     return content

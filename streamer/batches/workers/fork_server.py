@@ -1,4 +1,7 @@
-"""The rank's side of its fork server: one for each process, shared by its loaders, restarted after a crash.
+"""Starts the fork server of a rank, and requests workers from it. A process has one server, which its loaders share.
+
+The worker pool uses it (`batches/workers/pool.py`), and `loader/dataloader.py` starts it early, so that it imports the
+modules meanwhile. After a crash another server is started.
 
 Workers that are forked from a process which has imported their modules start in 10 ms instead of 2 s, and share its
 memory: eight workers with torch take 0.4 GB instead of 2.5 (2026-11-22). multiprocessing's own fork server is not
@@ -39,8 +42,9 @@ from streamer.batches.workers.fork_protocol import (
 
 logger = logging.getLogger(__name__)
 
-# A server imports with one thread: a thread of a BLAS or OpenMP library would not survive the fork, but the lock that
-# it holds would (torch then hangs in the child, pytorch #41197). The check of CUDA by NVML initialises nothing.
+# Environment of a server. It imports with one thread: a thread of a BLAS or OpenMP library would not survive the fork,
+# but the lock that it holds would (torch then hangs in the child, pytorch #41197). The check of CUDA by NVML does not
+# initialise CUDA.
 _ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
@@ -50,11 +54,13 @@ _ENVIRONMENT = {
     # imports pyarrow would be new interpreters (2026-11-26).
     "JE_ARROW_MALLOC_CONF": "background_thread:false",
 }
-# A server reports the end of a process within milliseconds, unless it is stopped or has ended.
+# Time to wait for the server's report that a process has ended. It comes within milliseconds, unless the server is
+# stopped or has ended.
 _EXIT_SECONDS = 2.0
-# It ends between two imports; torch takes 5 s on a busy machine. A module of the user's may wait for ever.
+# Time to wait for the end of a server before it is killed. It ends between two imports: torch takes 5 s on a busy
+# machine, and a module of the user may wait for ever.
 _CLOSE_SECONDS = 20.0
-# A server that has crashed this often within a minute is not started again.
+# A server that has crashed this often within the window of a minute is not started again.
 _MAX_CRASHES = 3
 _CRASH_WINDOW_SECONDS = 60.0
 
@@ -62,13 +68,18 @@ _CRASH_WINDOW_SECONDS = 60.0
 class ForkedProcess:
     """A worker that the server has forked, or will fork.
 
+    Args:
+        pool: the pool of the worker.
+        number: number of the process in the pool.
+
     Attributes:
-        pid: 0 until it is known.
-        refused: the reason why it was not forked; "" otherwise.
-        ended_with_server: it ended because the server ended.
+        pid: pid of the process, or 0 until it is known.
+        refused: the reason why it was not forked, or "".
+        ended_with_server: whether it ended because the server ended.
+        exit_descriptor: always -1. The pool's socket reports the end, so the process needs no descriptor for that.
     """
 
-    # There is no descriptor of its own: the pool's socket reports the end.
+    # `SpawnedProcess` has one.
     exit_descriptor = -1
 
     def __init__(self, pool: ForkedPool, number: int) -> None:
@@ -84,25 +95,25 @@ class ForkedProcess:
 
     @property
     def ended(self) -> bool:
-        """Whether the server has reported its end, or has ended itself."""
+        """Whether the server has reported the end of the process or refused it, or has ended itself."""
         return self._exit is not None
 
     def kill(self) -> None:
-        """Ends it by SIGKILL."""
+        """Asks the server to end the process by SIGKILL, unless it has ended. Does not wait."""
         if self._exit is None:
             self._pool.request(Kill(self._number))
 
     def wait(self, seconds: float) -> bool:
-        """Waits for its end; returns whether it has ended."""
+        """Waits at most `seconds` for the end of the process; returns whether it has ended."""
         deadline = time.monotonic() + seconds
         while self._exit is None and (left := deadline - time.monotonic()) > 0:
             self._pool.wait(left)
         return self.ended
 
     def reap(self) -> tuple[int, int]:
-        """Waits for its end after `kill`, 2 s at most; returns exit code (of a signal negative) and peak bytes.
+        """Waits at most 2 s for the end of the process after `kill`; returns its exit code and its peak bytes.
 
-        Without a report of the server these are -SIGKILL and 0.
+        The code is minus the signal that ended the process. Without a report of the server they are -SIGKILL and 0.
         """
         # A process without a pid does not run yet: the server still imports, and ends it when the socket is closed.
         if not self.wait(_EXIT_SECONDS) and self.pid:
@@ -110,7 +121,7 @@ class ForkedProcess:
         return self._exit or (-signal.SIGKILL, 0)
 
     def update(self, reply: Reply) -> None:
-        """Applies a reply of the server."""
+        """Notes what a reply of the server says about this process."""
         if isinstance(reply, Started):
             self.pid = reply.pid
         elif isinstance(reply, Refused):
@@ -120,16 +131,20 @@ class ForkedProcess:
             self._exit = reply.code, reply.peak_bytes
 
     def record_loss(self) -> None:
-        """Records that it ended with the server."""
+        """Notes that the process ended because the server ended."""
         self._exit = (-signal.SIGKILL, 0)
         self.ended_with_server = True
 
 
 class ForkedPool:
-    """The workers of one loader, as its feeder requests them. Used on the feeder's thread only.
+    """Requests the workers of one loader from the server. Used on the feeder's thread only.
+
+    Args:
+        end: socket to the server.
+        server: the server.
 
     Attributes:
-        gone: the server and all its workers have ended.
+        gone: whether the server has ended, and with it all workers.
     """
 
     def __init__(self, end: MessageSocket, server: ForkServer) -> None:
@@ -146,18 +161,24 @@ class ForkedPool:
         return self._end.fileno()
 
     def start(self, number: int, workers: int, descriptors: list[int]) -> ForkedProcess:
-        """Requests a worker; it is forked as soon as the server has imported all modules."""
+        """Requests a worker, which is forked as soon as the server has imported all modules. Does not wait.
+
+        Args:
+            number: number of the worker, and its row in the status page.
+            workers: number of rows in the status page.
+            descriptors: descriptors of the status page and of the worker's end of its channel.
+        """
         self._count += 1
         process = self._processes[self._count] = ForkedProcess(self, self._count)
         self.request(StartWorker(self._count, number, workers), descriptors)
         return process
 
     def request(self, message: StartWorker | Kill, descriptors: list[int] | None = None) -> None:
-        """Sends a request; the end of the server is noticed by the end of the socket."""
+        """Sends a request. It is lost if the server has ended, which `pump` notices."""
         send(self._end, message, descriptors)
 
     def pump(self) -> None:
-        """Receives the server's replies."""
+        """Receives the replies that the server has sent, without waiting, and notices whether it has ended."""
         while not self.gone:
             try:
                 received = receive(self._end, REPLY)
@@ -173,7 +194,7 @@ class ForkedPool:
                 del self._processes[reply.process]
                 self._finish.append(process)
         if self.gone:
-            # Reaped before the next request for a server: one whose sockets are closed accepts no requests.
+            # The server is reaped first, so that the next call of `fork_server` starts another one.
             self._server.wait_for_end()
             for process in self._processes.values():
                 process.record_loss()
@@ -191,12 +212,19 @@ class ForkedPool:
         self.pump()
 
     def close(self) -> None:
-        """Ends the remaining workers."""
+        """Closes the socket, upon which the server ends the remaining workers."""
         self._end.close()
 
 
 class ForkServer:
-    """One server process, which imports modules before the first fork. Constructing starts it, without waiting."""
+    """One server process, which imports modules before the first fork. Constructing starts it, without waiting.
+
+    Args:
+        modules: names of the modules that it imports.
+
+    Attributes:
+        pid: pid of the process that constructed it, not of the server.
+    """
 
     def __init__(self, modules: Iterable[str]) -> None:
         self._modules = list(modules)
@@ -212,17 +240,17 @@ class ForkServer:
 
     @property
     def gone(self) -> bool:
-        """Whether the process has ended."""
+        """Whether the server process has ended, or could not be started."""
         return not self._thread.is_alive()
 
     def preload(self, modules: Iterable[str]) -> None:
-        """Requests further modules, for later workers."""
+        """Asks the server to import further modules before it forks later workers. Does not wait."""
         if new := [name for name in modules if name not in self._modules]:
             self._modules += new
             send(self._control, Import(new))
 
     def connect(self) -> ForkedPool:
-        """Makes a pool whose workers get the current working directory, `sys.path` and environment of this process."""
+        """Returns a new pool. Its workers get the present working directory, `sys.path` and environment of the rank."""
         ours, theirs = MessageSocket.pair()
         context = memory_file("streamer-context", current_context())
         send(self._control, Connect(), [theirs.fileno(), context])
@@ -231,11 +259,11 @@ class ForkServer:
         return ForkedPool(ours, self)
 
     def wait_for_end(self) -> None:
-        """Waits until the ending process is reaped, 2 s at most."""
+        """Waits at most 2 s until the server process has ended and is reaped."""
         self._thread.join(_EXIT_SECONDS)
 
     def close(self) -> None:
-        """Ends the process and waits for it; one that still imports after `_CLOSE_SECONDS` is killed."""
+        """Ends the server and waits for its end. Kills it if it still imports after `_CLOSE_SECONDS`."""
         self._control.close()
         self._thread.join(_CLOSE_SECONDS)
         if self._process is not None and not self.gone:
@@ -247,7 +275,7 @@ class ForkServer:
         try:
             process = self._process = self._start(control)
         except (OSError, UnicodeEncodeError) as error:
-            # Who wants a worker meets the same limit, and says so.
+            # The next start of a worker fails by the same limit, with an error for the user.
             logger.debug("the fork server does not start: %s", error)
         else:
             process.reap()
@@ -272,7 +300,7 @@ class ForkServer:
 
 
 class _Current(msgspec.Struct):
-    """The server of this process, and the times of recent crashes."""
+    """The server of this process, and the monotonic times of its recent crashes in seconds."""
 
     server: ForkServer | None = None
     crashes: list[float] = msgspec.field(default_factory=list)
@@ -284,7 +312,9 @@ _current = _Current()
 
 @name_limits()
 def fork_server(modules: Iterable[str] = ()) -> ForkServer | None:
-    """Returns the server of this process, started if there is none, or None if it has crashed repeatedly.
+    """Returns the server of this process. Starts one if there is none, and asks it to import the modules.
+
+    None means that servers have crashed `_MAX_CRASHES` times within a minute: workers must start in another way.
 
     Raises:
         ConfigError: no further Python can be started, or a limit of the system is reached.
@@ -308,7 +338,10 @@ def fork_server(modules: Iterable[str] = ()) -> ForkServer | None:
 
 
 def stop_fork_server() -> None:
-    """Ends the server of this process, if there is one; the next loader starts another. For tests and notebooks."""
+    """Ends the server of this process and waits for it, if there is one. For tests and notebooks.
+
+    The next loader starts another server.
+    """
     with _lock:
         server, _current.server = _current.server, None
     if server is not None and server.pid == os.getpid():

@@ -1,11 +1,15 @@
-"""The fork server of a rank: imports the modules that workers need, once, and forks the workers.
+"""Runs the fork server of a rank: imports the modules that workers need, once, and forks the workers.
 
-`python -P -m streamer.batches.workers.fork_server_main CONTROL SETTINGS`, both descriptors. Of user code it runs only
-the top level of modules. It has one thread, no connection and no CUDA context. It ends with its rank: at the end of
-the control socket, or by PR_SET_PDEATHSIG in the middle of an import. Its workers end with it in the same way.
+`ForkServer` (`batches/workers/fork_server.py`) starts it as `python -P -m streamer.batches.workers.fork_server_main
+CONTROL SETTINGS`, where both arguments are file descriptors: of the control socket, and of a memory file with
+`Settings`.
+
+Of user code the server runs only the top level of modules. It has one thread, no connection and no CUDA context. It
+ends with its rank: at the end of the control socket, or by PR_SET_PDEATHSIG in the middle of an import. Its workers end
+with it in the same way.
 
 A module may start threads or open sockets when it is imported: a fork would copy locks that nothing releases, or share
-a connection. Then no worker is forked; the rank starts them as new interpreters instead.
+a connection. Then no worker is forked, and the rank starts workers as new interpreters instead.
 """
 
 from __future__ import annotations
@@ -48,12 +52,12 @@ _ALWAYS = ("numpy.random", "streamer.batches.samples.recipe")
 
 
 class ForkedGroup:
-    """The workers of one loader.
+    """The workers of one loader, in the server.
 
     Attributes:
-        end: the socket to the rank.
-        context: their working directory, path and environment.
-        pids: of the running workers, by number.
+        end: the server's end of the pool's socket.
+        context: working directory, `sys.path` and environment of the workers.
+        pids: pids of the running workers, by the number of their `StartWorker`.
     """
 
     def __init__(self, end: MessageSocket, context: ProcessContext) -> None:
@@ -62,11 +66,11 @@ class ForkedGroup:
         self.pids: dict[int, int] = {}
 
     def reply(self, reply: Reply) -> None:
-        """Sends a reply to the rank; a closed socket shows that the rank has ended."""
+        """Sends a reply to the rank. It is lost if the rank has closed the socket."""
         send(self.end, reply)
 
     def kill(self, numbers: Iterable[int]) -> None:
-        """Ends workers that were not reaped yet: their pids cannot have been reused."""
+        """Ends workers by SIGKILL, unless they have been reaped: a pid in `pids` cannot have been reused."""
         for number in numbers:
             if (pid := self.pids.get(number)) is not None:
                 os.kill(pid, signal.SIGKILL)
@@ -76,14 +80,17 @@ class Imports:
     """Imports modules, and checks whether a fork is still safe.
 
     Attributes:
-        unsafe: the reason why it is not; "" while it is.
+        unsafe: the reason why a fork is not safe, or "" while it is.
     """
 
     def __init__(self) -> None:
         self.unsafe = ""
 
     def add(self, modules: Iterable[str]) -> None:
-        """Imports modules. One that fails is left to the worker, which reports the error."""
+        """Imports modules, and sets `unsafe` if one of them starts threads or opens a socket.
+
+        An error is ignored: a worker that imports the module again reports it.
+        """
         for name in modules:
             sockets = _sockets()
             try:
@@ -91,7 +98,7 @@ class Imports:
             except BaseException:  # noqa: BLE001 - also SystemExit: a script without a guard that ends its process
                 if os.environ.get("STREAMER_LOG") == "debug":
                     traceback.print_exc()
-            # The first module after which a fork is unsafe is the one that is told.
+            # `unsafe` names the first module after which a fork is not safe.
             if not self.unsafe and (threads := len(os.listdir("/proc/self/task"))) > 1:
                 self.unsafe = f"importing {name} starts {threads - 1} thread(s)"
             elif not self.unsafe and _sockets() > sockets:
@@ -101,7 +108,10 @@ class Imports:
         gc.freeze()
 
     def probe(self) -> None:
-        """Checks in a child whether CUDA works there; it does not if the parent has initialised it."""
+        """Sets `unsafe` if torch says in a forked child that CUDA does not work there.
+
+        That is so if a module has initialised CUDA in this process. It forks a child and waits for its end.
+        """
         if self.unsafe or "torch" not in sys.modules:
             return
         child = os.fork()
@@ -112,7 +122,7 @@ class Imports:
 
 
 def _sockets() -> int:
-    """The number of sockets among the descriptors of this process."""
+    """Returns the number of sockets among the descriptors of this process."""
     found = 0
     for entry in os.listdir("/proc/self/fd"):
         try:
@@ -123,20 +133,25 @@ def _sockets() -> int:
 
 
 class ForkServerLoop:
-    """Serves one rank until its control socket ends."""
+    """Serves one rank until its control socket is closed.
+
+    Args:
+        control: the server's end of the control socket.
+        imports: the modules that have been imported.
+    """
 
     def __init__(self, control: MessageSocket, imports: Imports) -> None:
         self._control = control
         self._imports = imports
         self._pools: dict[int, ForkedGroup] = {}
-        # Readable when a child has ended.
+        # A pipe that is readable when a child has ended.
         self._finish, self._wakeup = linux.pipe()
         self._poll = select.poll()
         self._poll.register(control, select.POLLIN)
         self._poll.register(self._finish, select.POLLIN)
 
     def serve(self) -> None:
-        """Serves until the rank has ended."""
+        """Serves until the rank has closed the control socket. Handles SIGCHLD in this process."""
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(self._wakeup, warn_on_full_buffer=False)
         while True:
@@ -168,7 +183,7 @@ class ForkServerLoop:
         return True
 
     def _handle_pool(self, pool: ForkedGroup) -> None:
-        """Handles a message of a pool; ends its workers when its socket is closed."""
+        """Handles a message of a pool. Ends the pool and its workers when its socket is closed."""
         if (received := receive(pool.end, REQUEST)) is None:
             self._poll.unregister(pool.end)
             del self._pools[pool.end.fileno()]
@@ -184,6 +199,7 @@ class ForkServerLoop:
             pool.kill([message.process])
 
     def _start(self, pool: ForkedGroup, start: StartWorker, descriptors: list[int]) -> None:
+        """Forks a worker, or refuses to; replies to the rank in both cases."""
         if self._imports.unsafe:
             pool.reply(Refused(start.process, self._imports.unsafe))
             return
@@ -200,6 +216,7 @@ class ForkServerLoop:
         pool.reply(Started(start.process, pid))
 
     def _reap(self) -> None:
+        """Reaps all children that have ended, and tells the rank."""
         numbers = {pid: (pool, number) for pool in self._pools.values() for number, pid in pool.pids.items()}
         while True:
             try:
@@ -214,7 +231,7 @@ class ForkServerLoop:
                 pool.reply(Exited(number, os.waitstatus_to_exitcode(status), usage.ru_maxrss << 10))
 
     def _become_worker(self, server: int, context: ProcessContext, start: StartWorker, descriptors: list[int]) -> None:
-        """Runs the worker. Never returns: no code of the server may run after it."""
+        """Runs the worker in the forked process. It never returns: no code of the server may run after it."""
         code = 1
         try:
             signal.set_wakeup_fd(-1)
@@ -236,7 +253,7 @@ class ForkServerLoop:
 
 
 def _renew(context: ProcessContext) -> None:
-    """Resets the state of a fork to that of a new interpreter."""
+    """Resets a forked process to the state of a new interpreter: collector, random numbers and threads of torch."""
     gc.enable()
     # Python reseeds its own generator after a fork; from the others all forks would draw the same numbers.
     sys.modules["numpy"].random.seed()
@@ -247,13 +264,16 @@ def _renew(context: ProcessContext) -> None:
 
 
 def _threads(variable: bytes) -> int:
-    """Returns the number of threads that OMP_NUM_THREADS asks for, which may be a list: for each depth of regions."""
+    """Returns the number of threads that OMP_NUM_THREADS asks for, which is 1 if it is not set.
+
+    The variable may be a list, with a number for each depth of nested parallel regions: the first one counts.
+    """
     first = variable.partition(b",")[0].strip()
     return max(1, int(first)) if first.isdigit() else 1
 
 
 def main() -> None:
-    """Runs the server of the command line."""
+    """Serves the rank as the fork server of the command line, until the rank closes the control socket."""
     control, settings = map(int, sys.argv[1:])
     config = msgspec.msgpack.decode(read_memory_file(settings), type=Settings)
     worker.end_with_parent(config.parent)

@@ -1,4 +1,7 @@
-"""A worker from the side of the feeder: its channel, its process, and the batches that it makes."""
+"""Controls one worker from the side of the rank: its channel, its process, and the batches that it makes.
+
+`batches/workers/pool.py` makes the handles, and the feeder sends tasks by them (`loader/feed/feeder.py`).
+"""
 
 from __future__ import annotations
 
@@ -15,19 +18,24 @@ from streamer.batches.workers.fork_protocol import current_context, memory_file
 from streamer.batches.workers.fork_server import ForkedProcess
 from streamer.batches.workers.protocol import NO_SLOT, Channel, Doing, Forget, Message, Open, Task
 
-# A worker may finish its batch in this time after its channel is closed; then it is killed.
+# Time that a worker has to finish its batch after its channel is closed. It is killed then.
 _EXIT_SECONDS = 0.5
 
+# A message of a worker, and the descriptor that came with it, or -1.
 Answer = tuple[Message, int]
 
 
 class SpawnedProcess(Child):
-    """A worker that is a new interpreter. Start it on a thread that runs as long as it (PR_SET_PDEATHSIG).
+    """A worker that is a new interpreter. It ends with the thread that constructs it (PR_SET_PDEATHSIG).
 
     Args:
-        number: number of the worker.
-        workers: number of workers.
-        descriptors: its status page and its channel.
+        number: number of the worker, and its row in the status page.
+        workers: number of rows in the status page.
+        descriptors: descriptors of the status page and of the worker's end of its channel.
+
+    Attributes:
+        refused: always "": a new interpreter can always be started; see `ForkedProcess`.
+        ended_with_server: always False, since it needs no fork server.
     """
 
     refused = ""
@@ -55,17 +63,18 @@ class Pending(msgspec.Struct, eq=False):
     """A batch that is being made.
 
     Attributes:
-        step: its number in the run; 0 is the first batch delivered.
-        epoch, batch: its numbers.
-        task: number of the last task for it.
-        slot: its slot; None: not known yet, or memory of its own.
-        left_out: ordinals that are no longer loaded.
-        skipped: ordinal -> cause, of samples that another one of the batch replaces.
+        step: number of the batch in the run. 0 is the first batch that is delivered.
+        epoch: epoch of the batch.
+        batch: number of the batch in the epoch.
+        task: number of the last task that was sent for it, 0 before the first one.
+        slot: slot of the batch, or None if it has none yet or gets memory of its own.
+        left_out: codes of samples that are no longer loaded.
+        skipped: causes of samples that another one of the batch replaces, by code.
         rereads: number of new leases, by chunk.
-        crash_counts: ordinal (-1: between samples) -> workers that crashed on it.
-        rounds: of a growing dataset, the rounds of the batch.
-        abandoned: its run has ended.
-        timeline: its states and their times.
+        crash_counts: number of workers that crashed on a sample, by its code, or -1 between samples.
+        rounds: rounds of the batch of a growing dataset, else ().
+        abandoned: whether its run has ended, so that the batch is not delivered.
+        timeline: states of the batch and their times.
     """
 
     step: int
@@ -82,26 +91,26 @@ class Pending(msgspec.Struct, eq=False):
     timeline: BatchTimeline = msgspec.field(default_factory=BatchTimeline)
 
     def count_reread(self, chunk: int) -> int:
-        """Counts a new lease of this chunk; returns the new count."""
+        """Counts a new lease of a chunk for this batch; returns the new count."""
         self.rereads[chunk] = self.rereads.get(chunk, 0) + 1
         return self.rereads[chunk]
 
     def count_crash(self, ordinal: int) -> int:
-        """Counts a crash on this sample; returns the new count."""
+        """Counts a crash of a worker on a sample of this batch, by its code; returns the new count."""
         self.crash_counts[ordinal] = self.crash_counts.get(ordinal, 0) + 1
         return self.crash_counts[ordinal]
 
 
 class ExitReport(msgspec.Struct, frozen=True):
-    """The end of a worker.
+    """How a worker ended.
 
     Attributes:
-        cause: e.g. "killed by SIGKILL", "exit code 3", ...
-        timed_out: it was killed because its sample exceeded the loader's timeout.
-        signal: the signal that ended it, 0 for none.
-        peak_bytes: its largest resident size, 0 if unknown.
-        doing: its task and sample.
+        cause: text such as "killed by SIGKILL" or "exit code 3".
+        signal: number of the signal that ended it, or 0 if none did.
+        peak_bytes: largest resident size of the worker, or 0 if it is not known.
+        doing: the last task and sample of the worker. `NOTHING` if it ended with the fork server.
         was_ready: whether it had opened its source.
+        timed_out: whether it was killed because a sample exceeded the loader's timeout.
     """
 
     cause: str
@@ -113,16 +122,16 @@ class ExitReport(msgspec.Struct, frozen=True):
 
 
 class WorkerHandle:
-    """A worker process, or a worker thread of the trainer. It runs its tasks one after the other.
+    """The rank's side of a worker process, or of a worker thread of the trainer. It runs its tasks one after the other.
 
     Attributes:
-        number: its number among the workers, and its row in the status page.
-        channel: the rank's end of its socket.
-        process: None for a thread of the trainer.
-        tasks: tasks that were sent and not yet reported.
-        ready: it has opened its source.
-        timed_out: it was killed because its sample exceeded the timeout.
-        has_reported: it has reported why it ends, so that its end is no crash.
+        number: number of the worker, and its row in the status page.
+        channel: the rank's end of the worker's socket.
+        process: the process, or None for a thread of the trainer.
+        tasks: batches whose tasks were sent and are not yet reported, in the order of sending.
+        ready: whether the worker has opened its source.
+        timed_out: whether it was killed because a sample exceeded the timeout.
+        has_reported: whether it has reported why it ends, so that its end is no crash.
     """
 
     def __init__(self, number: int, channel: Channel, process: WorkerProcess | None = None) -> None:
@@ -142,7 +151,7 @@ class WorkerHandle:
         return f"WorkerHandle({self.number}, {kind}, {len(self.tasks)} tasks)"
 
     def answers(self) -> Iterator[Answer | None]:
-        """The messages received so far; None when the worker's end is closed."""
+        """Yields the messages that have arrived, without waiting, and at last None if the worker's end is closed."""
         while True:
             try:
                 received = self.channel.receive()
@@ -153,7 +162,10 @@ class WorkerHandle:
                 return
 
     def send_task(self, pending: Pending) -> None:
-        """Sends the task. The end of the worker is noticed by the end of file on its channel."""
+        """Sends the task of a batch to the worker, with the memory of its slot if the worker does not have it yet.
+
+        A task is lost if the worker has ended, which `answers` shows.
+        """
         slot = pending.slot
         descriptor = -1
         if slot is not None and slot.nbytes and slot.number not in self._slots:
@@ -165,39 +177,42 @@ class WorkerHandle:
         self.channel.send(task, descriptor)
 
     def open(self, payload: int) -> None:
-        """Sends the source to open, once."""
+        """Sends recipe and rules to the worker, once. `payload` is the descriptor of the memory that has them."""
         if not self._opens:
             self._opens = True
             self.channel.send(Open(), payload)
 
     def has_slot(self, slot: int) -> None:
-        """Records that the worker has made the memory of this slot."""
+        """Notes that the worker has the memory of a slot, because it has made it."""
         self._slots.add(slot)
 
     def forget_slot(self, slot: int) -> None:
-        """Makes the worker unmap the memory of a slot."""
+        """Makes the worker unmap the memory of a slot, if it has it."""
         if slot in self._slots:
             self._slots.remove(slot)
             self.channel.send(Forget(slot))
 
     def kill(self) -> None:
-        """Sends SIGKILL, if it is a process."""
+        """Ends a process by SIGKILL. Does nothing for a thread."""
         if self.process is not None:
             self.process.kill()
 
     def stop(self) -> None:
-        """Closes its channel, so that it ends after its batch. Kills a process that has not opened its source."""
+        """Closes the channel: the worker ends after its batch. A process that has not opened its source is killed."""
         self.channel.close()
         if not self.ready:
             self.kill()
 
     def wait_for_exit(self) -> None:
-        """Waits a short time for the process to end by itself."""
+        """Waits at most 0.5 s until the process ends by itself. Does not wait for a thread."""
         if self.process is not None:
             self.process.wait(_EXIT_SECONDS)
 
     def reap(self) -> tuple[int, int]:
-        """Ends it, if necessary by SIGKILL; returns its exit code and its largest resident size in bytes."""
+        """Ends a process by SIGKILL unless it has ended; returns its exit code and its largest resident size in bytes.
+
+        The code is minus the signal that ended it. Of a thread, which ends after its batch, both are 0.
+        """
         self.channel.close()
         if self.process is None:
             return 0, 0

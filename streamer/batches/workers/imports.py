@@ -1,4 +1,7 @@
-"""Finds the modules that user code needs, without running it."""
+"""Finds the modules that user code needs, without running it, so that the fork server imports them for all workers.
+
+`loader/options/loader_options.py` calls it for the transforms, decoders and collate function of a loader.
+"""
 
 from __future__ import annotations
 
@@ -14,28 +17,28 @@ from streamer.batches.samples.seeding import walk_code
 from streamer.batches.samples.sent_code import send_main_by_value
 
 LIBRARIES = tuple(filter(None, map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib"))))
-# A fork server has these anyway, or must not import them.
+# Modules that a fork server has anyway, or must not import.
 _EXCLUDED = frozenset(["__main__", "__mp_main__", "builtins", "sys"])
 
 
 def find_modules(objects: Iterable[object]) -> list[str]:
     """Finds the modules that the objects need where they are unpickled and called.
 
-    Considers only modules that this process has imported. Finds the modules and attributes that the pickle refers to,
-    and those that a function imports in its body, if its code is part of the pickle or of a module that the pickle
-    refers to and that is not an installed library.
+    Only modules that this process has imported are considered. It finds the modules that the pickle of an object names.
+    It also finds those that a function imports in its body, if its code is part of the pickle, or of a module that the
+    pickle names and that is not an installed library.
 
     Args:
-        objects: transforms, collate functions, decoders. Objects that cannot be pickled need no modules.
+        objects: transforms, collate functions, decoders. Objects that cannot be pickled are left out.
 
     Returns:
-        Names of modules, in the order in which this process imported them.
+        Names of modules, in the order in which this process imported them, without those of streamer.
     """
     send_main_by_value()
     words: set[str] = set()
     for thing in objects:
         try:
-            # Out of band: a transform may contain gigabytes of arrays, which name no modules.
+            # Buffers stay out of the pickle: a transform may contain gigabytes of arrays, which name no modules.
             pickled = cloudpickle.dumps(thing, protocol=5, buffer_callback=lambda _: None)
         except Exception:  # noqa: BLE001 - the error is reported when the object is sent
             continue
@@ -53,7 +56,7 @@ def find_modules(objects: Iterable[object]) -> list[str]:
 
 
 def _find_importable(words: Iterable[str]) -> set[str]:
-    """The words that are names of modules which can be imported elsewhere."""
+    """Returns the words that are names of imported modules which another process can import, too."""
     modules = ((word, sys.modules.get(word)) for word in words)
     return {word for word, module in modules if getattr(module, "__spec__", None) is not None}
 
@@ -64,13 +67,14 @@ def _is_library(name: str) -> bool:
 
 
 def _list_names(name: str) -> Iterator[str]:
-    """The names that the functions and methods of a module use, including their imports."""
+    """Yields the names that the functions and methods of a module use, with those that they import."""
     for value in list(vars(sys.modules[name]).values()):
         for code in _codes(value, name):
             yield from code.co_names
 
 
 def _codes(value: object, module: str) -> Iterator[types.CodeType]:
+    """Yields the code of a function, or of the methods of a class, if the module has defined it."""
     value = getattr(value, "__func__", value)
     if getattr(value, "__module__", None) != module:
         return

@@ -1,4 +1,7 @@
-"""The workers of one rank: starts, configures and reaps them. Owned by the feeder's thread."""
+"""Starts, configures and reaps the workers of one rank.
+
+`batches/workers/supervisor.py` and the feeder (`loader/feed/feeder.py`) use it, on the feeder's thread.
+"""
 
 from __future__ import annotations
 
@@ -32,10 +35,10 @@ class WorkerConfig(msgspec.Struct, frozen=True):
     """Number and kind of the workers.
 
     Attributes:
-        worker_type: processes, or threads of the trainer's process.
-        workers: their number, at least one.
-        start: the way to start processes.
-        modules: imported by the fork server for the workers.
+        worker_type: whether they are processes, or threads of the trainer's process.
+        workers: largest number of workers, at least one.
+        start: how processes are started: from the fork server, or each as a new interpreter.
+        modules: names of the modules that the fork server imports for the workers.
     """
 
     worker_type: WorkerType = "process"
@@ -45,11 +48,14 @@ class WorkerConfig(msgspec.Struct, frozen=True):
 
 
 class WorkerPool:
-    """All workers.
+    """All workers of one rank.
+
+    Args:
+        config: number and kind of the workers.
 
     Attributes:
-        workers: started and not reaped, by number.
-        forked: the connection to the fork server; None: none is open.
+        workers: the workers that have been started and not reaped, by number.
+        forked: the pool of the fork server from which workers are requested, or None if none is open.
     """
 
     def __init__(self, config: WorkerConfig) -> None:
@@ -71,10 +77,12 @@ class WorkerPool:
         return [number for number in range(self._config.workers) if number not in self.workers]
 
     def configure(self, recipe: SampleRecipe, rules: MakerRules) -> None:
-        """Sets recipe and rules. Called once, on any thread, before `open_sources`.
+        """Sets recipe and rules, and pickles them to shared memory. Called once, on any thread, before `open_sources`.
+
+        Files that the recipe names are held open from then on, so that they can be written again if they are removed.
 
         Raises:
-            ConfigError: the recipe cannot be pickled.
+            ConfigError: recipe or rules cannot be pickled, or there is no memory for them.
         """
         self._contents = recipe, rules
         self._held = HeldFiles(path for member in recipe.members for path in member.paths)
@@ -93,14 +101,21 @@ class WorkerPool:
             os.pwrite(self._payload, payload, 0)
 
     def open_sources(self) -> None:
-        """Sends recipe and rules to the running workers."""
+        """Sends recipe and rules to the running worker processes that do not have them yet."""
         if self._payload >= 0 and self._held is not None:
             self._held.restore()
             for handle in self.workers.values():
                 handle.open(self._payload)
 
     def connect(self) -> ForkedPool | None:
-        """Opens a connection to the fork server, if workers are forked and none is open."""
+        """Opens a pool of the fork server if workers are forked, and returns it.
+
+        None means that none was opened: there is one already, workers are not forked, or the server has crashed
+        repeatedly.
+
+        Raises:
+            ConfigError: the fork server cannot be started, see `fork_server`.
+        """
         if not self._forks or self.forked is not None:
             return None
         server = fork_server(self._config.modules)
@@ -111,7 +126,7 @@ class WorkerPool:
         return self.forked
 
     def use_spawn(self, reason: str) -> None:
-        """Starts all further workers as new interpreters."""
+        """Makes all further workers new interpreters. Logs a warning with the reason."""
         if self._forks:
             self._forks = False
             logger.warning(
@@ -121,7 +136,10 @@ class WorkerPool:
             )
 
     def start(self, number: int) -> WorkerHandle:
-        """Starts a worker. Call it on a thread that runs as long as the workers (PR_SET_PDEATHSIG)."""
+        """Starts the worker with a number from `missing`, and returns its handle, without waiting for the worker.
+
+        A process that is started here ends with the calling thread (PR_SET_PDEATHSIG).
+        """
         ours, theirs = Channel.pair()
         ours.set_blocking(False)
         if self._config.worker_type == "process":
@@ -144,9 +162,9 @@ class WorkerPool:
         return handle
 
     def reap(self, handle: WorkerHandle) -> ExitReport:
-        """Removes a worker that has ended, or ends it."""
+        """Ends a worker if it still runs, removes it from `workers`, and returns how it ended."""
         code, peak = handle.reap()
-        # Workers that end with their fork server did not crash on their sample.
+        # A worker that ended with its fork server did not crash on its sample.
         ended_with_server = handle.process is not None and handle.process.ended_with_server
         doing = NOTHING if ended_with_server else self.find_status(handle)
         self._status_page.idle(handle.number)
@@ -162,11 +180,11 @@ class WorkerPool:
         )
 
     def find_status(self, handle: WorkerHandle) -> Doing:
-        """The current task and sample of a worker."""
+        """Returns the current task and sample of a worker."""
         return self._status_page.read(handle.number)
 
     def close(self) -> None:
-        """Ends all workers. Idempotent."""
+        """Ends all workers, and closes the shared memory and the pool of the fork server. Idempotent."""
         for handle in self.workers.values():
             handle.stop()
         for handle in self.workers.values():
@@ -182,6 +200,7 @@ class WorkerPool:
             self._payload = -1
 
     def _serve(self, number: int, channel: Channel) -> None:
+        """Runs a worker on the calling thread until the rank closes its end of the channel."""
         assert self._contents is not None
         recipe, rules = self._contents
         if self._held is not None:

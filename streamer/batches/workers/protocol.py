@@ -1,9 +1,11 @@
-"""The messages between a rank and its workers: datagrams of tens of bytes, encoded by msgspec.
+"""Defines the messages between a rank and its workers: datagrams of tens of bytes, encoded by msgspec.
 
-A worker's socket is a SOCK_SEQPACKET pair: a message arrives whole or not at all, so a worker that is
-killed at any moment leaves no partial message and holds no lock. Memory is passed as a descriptor beside the message.
-The current task and sample of each worker are in a page of shared memory, which is readable after a crash of the
-worker. Errors come with their tracebacks. Free of torch.
+The worker (`batches/workers/worker.py`) is one end; the feeder (`loader/feed/feeder.py`) is the other one.
+
+A worker's socket is a SOCK_SEQPACKET pair: a message arrives whole or not at all, so a worker that is killed at any
+moment leaves no partial message and holds no lock. Memory is passed as a descriptor beside the message. The current
+task and sample of each worker are in a page of shared memory, which is readable after a crash of the worker. Errors
+come with their tracebacks. Free of torch.
 """
 
 from __future__ import annotations
@@ -25,19 +27,19 @@ from streamer.batches.rows.pieces import PackedCounts
 from streamer.errors import WorkerError
 from streamer.order.audit import Tally
 
-# A row has the task, the ordinal (-1 if there is none) and the monotonic nanoseconds at which it began. Each worker has
-# a cache line.
+# A row of the status page: task, code of the sample, and the monotonic nanoseconds at which the sample began, see
+# `Doing`. Each worker has a cache line.
 _ROW = struct.Struct("<qqq")
 _ROW_BYTES = 64
 
 
 class Doing(msgspec.Struct, frozen=True):
-    """One worker's row.
+    """What a worker does, as its row in the status page says.
 
     Attributes:
-        task: number of the task.
-        ordinal: the sample being loaded; -1 between samples.
-        since: CLOCK_MONOTONIC, nanoseconds.
+        task: number of the task, or 0 between two tasks.
+        ordinal: code of the sample that is loaded, or -1 between samples.
+        since: monotonic nanoseconds at which it began.
     """
 
     task: int
@@ -45,16 +47,19 @@ class Doing(msgspec.Struct, frozen=True):
     since: int
 
 
-# The row of a worker between two tasks.
+# Stands for a worker between two tasks.
 NOTHING = Doing(0, -1, 0)
 
 
 class StatusPage:
-    """The rows of all workers; each is written by its worker and read by the rank.
+    """The rows of all workers in shared memory. Each row is written by its worker and read by the rank.
 
     Args:
         workers: number of rows.
-        descriptor: memory of an existing page, or None to create one.
+        descriptor: file descriptor of an existing page, or None to create one.
+
+    Attributes:
+        descriptor: file descriptor of the memory, or -1 after `close`.
     """
 
     def __init__(self, workers: int, descriptor: int | None = None) -> None:
@@ -63,50 +68,55 @@ class StatusPage:
         self._mapping = memory.map_memfd(self.descriptor, count)
 
     def begin(self, row: int, task: int, ordinal: int, since: int) -> None:
-        """Records that the worker of this row begins a sample; `since` is the current `time.monotonic_ns`."""
+        """Records that the worker of a row begins a sample of a task at `since`, in monotonic nanoseconds.
+
+        `ordinal` is the code of the sample, or -1 when the samples are made and the batch is collated.
+        """
         _ROW.pack_into(self._mapping, row * _ROW_BYTES, task, ordinal, since)
 
     def idle(self, row: int) -> None:
-        """Records that the worker of this row has no task."""
+        """Records that the worker of a row has no task."""
         _ROW.pack_into(self._mapping, row * _ROW_BYTES, 0, -1, time.monotonic_ns())
 
     def read(self, row: int) -> Doing:
-        """Returns the last task and sample of the worker of this row; task 0 between two tasks."""
+        """Returns what the worker of a row does, or did last if it has ended."""
         return Doing(*_ROW.unpack_from(self._mapping, row * _ROW_BYTES))
 
     def close(self) -> None:
-        """Closes the descriptor; the mapping ends with the object, which a worker thread may still hold."""
+        """Closes the descriptor. The mapping ends with the object, which a worker thread may still hold."""
         if self.descriptor >= 0:
             os.close(self.descriptor)
             self.descriptor = -1
 
 
-# Stands for no slot: the batch gets memory of its own.
+# The number of a slot in `Task.slot` that means: the batch has no slot, and gets memory of its own.
 NO_SLOT = -1
 
 
 class _Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """Root of all messages."""
+    """Base class of all messages."""
 
 
 # ---------------------------------------------------------------- to the worker
 
 
 class Open(_Message, frozen=True):
-    """Open the source; recipe and rules are in the memory that comes with the message."""
+    """Tells the worker to open its source. A descriptor of memory with the pickled recipe and rules comes with it."""
 
 
 class Task(_Message, frozen=True):
-    """Make this batch, and write it to a slot.
+    """Tells the worker to make a batch, and to write it to a slot.
+
+    The memory of the slot comes with the message if the worker does not have it yet. Where the slot has no memory, or
+    too little for the batch, the worker makes memory for it.
 
     Attributes:
-        number: unique in the loader; a batch that is made again has a new one.
-        epoch: of the batch.
-        batch: its number in the epoch.
-        slot: number of the slot. Its memory comes with the message if the worker does not have it yet; a slot without
-            memory, or with too little for the batch, gets memory from the worker. NO_SLOT: memory for this batch only.
-        left_out: ordinals that are not loaded, because workers crashed on them twice.
-        rounds: of a growing dataset, the rounds of the batch; see `StreamReader.set_rounds`.
+        number: number of the task, unique in the loader. A batch that is made again has a new one.
+        epoch: epoch of the batch.
+        batch: number of the batch in the epoch.
+        slot: number of the slot, or NO_SLOT.
+        left_out: codes of samples that are not loaded, because workers crashed on them twice.
+        rounds: rounds of the batch of a growing dataset, see `StreamReader.set_rounds`, else ().
     """
 
     number: int
@@ -118,7 +128,7 @@ class Task(_Message, frozen=True):
 
 
 class Forget(_Message, frozen=True):
-    """Unmap the memory of a slot."""
+    """Tells the worker to unmap the memory of the slot with this number."""
 
     slot: int
 
@@ -127,30 +137,30 @@ class Forget(_Message, frozen=True):
 
 
 class WorkerReady(_Message, frozen=True):
-    """The source is open."""
+    """Tells the rank that the source is open."""
 
 
 class NotOpened(_Message, frozen=True):
-    """The source cannot be opened; `error`: see `serialize_error`."""
+    """Tells the rank that the source cannot be opened. `error` is serialized by `serialize_error`."""
 
     error: bytes
 
 
 class Made(_Message, frozen=True):
-    """A batch is written: to its slot, or to new memory whose descriptor comes with the message.
+    """Tells the rank that a batch is written: to its slot, or to new memory whose descriptor comes with the message.
 
     Attributes:
-        number: of the task.
-        nbytes: of the batch.
-        description: start and length of its description.
-        stages: the time by stage.
-        faults: the worker's minor page faults over this batch.
-        samples: their number.
-        repeated: one byte per sample, 1 where it repeats another to fill the batch; empty: none.
-        memory_bytes: size of the new memory.
-        slowest: ordinal and nanoseconds of the slowest sample; ordinal -1: unknown.
-        packed: counts of packed rows; None: samples are not packed.
-        tallies: its samples, without repeats.
+        number: number of the task.
+        nbytes: bytes of the batch with its description.
+        description: start and length of the description in the memory, see `WritableBatch`.
+        stages: times of the batch by stage.
+        faults: minor page faults of the worker process while it made the batch.
+        samples: number of samples, or rows.
+        repeated: a byte for each sample, 1 where it repeats another one to fill the batch, or b"" if none does.
+        memory_bytes: bytes of the new memory, or 0 if there is none.
+        slowest: code and nanoseconds of the slowest sample, or (-1, 0) if it is not known.
+        packed: counts of packed rows, or None if samples are not packed.
+        tallies: the samples, or rows, without repeats, for the audit of an epoch.
     """
 
     number: int
@@ -167,12 +177,12 @@ class Made(_Message, frozen=True):
 
 
 class FailedTask(_Message, frozen=True):
-    """A batch cannot be made.
+    """Tells the rank that a batch cannot be made.
 
     Attributes:
         number: number of the task.
-        ordinal: ordinal of the sample that failed, or -1 if it is no single sample.
-        error: the error, see `serialize_error`.
+        ordinal: code of the sample that failed, or -1 if it is no single sample.
+        error: the error, serialized by `serialize_error`.
     """
 
     number: int
@@ -181,7 +191,13 @@ class FailedTask(_Message, frozen=True):
 
 
 class Unreadable(_Message, frozen=True):
-    """A chunk of the batch of task `number` is missing or wrong; for the others see `ChunkUnreadableError`."""
+    """Tells the rank that the batch of a task needs a chunk that is missing or wrong.
+
+    Attributes:
+        number: number of the task.
+        chunk: number of the chunk in the session with the engine.
+        reason: text for the engine's log.
+    """
 
     number: int
     chunk: int
@@ -189,7 +205,13 @@ class Unreadable(_Message, frozen=True):
 
 
 class SkippedSample(_Message, frozen=True):
-    """A sample of task `number` cannot be made: another one replaces it, and the task continues."""
+    """Tells the rank that a sample cannot be made and is skipped. The task continues.
+
+    Attributes:
+        number: number of the task.
+        ordinal: code of the sample.
+        cause: text of the error.
+    """
 
     number: int
     ordinal: int
@@ -204,14 +226,14 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 class Channel:
-    """One end of a worker's socket."""
+    """One end of a worker's socket, which sends and receives messages with their descriptors."""
 
     def __init__(self, end: MessageSocket) -> None:
         self._end = end
 
     @classmethod
     def pair(cls) -> tuple[Channel, Channel]:
-        """Makes a socket pair; returns its two ends."""
+        """Makes a socket pair, and returns its two ends."""
         ours, theirs = MessageSocket.pair()
         return cls(ours), cls(theirs)
 
@@ -229,7 +251,7 @@ class Channel:
         self._end.set_blocking(blocking)
 
     def send(self, message: Message, descriptor: int = -1) -> bool:
-        """Sends a message, with a descriptor if given. Returns False if the other end is closed."""
+        """Sends a message, with a descriptor unless that is -1. Returns False if the other end is closed."""
         return self._end.send(_encode(message), (descriptor,) if descriptor >= 0 else ())
 
     def receive(self) -> tuple[Message, int] | None:
@@ -252,7 +274,7 @@ logger = logging.getLogger(__name__)
 
 
 class RemoteTracebackError(Exception):
-    """A worker's traceback as text: the cause of an error that was raised there."""
+    """A worker's traceback as text. It is the cause (`__cause__`) of an error that was raised in a worker."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
@@ -263,7 +285,10 @@ class RemoteTracebackError(Exception):
 
 
 def serialize_error(error: BaseException, limit: int) -> bytes:
-    """Serializes an error with its traceback; one that cannot be pickled becomes a WorkerError with its text."""
+    """Serializes an error with its traceback, in at most about `limit` bytes.
+
+    An error that cannot be pickled, or is too large, becomes a WorkerError with its text. Long texts are cut.
+    """
     text = "".join(traceback.format_exception(error))[-limit // 4 :]
     for candidate in (error, WorkerError(f"{type(error).__name__}: {str(error)[: limit // 8]}")):
         try:
@@ -278,7 +303,7 @@ def serialize_error(error: BaseException, limit: int) -> bytes:
 
 
 def deserialize_error(data: bytes) -> BaseException:
-    """Returns the error; its cause is the worker's traceback as text."""
+    """Returns the error that `serialize_error` has serialized. Its cause is a `RemoteTracebackError`."""
     error, text = pickle.loads(data)  # noqa: S301 - from this trainer's own worker (docs/architecture.md, rule 7)
     error.__cause__ = RemoteTracebackError(text)
     assert isinstance(error, BaseException)

@@ -1,4 +1,7 @@
-"""Starts workers, receives their messages, and replaces those that have ended. On the feeder's thread only."""
+"""Starts workers, receives their messages, and replaces those that have ended. Finds samples that take too long.
+
+The feeder uses it (`loader/feed/feeder.py`), on its own thread only.
+"""
 
 from __future__ import annotations
 
@@ -16,22 +19,26 @@ from streamer.batches.workers.protocol import Message, WorkerReady
 
 logger = logging.getLogger(__name__)
 
-# Workers that start at the same time: one for every two cores. A new interpreter takes 0.2 s of CPU until it is ready,
-# a fork 10 ms.
+# Largest number of workers that start at the same time: one for every two cores. A new interpreter takes 0.2 s of CPU
+# until it is ready, a fork 10 ms.
 _STARTING = max(1, usable_cores() // 2)
 
 
 class Supervisor:
-    """Starts, observes and replaces the workers.
+    """Starts the workers of one rank, gives their messages to the feeder, and replaces workers that have ended.
 
     Workers start when there is work for them: the first one immediately, another when a batch could be made and all are
     busy. So the first batch does not share the cores with starting workers, and there are no more workers than needed.
 
     Args:
         config: number and kind of the workers.
-        selector: of the feeder; the data of each key is a function without arguments.
-        received: called with each message of a worker but the first, and with its descriptor, or -1.
-        ended: called when a worker has ended, with its tasks; returns whether to start another one in its place.
+        selector: selector of the feeder. The data of each key is a function without arguments, which handles its event.
+        received: called with each message of a worker except `WorkerReady`, and with its descriptor, or -1.
+        ended: called when a worker has ended, whose handle still has its tasks. It returns whether another worker must
+            be started in its place.
+
+    Attributes:
+        pool: the workers.
     """
 
     def __init__(
@@ -50,26 +57,30 @@ class Supervisor:
         return f"Supervisor({self.pool!r})"
 
     def start_first(self) -> None:
-        """Starts a worker, unless there is one."""
+        """Starts worker 0, unless there is a worker."""
         if not self.pool.workers:
             self._start(0)
 
     def start_another(self) -> None:
-        """Starts another worker, if one is missing and not too many are starting."""
+        """Starts one more worker, unless all are there or too many are starting."""
         missing = self.pool.missing
         starting = sum(not handle.ready for handle in self.pool.workers.values())
         if missing and starting < _STARTING:
             self._start(missing[0])
 
     def forget_slot(self, slot: int, owner: WorkerHandle) -> None:
-        """Makes all workers unmap the memory of a slot, except the worker that has made it new."""
+        """Makes all workers unmap the old memory of a slot, except `owner`, which has made new memory for it."""
         for handle in self.pool.workers.values():
             if handle is not owner:
                 handle.forget_slot(slot)
         owner.has_slot(slot)
 
     def replace(self, handle: WorkerHandle) -> None:
-        """Ends and reaps a worker, receives its last messages, and starts another one if needed."""
+        """Ends and reaps a worker, receives its last messages, and starts another one if `ended` asks for it.
+
+        Does nothing if the worker has been replaced already. If the fork server refused to fork the worker, it is
+        started as a new interpreter, and so are all later ones.
+        """
         if not self._is_current(handle):
             return
         if handle.process is not None and handle.process.exit_descriptor >= 0:
@@ -89,6 +100,7 @@ class Supervisor:
         self._replace_workers()
 
     def _start(self, number: int) -> None:
+        """Starts a worker, and registers its channel and its end with the selector."""
         self._drop_server()
         if (forked := self.pool.connect()) is not None:
             self._selector.register(forked, selectors.EVENT_READ, self._handle_fork_server)
@@ -98,7 +110,7 @@ class Supervisor:
             self._selector.register(handle.process.exit_descriptor, selectors.EVENT_READ, partial(self.replace, handle))
 
     def _is_current(self, handle: WorkerHandle) -> bool:
-        """Whether it was not reaped by an earlier event of the same round."""
+        """Whether a worker was not replaced by an earlier event of the same call of `select`."""
         return self.pool.workers.get(handle.number) is handle
 
     def _handle_fork_server(self) -> None:
@@ -116,7 +128,7 @@ class Supervisor:
                 self.replace(handle)
 
     def _drop_server(self) -> None:
-        """Closes the connection to a fork server that has ended; the next start connects to another one."""
+        """Closes the pool of a fork server that has ended, so that the next start opens one of another server."""
         forked = self.pool.forked
         if forked is not None and forked.gone:
             self._selector.unregister(forked)
@@ -126,7 +138,7 @@ class Supervisor:
     def _receive(self, handle: WorkerHandle) -> None:
         if not self._is_current(handle):
             return
-        # A single message is taken: the selector reports the next one, and a check for it takes as long.
+        # Only one message is taken: to ask for another one takes as long as the selector, which reports it.
         for answer in islice(handle.answers(), 1):
             if answer is None:
                 self.replace(handle)
@@ -140,17 +152,18 @@ class Supervisor:
             self._received(handle, message, descriptor)
 
 
-# The check runs when the first timeout expires. If it runs later than this, this process was stopped, and most likely
-# the workers too (Ctrl-Z, or a job suspended by its scheduler). The samples then get their full time again, once.
+# `find_stuck` runs when the first timeout expires. If it runs later than by this time, this process was stopped, and
+# most likely the workers too (Ctrl-Z, or a job suspended by its scheduler). The samples then get their full time again,
+# once.
 LATE_SECONDS = 0.1
 
 
 class SampleTimeouts:
-    """Compares the times of the workers' samples with the timeout.
+    """Compares the times of the workers' samples with the loader's `timeout=`.
 
     Args:
         pool: the workers.
-        limit_seconds: a sample may take this long; 0: any time.
+        limit_seconds: time that a sample may take, or 0 for any time.
     """
 
     def __init__(self, pool: WorkerPool, limit_seconds: float) -> None:
@@ -160,7 +173,7 @@ class SampleTimeouts:
 
     @property
     def remaining_seconds(self) -> float | None:
-        """Seconds until the first timeout expires, or None if there is none."""
+        """Seconds until the first timeout expires, or None if no worker has a task or there is no timeout."""
         busy = [handle for handle in self._pool.workers.values() if handle.tasks] if self.limit_seconds > 0 else []
         if not busy:
             return None
@@ -168,12 +181,12 @@ class SampleTimeouts:
         return max(0.0, self.limit_seconds - max(self._spent_seconds(handle) for handle in busy))
 
     def find_stuck(self) -> list[WorkerHandle]:
-        """The workers whose sample has exceeded the timeout."""
+        """Returns the workers whose sample has exceeded the timeout, and logs a warning for each."""
         found: list[WorkerHandle] = []
         now = time.monotonic_ns()
         begun = [doing.since for doing in map(self._pool.find_status, self._pool.workers.values()) if doing.task]
         oldest = min(begun, default=now)
-        # This check itself may be late, for the first time for the current samples.
+        # It is noted once for the current samples that this check itself came late.
         is_late = oldest > self._resumed_at and (now - oldest) / 1e9 > self.limit_seconds + LATE_SECONDS
         if is_late and self.limit_seconds > 0:
             self._resumed_at = now
@@ -189,7 +202,7 @@ class SampleTimeouts:
         return found
 
     def ordinal(self, handle: WorkerHandle) -> int:
-        """The ordinal of the worker's current sample."""
+        """Returns the code of the worker's current sample, or -1 between samples."""
         return self._pool.find_status(handle).ordinal
 
     def _spent_seconds(self, handle: WorkerHandle) -> float:

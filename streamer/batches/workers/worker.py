@@ -1,4 +1,8 @@
-"""A worker: takes tasks from its channel, makes batches, writes them into slots, reports. Free of torch."""
+"""Runs a worker: takes tasks from its channel, makes batches, writes them into slots, and reports. Free of torch.
+
+Worker processes call `serve` (`batches/workers/__main__.py`, `batches/workers/fork_server_main.py`). Worker threads
+call `run` (`batches/workers/pool.py`).
+"""
 
 from __future__ import annotations
 
@@ -47,18 +51,23 @@ from streamer.errors import WorkerError
 
 Opened = tuple[StreamReader, MakerRules]
 
-# Leaves space for the head of a message.
+# Largest size of a serialized error: it leaves space for the rest of its message.
 _ERROR_BYTES = MESSAGE_BYTES // 2
-# The length of the cause of a skipped sample: enough for its location and the decoder's message.
+# Largest length of the cause of a skipped sample: enough for its location and the decoder's message.
 _CAUSE_CHARACTERS = 2048
-# Batches of one dataset differ a little in size: new memory has an eighth to spare for later ones.
+# New memory for a slot has an eighth to spare, since the batches of one dataset differ a little in size.
 _SPARE_SHARE = 8
 
 
 def run(row: int, channel: Channel, status_page: StatusPage, open_source: Callable[[], Opened | None]) -> None:
-    """Opens the source and serves until the rank closes its end; an error of `open_source` is sent to the rank.
+    """Opens the source, and makes batches until the rank closes its end of the channel.
 
-    Returns at once if `open_source` returns None: the loader was closed before its first batch.
+    Args:
+        row: Number of the worker, and its row in the status page.
+        channel: The worker's end of its channel.
+        status_page: Page in which the worker notes what it does.
+        open_source: Function that returns reader and rules, or None if the loader was closed before its first batch:
+            the worker ends then. Its error is sent to the rank, upon which the worker ends, too.
     """
     try:
         opened = open_source()
@@ -75,13 +84,13 @@ class _ChannelClosedError(Exception):
 
 
 class SlotMemory:
-    """The slots whose memory a worker has mapped, by number."""
+    """The memory of the slots that a worker has mapped, by the number of the slot."""
 
     def __init__(self) -> None:
         self._slots: dict[int, tuple[memoryview, int]] = {}
 
     def add(self, slot: int, descriptor: int) -> None:
-        """Maps the memory of a slot; the descriptor is closed."""
+        """Maps the memory of a slot in place of an earlier one, and closes the descriptor."""
         try:
             count = os.fstat(descriptor).st_size
             self._slots[slot] = memory.map_memfd(descriptor, count), count
@@ -96,11 +105,15 @@ class SlotMemory:
         return memory.window(mapping, 0, count)
 
     def forget(self, slot: int) -> None:
-        """Unmaps the memory of a slot."""
+        """Unmaps the memory of a slot, if it is mapped."""
         self._slots.pop(slot, None)
 
     def make(self, slot: int, nbytes: int) -> tuple[Bytes, int]:
-        """Makes new memory for a slot, or for NO_SLOT; returns it with its descriptor, which the caller closes."""
+        """Makes new memory for a slot, or for NO_SLOT; returns it with its descriptor, which the caller closes.
+
+        Raises:
+            ConfigError: there is not enough memory for `nbytes` bytes.
+        """
         spare = nbytes // _SPARE_SHARE if slot != NO_SLOT else 0
         count = memory.align_to_page(nbytes + spare)
         descriptor = memory.create_memfd("streamer-batch", count)
@@ -111,7 +124,14 @@ class SlotMemory:
 
 
 class _Work:
-    """A batch that is made and not yet written; `faults` is `minor_faults()` before it was begun."""
+    """A batch that is made and not yet written.
+
+    Args:
+        packed: the batch.
+        stages: times of its stages so far.
+        faults: `minor_faults()` before it was begun.
+        loaded: its samples, and what is reported of them.
+    """
 
     def __init__(self, packed: WritableBatch, stages: Stages, faults: int, loaded: Loaded) -> None:
         self.packed = packed
@@ -124,7 +144,7 @@ class _Work:
         self._tallies = loaded.tallies
 
     def write(self, slot: Bytes) -> bool:
-        """Writes the batch to its slot. Returns False if it is too large for it."""
+        """Writes the batch to its slot. Returns False if the slot is too small, also without unused rows."""
         if self.packed.nbytes <= len(slot):
             self.packed.write(slot)
             return True
@@ -132,14 +152,20 @@ class _Work:
         self.packed = self.packed.compact()
         if self.packed.nbytes > len(slot):
             return False
-        # It goes through other memory: parts of the batch may be in the slot, where other parts are written.
+        # It is written to other memory first, because rows of the batch may be in the slot where other parts go.
         whole = np.empty(self.packed.nbytes, np.uint8)
         self.packed.write(whole)
         slot[: whole.size] = whole
         return True
 
     def report(self, task: int, write_nanoseconds: int, memory_bytes: int) -> Made:
-        """Returns the report of the batch; `memory_bytes` is the size of memory that the worker made for it, else 0."""
+        """Returns the report of the batch, once it is written.
+
+        Args:
+            task: number of the task.
+            write_nanoseconds: time of writing.
+            memory_bytes: size of memory that the worker made for the batch, or 0 if it is in its slot's memory.
+        """
         s = self._stages
         return Made(
             number=task,
@@ -164,7 +190,15 @@ class _Work:
 
 
 class Worker:
-    """Serves one channel until the rank closes its end. Runs on one thread of a worker process or of the rank."""
+    """Makes the batches that one channel asks for. Runs on one thread of a worker process or of the rank.
+
+    Args:
+        channel: the worker's end of its channel.
+        status_page: page in which the worker notes what it does.
+        row: row of the worker in the status page.
+        source: makes the samples.
+        rules: rules of making batches.
+    """
 
     def __init__(
         self, channel: Channel, status_page: StatusPage, row: int, source: StreamReader, rules: MakerRules
@@ -176,7 +210,7 @@ class Worker:
         self._slots = SlotMemory()
 
     def serve(self) -> None:
-        """Serves until the other end is closed."""
+        """Reports that the worker is ready, and makes batches until the rank closes its end."""
         self._status_page.idle(self._row)
         try:
             self._send(WorkerReady())
@@ -192,6 +226,7 @@ class Worker:
             return
 
     def _run_task(self, task: Task) -> None:
+        """Makes, writes and reports one batch, or reports why that is not possible."""
         try:
             self._write(task, self._make(task))
         except _ChannelClosedError:
@@ -202,7 +237,7 @@ class Worker:
             self._fail(task, error.ordinal, error.__cause__ or error)
         except Exception as error:  # noqa: BLE001 - sent to the trainer
             self._fail(task, -1, error)
-        except BaseException as error:  # noqa: BLE001 - of user code, since no Ctrl-C reaches a worker: CancelledError
+        except BaseException as error:  # noqa: BLE001 - user code may raise CancelledError; no Ctrl-C comes here
             where = "; ".join(getattr(error, "__notes__", ["raised by a function of this loader"]))
             text = f"{type(error).__name__} ends no batch: raise an Exception instead ({where})"
             self._fail(task, -1, WorkerError(text))
@@ -210,6 +245,7 @@ class Worker:
             self._status_page.idle(self._row)
 
     def _make(self, task: Task) -> _Work:
+        """Loads and collates the samples of a batch, directly in its slot where possible; reports skipped samples."""
         watch = Stopwatch()
         clock = self._maker.clock()
         faults = minor_faults()
@@ -232,6 +268,7 @@ class Worker:
         return _Work(packed, stages, faults, loaded)
 
     def _write(self, task: Task, work: _Work) -> None:
+        """Writes a batch to its slot, or to new memory if it does not fit there, and reports it."""
         watch = Stopwatch()
         slot = self._slots.get(task.slot)
         if slot is not None and work.write(slot):
@@ -253,22 +290,24 @@ class Worker:
 
 
 def minor_faults() -> int:
-    """Returns the minor page faults of this process so far."""
+    """Returns the number of minor page faults of this process so far."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 
 
-# More than the samples of a batch take, so that the next batch reuses the freed memory.
+# Bytes of freed memory that the process keeps for the next batch: more than the samples of a batch take.
 _KEPT_BYTES = 1 << 30
 
 
 def serve(number: int, workers: int, status_page: int, channel: int) -> None:
-    """Serves until the rank closes its end. An error ends the process, even if user code has started threads.
+    """Runs the worker of this process until the rank closes its end of the channel.
+
+    An error ends the process with code 1, even if user code has started threads.
 
     Args:
         number: Number of the worker, and its row in the status page.
         workers: number of rows in the status page.
-        status_page: its descriptor.
-        channel: its descriptor.
+        status_page: file descriptor of the status page.
+        channel: file descriptor of the worker's end of its channel.
     """
     os.set_inheritable(status_page, False)
     keep_free_memory(_KEPT_BYTES)
@@ -278,11 +317,12 @@ def serve(number: int, workers: int, status_page: int, channel: int) -> None:
     except BaseException:  # noqa: BLE001 - the rank notices the end of the process
         traceback.print_exc()
         leave(1)
-    # The rank notices the end even while a thread of user code keeps the process.
+    # By the closed channel the rank notices the end even while a thread of user code keeps the process.
     end.close()
 
 
 def _open_source(channel: Channel) -> Opened | None:
+    """Waits for recipe and rules, and opens the reader; returns None if the channel is closed before."""
     received = channel.receive()
     if received is None:
         return None
@@ -290,27 +330,31 @@ def _open_source(channel: Channel) -> Opened | None:
     assert isinstance(message, Open)
     recipe, rules = pickle.loads(read_memory_file(descriptor))  # noqa: S301 - from this process's own trainer (docs/architecture.md, rule 7)
     opened = recipe.open(), rules
-    # Modules stay in memory: the collector need not visit them, 4 % of the cost of raw bytes (2026-11-22).
+    # The collector need not visit what stays in memory, such as modules: 4 % of the cost of raw bytes (2026-11-22).
     gc.freeze()
     return opened
 
 
 def enter_context(context: ProcessContext) -> None:
-    """Sets environment, `sys.path` and working directory to those of the rank."""
+    """Sets environment, `sys.path` and working directory of this process to those of the rank.
+
+    OMP_NUM_THREADS is 1 unless the rank has it.
+    """
     os.environ.clear()
     # A worker has one thread for numpy, torch and BLAS, as torch's own workers have: there are many of them.
     os.environb.update({b"OMP_NUM_THREADS": b"1", **context.environment})
     sys.path[:] = map(os.fsdecode, context.path)
     if context.folder:
-        # It was removed since, or may only be left and not entered: the rank stays in it as well.
+        # An error is ignored: the folder may have been removed, or may not be entered any more. The rank stays there,
+        # too.
         with suppress(OSError):
             os.chdir(context.folder)
 
 
 def end_with_parent(parent: int) -> None:
-    """Ends this process with the thread that started it, even in the middle of an import or a transform.
+    """Makes the kernel kill this process when the thread that started it ends, even in the middle of an import.
 
-    Ctrl-C is ignored: the rank handles it.
+    `parent` is the pid of that thread's process. Ctrl-C is ignored from now on: the rank handles it.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])  # it is blocked while a process is started
@@ -318,7 +362,7 @@ def end_with_parent(parent: int) -> None:
 
 
 def flush_output() -> None:
-    """Writes what was printed, unless the process has no output, or its reader has ended."""
+    """Flushes stdout and stderr. Ignores that the process has none, or that their reader has ended."""
     for stream in (sys.stdout, sys.stderr):
         # A stream is None where the descriptor was closed when the interpreter started.
         with suppress(OSError, ValueError, AttributeError):
@@ -326,6 +370,6 @@ def flush_output() -> None:
 
 
 def leave(code: int) -> None:
-    """Ends this process without running registered exit functions."""
+    """Flushes the output and ends this process with an exit code, without running registered exit functions."""
     flush_output()
     os._exit(code)
