@@ -2,7 +2,7 @@
 
 | extension | value |
 | --- | --- |
-| jpg png webp bmp gif tif ... | uint8 array, height x width x RGB, not turned by EXIF; else `ImageDecoder` |
+| jpg png webp bmp gif tif ... | uint8 array, height x width x RGB, not turned by EXIF; `ImageDecoder` has other modes |
 | cls cls2 index inx id | int |
 | json jsn, jsonl | the JSON document; list of the lines |
 | txt text transcript | str |
@@ -15,7 +15,8 @@
 
 `jpeg` counts as `jpg`, in rules and in names of fields.
 
-Imports neither torch nor any decoder until a field needs one.
+Makers of samples decode with it (`batches/samples/maker.py`). Its decoders and transforms are public, for the options
+`decode=` and `transform=` of a dataset. It imports neither torch nor a library for images until a field needs one.
 """
 
 from importlib import import_module
@@ -49,7 +50,7 @@ __all__ = [
 ]
 
 
-# Most workers decode neither videos nor audio.
+# These names are imported at their first use, since most workers decode neither videos nor audio.
 _MODULES = {
     "AudioClip": "streamer.media.decode.audio",
     "Frames": "streamer.media.decode.video",

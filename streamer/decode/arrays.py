@@ -1,6 +1,9 @@
-"""Reads numbers: npy, npz and safetensors become numpy arrays; torch files and pickles are read only if allowed.
+"""Decodes numbers: npy, npz and safetensors become numpy arrays. Torch files and pickles are read only if allowed.
 
-Decoders raise ValueError for bytes that are not what their name says, are truncated, or would have to be unpickled.
+`decode/dispatch.py` chooses among these decoders. The readers and assemblers of batches use `Row` and the layout of
+plain arrays (`streamer/batches`). `ArrayDecoder` is public.
+
+Decoders raise a ValueError for bytes that are not what their name says, are truncated, or would have to be unpickled.
 Those of arrays use a writable buffer in place instead of copying it.
 """
 
@@ -27,11 +30,13 @@ Array = NDArray[np.generic]
 # Memory of one sample's arrays in the batch, by the name of their field (or number, in a tuple).
 Row = Mapping[str | int, Array]
 
+# A row without arrays: whatever is decoded goes to new memory.
 NO_ROW: Row = {}
 
-# Longer headers are refused, by numpy's own limit, because they are parsed as Python literals.
+# Longer headers are refused, because they are parsed as Python literals. It is numpy's own limit.
 _NPY_HEADER_BYTES = 10_000
-# deflate compresses zeros 1,000 to 1: without a limit, 2 MB take 2 GB in every worker.
+# Limit of the arrays of an npz file. deflate compresses zeros 1,000 to 1: without a limit, 2 MB take 2 GB in every
+# worker.
 MAX_NPZ_BYTES = 1 << 30
 _SAFETENSORS_HEADER_BYTES = 100_000_000
 _SAFETENSORS_TYPES = {
@@ -46,7 +51,7 @@ class PlainArray(msgspec.Struct, frozen=True):
     """The layout of an array in a field, in C order and native byte order: a head, then the numbers.
 
     Attributes:
-        head: bytes before the numbers, equal for all arrays of this dtype and shape; b"" if there are none.
+        head: bytes before the numbers, equal for all arrays of this dtype and shape, or b"" if there are none.
         dtype: type of the numbers.
         shape: shape of the array.
     """
@@ -58,13 +63,13 @@ class PlainArray(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class ArrayDecoder:
-    """Reads a field that consists of numbers only: no header, C order.
+    """Decodes a field that consists of numbers only, without a header, in C order.
 
         StreamingDataset(url, decode={"bin": ArrayDecoder("<f4", (4, 64, 64))})
 
     Attributes:
-        dtype: numpy's name, for example "<u2"; without "<" or ">" the byte order is this machine's.
-        shape: one length may be -1; it is derived from the number of bytes.
+        dtype: numpy's name of the type, for example "<u2". Without "<" or ">" the byte order is this machine's.
+        shape: shape of the array. One length may be -1, and is derived from the number of bytes.
 
     Raises:
         ConfigError: the dtype is not one of numbers, or the shape is invalid.
@@ -80,28 +85,28 @@ class ArrayDecoder:
             raise ConfigError(f"ArrayDecoder: shape={self.shape} has no meaning", field="decode")
 
     def __call__(self, content: Content) -> Array:
-        """Returns the array."""
+        """Returns the array; raises a ValueError if the bytes do not fill the shape."""
         (dtype, known) = self._layout
         count = len(content)
         if count and (count == known or (known and -1 in self.shape and not count % known)):
-            # numpy computes the open length sooner
+            # numpy computes the open length faster than `_shape_of`.
             found = usable(np.frombuffer(content, dtype).reshape(self.shape))
         else:
             found = _numbers(content, dtype, count // dtype.itemsize, 0).reshape(self._shape_of(count))
         return found if dtype.isnative else found.astype(dtype.newbyteorder("="))
 
     def plain(self, count: int) -> PlainArray | None:
-        """Returns the layout of a field of `count` bytes; None if its byte order is not this machine's.
+        """Returns the layout of a field of `count` bytes, or None if its byte order is not this machine's.
 
         Raises:
-            ValueError: so many bytes do not fill the shape.
+            ValueError: `count` bytes do not fill the shape.
         """
         dtype, _ = self._layout
         return PlainArray(b"", dtype, self._shape_of(count)) if dtype.isnative else None
 
     @cached_property
     def _layout(self) -> tuple[np.dtype[np.generic], int]:
-        """The type, and the bytes of an array whose open length is 1: computed once, not for each sample."""
+        """Type of the numbers, and bytes of an array whose open length is 1. Computed once, not for each sample."""
         dtype = np.dtype(self.dtype)
         return dtype, dtype.itemsize * math.prod(length for length in self.shape if length >= 0)
 
@@ -114,14 +119,17 @@ class ArrayDecoder:
 
 
 def decode_npy(content: Content) -> Array:
-    """Reads an array that `numpy.save` wrote."""
+    """Decodes an array that `numpy.save` wrote."""
     shape, fortran_order, dtype = _npy_header(head := npy_head(content))
     flat = _numbers(content, dtype, math.prod(shape), len(head))
     return flat.reshape(shape[::-1]).transpose() if fortran_order else flat.reshape(shape)
 
 
 def npy_head(content: Content) -> bytes:
-    """Returns the bytes before the numbers, which are equal for all arrays of one dtype, shape and order."""
+    """Returns the bytes of an `.npy` file before its numbers, equal for all arrays of one dtype, shape and order.
+
+    Raises a ValueError if the file does not begin as one.
+    """
     start = bytes(content[:12])
     np.lib.format.read_magic(io.BytesIO(start))
     length = 10 + int.from_bytes(start[8:10], "little") if start[6] == 1 else 12 + int.from_bytes(start[8:12], "little")
@@ -129,7 +137,7 @@ def npy_head(content: Content) -> bytes:
 
 
 def plain_npy(content: Content) -> PlainArray | None:
-    """Returns the layout of an `.npy` file; None if it is in Fortran order, or its byte order is not this machine's.
+    """Returns the layout of an `.npy` file, or None if it is in Fortran order or not in this machine's byte order.
 
     Raises:
         ValueError: the header cannot be read.
@@ -151,7 +159,12 @@ def _npy_header(head: bytes) -> tuple[tuple[int, ...], bool, np.dtype[np.generic
 
 
 def decode_npz(content: Content) -> dict[str, Array]:
-    """Reads the arrays of a `numpy.savez` archive by name; also raises zipfile.BadZipFile."""
+    """Decodes the arrays of a `numpy.savez` archive, by name.
+
+    Raises:
+        ValueError: an array would have to be unpickled, or they have more than `MAX_NPZ_BYTES` bytes.
+        zipfile.BadZipFile: the archive is damaged.
+    """
     with np.load(io.BytesIO(content), allow_pickle=False) as archive:
         if (total := sum(entry.file_size for entry in archive.zip.infolist())) > MAX_NPZ_BYTES:
             raise ValueError(
@@ -162,7 +175,9 @@ def decode_npz(content: Content) -> dict[str, Array]:
 
 
 def decode_safetensors(content: Content) -> dict[str, Array]:
-    """Reads the arrays of a safetensors file by name, but not those of types that numpy lacks (bfloat16, 8-bit floats).
+    """Decodes the arrays of a safetensors file, by name.
+
+    Raises a ValueError if the file is damaged, or has a type that numpy lacks (bfloat16, floats of 8 bits).
 
     Source: https://github.com/huggingface/safetensors, "Format".
     """
@@ -189,20 +204,20 @@ def decode_safetensors(content: Content) -> dict[str, Array]:
 
 
 def decode_torch(content: Content) -> object:
-    """Reads a file of `torch.save`, including pickles: only for files that you wrote yourself."""
+    """Decodes a file of `torch.save`, and runs the code in its pickles: only for files that the user wrote."""
     torch = importlib.import_module("torch")
     loaded: object = torch.load(io.BytesIO(content), map_location="cpu", weights_only=False)
     return loaded
 
 
 def decode_pickle(content: Content) -> object:
-    """Unpickles a field: only for files that you wrote yourself."""
+    """Decodes a pickle, and runs its code: only for files that the user wrote."""
     loaded: object = pickle.loads(content)  # noqa: S301 - reached only with allow_pickle=True
     return loaded
 
 
 def refuse_pickle(content: Content) -> object:
-    """Replaces `decode_torch` and `decode_pickle` unless the user allows them; raises ConfigError."""
+    """Raises a ConfigError: takes the place of `decode_torch` and `decode_pickle` unless the user allows pickles."""
     raise ConfigError(
         "pickles run code when they are read (.pt, .pth, .pkl, .pickle); pass "
         "decode=streamer.Decode(allow_pickle=True) if you wrote these files yourself, or "
@@ -212,7 +227,7 @@ def refuse_pickle(content: Content) -> object:
 
 
 def _numbers(content: Content, dtype: np.dtype[np.generic], count: int, offset: int) -> Array:
-    """Returns `count` numbers from `offset` on: writable, aligned, and in place if possible."""
+    """Returns `count` numbers from the byte `offset` on, in place if possible; a ValueError if there are too few."""
     if offset + count * dtype.itemsize > len(content):
         raise ValueError(
             f"{count} x {dtype} from byte {offset} need {offset + count * dtype.itemsize} bytes, "
@@ -222,6 +237,6 @@ def _numbers(content: Content, dtype: np.dtype[np.generic], count: int, offset: 
 
 
 def usable(found: Array) -> Array:
-    """Returns the array, copied if it is not writable and aligned."""
+    """Returns the array itself if it is writable and aligned, otherwise a copy."""
     flags = found.flags
     return found if flags.writeable and flags.aligned else found.copy()

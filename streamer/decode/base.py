@@ -1,4 +1,7 @@
-"""What the decoders of `decode` and `media.decode` have in common: where they write to, draws, optional libraries."""
+"""Defines what decoders have in common: where they write to, their random numbers, and their optional libraries.
+
+The decoders of images (`decode/images.py`, `decode/tiff.py`) and of video and audio (`streamer/media/decode`) use it.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,10 @@ class TargetDecoder(ABC):
         Args:
             content: Bytes of the field.
             out: Array that is written and returned where it has the shape and type of the result.
-            draws: Random numbers of the sample; where there are none, the middle is taken.
+            draws: Random numbers of the sample. Without them a decoder takes the middle where it would draw.
+
+        Returns:
+            The value: `out`, if the decoder wrote to it.
 
         Raises:
             ValueError: The bytes are not of this kind, or damaged.
@@ -39,18 +45,21 @@ class TargetDecoder(ABC):
         """
 
     def check(self, codecs: Collection[str] = ()) -> None:  # noqa: B027 - most need no library
-        """Raises ConfigError if a library is missing, or does not decode one of `codecs`, which FFmpeg names."""
+        """Raises a ConfigError if a library is missing, or does not decode one of `codecs`, by FFmpeg's names."""
 
     def __call__(self, content: bytes | memoryview) -> object:
-        """Decodes a field outside of an epoch, hence without random numbers and into new memory."""
+        """Decodes a field outside of an epoch: without random numbers, and into new memory; errors as of `decode`."""
         return self.decode(memoryview(content))
 
 
 @cache
 def library(name: str) -> ModuleType | None:
-    """Returns the optional module `name`, or None if it is not installed."""
+    """Imports and returns the optional module `name`, or None if it is not installed. The result is kept.
+
+    It sets OpenCV to one thread and silences its log, for this whole process.
+    """
     if name == "cv2":
-        # OpenCV's log names no sample; the error that a decoder raises does.
+        # OpenCV's log does not name the sample, but the error that a decoder raises does.
         os.environ.setdefault("OPENCV_LOG_LEVEL", "SILENT")
     try:
         module = importlib.import_module(name)
@@ -63,7 +72,7 @@ def library(name: str) -> ModuleType | None:
 
 
 def require_library(name: str) -> ModuleType:
-    """Returns the module `name`; raises ConfigError if it is not installed."""
+    """Imports and returns the module `name`; raises a ConfigError if it is not installed."""
     module = library(name)
     if module is None:
         raise ConfigError(f"{name} is not installed; `pip install 'streamer-data[images]'`", field="decode")

@@ -1,7 +1,8 @@
 """Chooses the decoder of a field, by its name or by the kind that its format names, and reports its errors.
 
-Workers decode each sample with a `SampleDecoder`. `ELSEWHERE` names the modules with the decoders of kinds that only
-some formats write; they are imported at their first use. `streamer.formats.base.Field` says what a kind is.
+Makers of samples decode each sample with a `SampleDecoder` (`batches/samples/maker.py`), and so do readers of joins and
+scans (`batches/samples/joins.py`, `batches/scan.py`). `ELSEWHERE` names the modules with the decoders of kinds that
+only some formats write. They are imported at their first use. `streamer.formats.base.Field` says what a kind is.
 """
 
 from __future__ import annotations
@@ -29,10 +30,11 @@ logger = logging.getLogger(__name__)
 
 _Reader = Callable[[memoryview], object]
 
-# The extension before this one (`x.json.gz`) chooses the decoder, unless the user's rule names `gz`.
+# Extension of compressed fields. The one before it (`x.json.gz`) chooses the decoder, unless the user's rule names
+# `gz`.
 _GZIP = "gz"
-# deflate compresses zeros 1,000 to 1 (zlib.net, "Maximum Compression Factor"): without a limit, 10 MB of a tar become
-# 10 GB in every worker. A medical volume has up to 600 MB.
+# Limit of a decompressed field. deflate compresses zeros 1,000 to 1 (zlib.net, "Maximum Compression Factor"): without a
+# limit, 10 MB of a tar become 10 GB in every worker. A medical volume has up to 600 MB.
 MAX_BYTES = 1 << 30
 _GZIP_MAGIC = b"\x1f\x8b"
 # Bytes of header and end of a gzip stream without content.
@@ -43,7 +45,11 @@ _NO_BYTES = memoryview(b"")
 
 
 class Raw:
-    """A field without a decoder: its bytes as a view, valid as long as the memory that the sample was read into."""
+    """The value of a field without a decoder, as a view of its bytes.
+
+    Attributes:
+        content: view of the bytes. It is valid as long as the memory that the sample was read into is not reused.
+    """
 
     __slots__ = ("content",)
 
@@ -70,11 +76,11 @@ _AUTO: dict[str, _Reader] = {
     **dict.fromkeys(_PICKLES, arrays.refuse_pickle),
 }
 
-# The kind of a field without a value, which is None whatever a rule says about its name.
+# The kind of a field without a value. Its value is None, whatever a rule says about its name.
 NULL = "null"
 _MEDIA = "streamer.media.decode:find_decoder"
 _FOREIGN = "streamer.tables.foreign:find_decoder"
-# "module:function" by the beginning of a kind: the function returns the decoder of such a kind, or None.
+# By the beginning of a kind "module:function" of the function that returns the decoder of such a kind, or None.
 ELSEWHERE = {
     **dict.fromkeys(["audio", "clip", "depth:"], _MEDIA),
     **dict.fromkeys(
@@ -91,8 +97,9 @@ _STRUCTS = dict(zip(_NUMBERS_OF_STRUCT, "?bhiqBHIQefd", strict=True))
 def find_decoder_of_kind(kind: str) -> Callable[[memoryview], object] | None:
     """Returns the decoder of a kind that is no extension, or None if there is none.
 
-    The decoder of "image" returns an array as for an image file, that of "bytes" bytes, of "null" None, of "nested" a
-    list or dict, of a dtype a Python number, of a dtype with a shape an array. The others are in `ELSEWHERE`.
+    By kind, it returns: for "image" an array as of an image file, for "bytes" bytes, for "null" None, for "nested" a
+    list or dict, for a dtype a Python number, for a dtype with a shape an array. Other kinds are in `ELSEWHERE`, whose
+    modules are imported here.
     """
     if (known := _NAMED.get(kind)) is not None:
         return known
@@ -136,11 +143,15 @@ _NAMED: dict[str, Callable[[memoryview], object]] = {
 
 
 class SampleDecoder:
-    """Decodes the fields of samples by one rule. Stateless after construction: usable from any thread.
+    """Decodes the fields of samples by one rule. It does not change after construction: any thread may use it.
 
     Args:
-        rule: the user's rule; see `DecodeRule`.
+        rule: the user's rule, see `DecodeRule`.
         allow_pickle: whether to read `.pt` and `.pkl` fields, which runs the code that they contain.
+
+    Attributes:
+        rule: the rule.
+        allow_pickle: whether pickles are read.
 
     Raises:
         ConfigError: the rule is invalid.
@@ -175,13 +186,13 @@ class SampleDecoder:
             key: key of the sample.
             fields: name, bytes and kind of each field.
             row: arrays in the batch, by field: a decoded array of the same dtype and shape is written there.
-            in_place: arrays whose bytes are in the batch already, by field; they are returned as they are.
-            raw: called with the view of a field that stays bytes; its result is the value.
-            draws: random numbers for decoders that draw (see `TargetDecoder`).
+            in_place: arrays whose bytes are in the batch already, by field. They are returned as they are.
+            raw: function that gets the view of a field that stays bytes, and returns the value.
+            draws: random numbers for decoders that draw (see `TargetDecoder`), or None.
 
         Raises:
-            DecodeError: the decoder of a field refuses its bytes, or its kind has none. The decoder's error is the
-                cause.
+            DecodeError: the decoder of a field refuses its bytes, or the kind of a field has no decoder. The decoder's
+                error is the cause.
             ConfigError: a pickle is not allowed, or a library is not installed.
         """
         sample: dict[str, object] = {"__key__": key}
@@ -200,7 +211,7 @@ class SampleDecoder:
         Logs a warning for each name in the rule that no field has.
 
         Args:
-            fields: fields of the samples; empty where only the samples say which fields they have.
+            fields: fields of the samples, or () where only the samples say which fields they have.
             codecs: FFmpeg's names of the codecs of the dataset's videos and audio.
 
         Raises:
@@ -235,12 +246,12 @@ class SampleDecoder:
 
     @property
     def runs_users_code(self) -> bool:
-        """Whether other code than this package's decoders may run: a function of the user's, or that of a pickle."""
+        """Whether other code than this package's decoders may run: a function of the user, or the code of a pickle."""
         given = self.rule.values() if isinstance(self.rule, Mapping) else [self.rule] if callable(self.rule) else []
         return self.allow_pickle or any(reader is not None and not _is_own(reader) for reader in given)
 
     def plain_array(self, field: Field) -> PlainArray | None:
-        """Returns layout and head of a field that is a plain array, so that it can be read in place; None for others.
+        """Returns the layout of a field that is a plain array, which can be read to its row, or None for other fields.
 
         Raises:
             ValueError: the bytes are not what the rule or the name says.
@@ -252,7 +263,9 @@ class SampleDecoder:
         return arrays.plain_npy(field.content) if reader is arrays.decode_npy else None
 
     def reader(self, field: Field) -> Callable[[memoryview], object]:
-        """Returns the decoder of a field by the rule, its kind and its name; `bytes` for a field that has none.
+        """Returns the decoder of a field by the rule, its kind and its name, or `bytes` for a field without a decoder.
+
+        The rule counts first, then the kind, then the extension of the name.
 
         Raises:
             DecodeError: the kind has no decoder.
@@ -290,11 +303,12 @@ def _decode_field(key: str, field: Field, reader: _Reader, given: tuple[Array | 
     Args:
         key: key of the sample, for errors.
         field: the field.
-        reader: its decoder.
-        given: its row in the batch, and the sample's random numbers; None where there are none.
+        reader: decoder of the field.
+        given: array in the batch for the result, and random numbers of the sample. Each may be None.
 
     Raises:
-        DecodeError: the decoder has raised anything but a ConfigError, which passes.
+        DecodeError: the decoder has raised another error than a ConfigError.
+        ConfigError: the error of the decoder.
     """
     place, draws = given
     try:
@@ -327,9 +341,10 @@ def extension(name: str) -> str:
 
 
 def _pass_bytes(reader: FieldDecoder | None) -> _Reader:
-    """Returns the user's decoder as one that takes a view, of which it is given a copy as bytes.
+    """Returns the user's decoder as one that takes a view, and is called with a copy of it as bytes.
 
-    Every library accepts bytes, and they are never overwritten. None stands for `bytes`.
+    Every library accepts bytes, and they are never overwritten. None stands for `bytes`. Decoders of this package are
+    returned as they are.
     """
     if reader is None:
         return bytes
@@ -362,11 +377,11 @@ def _make_gzip_decoder(
     """
 
     def decode(content: memoryview) -> object:
-        # Few data sets have such fields: no worker imports three decompressors for the others.
+        # Imported here, since few datasets have such fields: others need none of the three decompressors.
         from streamer.formats.compressed import DecompressError, decompress
 
         max_bytes = min(MAX_JSON_BYTES, MAX_BYTES) if makes_objects else MAX_BYTES
-        # The length of the last stream is at the end of a file: most files that are too long take no memory.
+        # The end of a gzip file says how long its last stream is: most files that are too long are refused by it.
         is_gzip = len(content) > _SMALLEST_BYTES and bytes(content[:2]) == _GZIP_MAGIC
         if is_gzip and int.from_bytes(content[-4:], "little") > max_bytes:
             raise DecompressError(f"decompresses to more than {max_bytes} bytes, or is cut off")

@@ -1,4 +1,7 @@
-"""Reads headers of images: the format, for some the size and the depth; and compares the checksums of PNGs."""
+"""Reads headers of images: the format, for some the size and the depth. It also checks the checksums of PNGs.
+
+`decode/images.py` chooses the decoder of an image by it, and refuses images that are too large.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +12,12 @@ from streamer.decode.tiff_page import MAGICS as TIFF_MAGICS
 
 Content = bytes | bytearray | memoryview
 
-# This is twice what Pillow warns of: from here on it takes an image for a bomb.
+# Largest number of pixels that are decoded by default. It is that of Pillow, which refuses larger images.
 MAX_PIXELS = 2 * 89_478_485
-# TIFFs of many bands, or of wide values, may have so many bytes for each pixel that `max_pixels` allows.
+# A TIFF of many bands or wide values may have this number of bytes for each pixel that `max_pixels` allows.
 MAX_BYTES_OF_PIXEL = 4
 
+# The formats that `format_of` tells apart.
 JPEG = "JPEG"
 PNG = "PNG"
 TIFF = "TIFF"
@@ -35,7 +39,14 @@ _HEADER_BYTES = 1 << 16
 
 
 class TooLargeError(ValueError):
-    """Raised for an image of more pixels than are decoded."""
+    """An image has more pixels than are decoded.
+
+    Args:
+        height: rows of the image.
+        width: columns of the image.
+        limit: the option `max_pixels`.
+        what: further words on the pixels, for the message.
+    """
 
     def __init__(self, height: int, width: int, limit: int, what: str = "") -> None:
         super().__init__(
@@ -45,13 +56,13 @@ class TooLargeError(ValueError):
 
 
 def check_size(height: int, width: int, limit: int) -> None:
-    """Refuses an image of more pixels than `limit`; raises TooLargeError."""
+    """Raises a TooLargeError for an image of more pixels than `limit`."""
     if height * width > limit:
         raise TooLargeError(height, width, limit)
 
 
 def format_of(content: Content) -> str:
-    """Returns the format of an image, as far as it decides who decodes it."""
+    """Returns the format of an image by its first bytes: `OTHER` for all that are not told apart."""
     start = bytes(content[:12])
     if start[:3] == b"\xff\xd8\xff":
         return JPEG
@@ -69,7 +80,7 @@ def format_of(content: Content) -> str:
 
 
 def jpeg_size(content: Content) -> tuple[int, int]:
-    """Returns height and width of a JPEG; raises ValueError if it has no frame."""
+    """Returns height and width of a JPEG; raises a ValueError if it has no header of a frame."""
     view = memoryview(content)
     at = 2
     while at + 9 <= len(view):
@@ -84,7 +95,7 @@ def jpeg_size(content: Content) -> tuple[int, int]:
 
 
 def png_size(content: Content) -> tuple[int, int, int, int]:
-    """Returns height, width, depth and type of colours of a PNG."""
+    """Returns height, width, bits of a value and type of colours of a PNG; raises a ValueError for a damaged header."""
     if len(content) < 26 or bytes(content[12:16]) != b"IHDR":
         raise ValueError("the PNG's header is damaged or cut off")
     width, height = int.from_bytes(content[16:20], "big"), int.from_bytes(content[20:24], "big")
@@ -92,9 +103,10 @@ def png_size(content: Content) -> tuple[int, int, int, int]:
 
 
 def png_pixels(content: Content) -> Content:
-    """Returns a PNG without the chunks that do not affect its pixels: libpng warns about damaged ones.
+    """Returns a PNG without the chunks that do not affect its pixels, since libpng prints a warning for damaged ones.
 
-    Raises ValueError for a chunk that is longer than the rest: OpenCV makes room for all of it, up to 4 GiB.
+    Raises a ValueError for a chunk that says it is longer than the rest of the file: OpenCV would take memory for all
+    of it, up to 4 GiB.
     """
     view = memoryview(content)
     parts = list[memoryview]()
@@ -114,7 +126,7 @@ def png_pixels(content: Content) -> Content:
 
 
 def check_png(content: Content) -> None:
-    """Compares the checksums of the chunks with pixels, which Pillow does not; raises ValueError."""
+    """Raises a ValueError if the checksum of a chunk that affects the pixels is wrong. Pillow does not check these."""
     view = memoryview(content)
     at = 8
     while at + 12 <= len(view):
@@ -131,7 +143,7 @@ def check_png(content: Content) -> None:
 
 
 def webp_size(content: Content) -> tuple[int, int, bool]:
-    """Returns height and width of a WebP, and whether it is an animation."""
+    """Returns height and width of a WebP, and whether it is an animation. A damaged header gives any numbers."""
     head = bytes(content[12:30]).ljust(18, b"\0")
     if head[:4] == b"VP8X":
         width, height = 1 + int.from_bytes(head[12:15], "little"), 1 + int.from_bytes(head[15:18], "little")
@@ -143,7 +155,7 @@ def webp_size(content: Content) -> tuple[int, int, bool]:
 
 
 def jpeg2000_depths(content: Content) -> list[int]:
-    """Returns the bits of each component of a JPEG 2000; those of signed ones are negative. Empty without a header."""
+    """Returns the bits of each component of a JPEG 2000, negative for signed ones, or [] if it has no header."""
     head = bytes(content[:_HEADER_BYTES])
     at = head.find(_CODESTREAM)
     if at < 0:
@@ -160,7 +172,7 @@ def is_plain_jpeg2000(content: Content) -> bool:
 
 
 def avif_depth(content: Content) -> int:
-    """Returns the bits of the values of an AVIF."""
+    """Returns the bits of the values of an AVIF: 8, 10 or 12. It is 8 if the header is not found."""
     head = bytes(content[:_HEADER_BYTES])
     at = head.find(b"av1C")
     if at < 0 or at + 7 > len(head):
@@ -170,7 +182,10 @@ def avif_depth(content: Content) -> int:
 
 
 def size_for_opencv(content: Content) -> tuple[int, int]:
-    """Returns height and width of an image that is left to OpenCV; raises ValueError if its header is not known."""
+    """Returns height and width of a Radiance, float map, JPEG 2000 or AVIF, which OpenCV decodes.
+
+    Raises a ValueError for all other formats.
+    """
     head = bytes(content[:_HEADER_BYTES])
     if (found := _RADIANCE.match(head)) is not None:
         return int(found[1]), int(found[2])

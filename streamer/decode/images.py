@@ -1,4 +1,6 @@
-"""Images: encoded bytes become height x width x 3 uint8 RGB arrays.
+"""Decodes images: encoded bytes become height x width x 3 uint8 RGB arrays.
+
+`decode/dispatch.py` decodes fields with it. `ImageDecoder` and `decode_image` are public.
 
 The result is the same with every installed library, within one level (tests/unit/decode/test_images.py):
 
@@ -13,9 +15,10 @@ The result is the same with every installed library, within one level (tests/uni
 
 The first bytes choose the decoder, not the name. JPEG is decoded by simplejpeg (0.96 ms for 500x375, releases the GIL,
 writes into the caller's array; 2026-11-20), PNG and WebP by OpenCV, TIFF by `streamer.decode.tiff`, binary PGM, PPM and
-PAM by `streamer.decode.netpbm`, others by Pillow. An image that its decoder finds damaged goes to no other one that
-would show it. The exceptions: a JPEG that simplejpeg refuses goes to Pillow, and the refusal is reported with it; a
-PNG goes to Pillow if its checksums are right, an image that Pillow would change or does not know to OpenCV.
+PAM by `streamer.decode.netpbm`, others by Pillow. An image that its decoder finds damaged is not given to another one,
+which might show it. There are three exceptions. A JPEG that simplejpeg refuses goes to Pillow, and the refusal is
+reported as damage. A PNG that OpenCV does not read goes to Pillow, if its checksums are right. An image that Pillow
+would change or does not know goes to OpenCV.
 
 libjpeg and libpng inside OpenCV write warnings to stderr without naming the file. JPEGs that simplejpeg refuses
 therefore go to Pillow, which is silent, and PNGs go to OpenCV without the chunks that do not affect their pixels.
@@ -41,23 +44,24 @@ if TYPE_CHECKING:
     from PIL.ImageFile import ImageFile
 
 Image = NDArray[np.uint8]
-# Other types and shapes occur in mode "stored".
+# An image of mode "stored", which may have another type or shape.
 Stored = NDArray[Any]
 Content = bytes | bytearray | memoryview
 
-# This stands in place of a field's name for the image of a sample, whatever its extension.
+# Name that stands for the only image of a sample, whatever the extension of its field.
 IMAGE = "image"
 
 _JPEG_END = b"\xff\xd9"
-# OpenCV 4 fills a truncated JPEG with grey and only prints a warning; the end mark must be near the end (some cameras
-# pad with a block of zeros).
+# Number of last bytes in which a JPEG must have its end mark: some cameras add a block of zeros. OpenCV 4 fills a
+# truncated JPEG with grey, and only prints a warning.
 _JPEG_TAIL_BYTES = 4096
 # Errors of simplejpeg for images that it does not decode although they are whole.
 _NOT_DECODED = re.compile(r"unsupported|not supported|not implemented|precision", re.IGNORECASE)
 _MODES = ("rgb", "rgb8", "stored")
-# Formats that Pillow is asked for. It would start Ghostscript for EPS.
+# Formats that are decoded by Pillow. Not all of its formats are: it would start Ghostscript for EPS.
 _BY_PILLOW = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "DIB", "PPM", "AVIF", "JPEG2000")
-# Pillow's modes of more than 8 bits, its names of 16-bit data, PPM's names that it scales, and those it reads as 8.
+# Beginnings of Pillow's modes of more than 8 bits, the ending of its names of 16-bit data, its names of PPM data that
+# it scales (with their maxval), the largest value of 8 bits, and the modes whose values it keeps as they are stored.
 _DEEP_MODES = ("I", "F")
 _DEEP_DATA = ";16"
 _SCALED = re.compile(r"'(?:L|RGB)', (\d+)")
@@ -68,15 +72,16 @@ _PNG_BANDS = {0: [0], 2: [2, 1, 0], 4: [0, 3]}
 _WRONG_MAX_PIXELS = "ImageDecoder: max_pixels={!r} must be a number of at least 1"
 
 
+# Decodes an image by one library: (bytes, decoder, `out`) -> image.
 _Attempt = Callable[[Content, "ImageDecoder", Image | None], Stored]
 
 
 class _UnreadError(ValueError):
-    """Raised for a whole image that a library does not know, or would change."""
+    """A library does not know an image that may be whole, or would change its values: another library is tried."""
 
 
 class TooDeepError(ValueError):
-    """Raised for an image whose values do not fit into 8 bits."""
+    """The values of an image (`what`) do not fit into 8 bits. With `has_16` the message advises mode "rgb8"."""
 
     def __init__(self, what: str, *, has_16: bool) -> None:
         shorter = ", mode='rgb8' makes RGB of 8 bits" if has_16 else ""
@@ -87,10 +92,13 @@ class TooDeepError(ValueError):
 
 
 def find_image_field(name: str, fields: Iterable[object], where: str) -> str:
-    """Returns the field of a name, or for "image", if no field is called so, the only image, whatever its extension.
+    """Returns the name of the field that is meant by `name`.
+
+    That is the field of this name. If there is none and `name` is "image", it is the only field with an image's
+    extension.
 
     Raises:
-        ConfigError: there is no such field, or there are several. Its text begins with `where`.
+        ConfigError: there is no such field, or there are several images. Its text begins with `where`.
     """
     found = [str(field) for field in fields]
     if name in found:
@@ -114,15 +122,15 @@ class ImageDecoder:
         StreamingDataset(url, decode={"png": ImageDecoder(mode="stored")})  # masks with a palette, depths of 16 bits
 
     Attributes:
-        min_height: JPEGs are decoded at the smallest scale of 1/8 .. 8/8 with at least this many rows; 0 is full
-            size.
+        min_height: least number of rows. A JPEG is decoded at the smallest scale of 1/8 .. 8/8 that has so many; 0
+            decodes it in full size. Other formats are always decoded in full size.
         min_width: the same for columns.
-        mode: "rgb": as above; values of more than 8 bits are refused. "rgb8": 16 bits are reduced to 8. "stored":
-            values as they are stored: (height, width) for grey, and for palettes, whose indices are kept; with a third
-            axis for RGB and RGBA; uint8, uint16, int32 or float32. Fewer than 8 bits are scaled to 0 to 255.
-            TIFFs have the type and the bands of the file, (height, width, bands) for several. Needs Pillow, and OpenCV
-            for RGB of 16 bits in PNGs.
-        max_pixels: largest height x width; a TIFF of wide values or many bands may have four bytes for each of them.
+        mode: "rgb" makes RGB of 8 bits, and refuses values of more bits. "rgb8" also reduces 16 bits to 8. "stored"
+            keeps the values as they are stored: (height, width) for grey, and for palettes, whose indices are kept, or
+            with a third axis for RGB and RGBA, of uint8, uint16, int32 or float32. Fewer than 8 bits are scaled to 0 to
+            255. TIFFs keep the type and the bands of the file, (height, width, bands) for several. This mode needs
+            Pillow, and OpenCV for RGB of 16 bits in PNGs.
+        max_pixels: largest height x width. A TIFF of wide values or many bands may have four bytes for each of them.
 
     Raises:
         ConfigError: there is no such mode, or a number is invalid.
@@ -150,13 +158,13 @@ class ImageDecoder:
             `out` if it fits, otherwise a new array.
 
         Raises:
-            ValueError: it cannot be read. The text has each decoder's reason.
+            ValueError: the image cannot be decoded. The text has each library's reason.
             ConfigError: the libraries that it needs are not installed.
         """
         return self.decode(content, out)[0]
 
     def decode(self, content: Content, out: Image | None = None) -> tuple[Stored, str]:
-        """Decodes like a call, and also returns the damage for which another decoder refused the image, or ""."""
+        """Decodes like a call. Also returns the damage for which simplejpeg refused the image, or ""."""
         stored = self.mode == "stored"
         if stored:
             require_library("PIL.Image")
@@ -180,7 +188,7 @@ class ImageDecoder:
         return self._try_each(chain, content, out), ""
 
     def _decode_jpeg(self, content: Content, out: Image | None) -> tuple[Stored, str]:
-        """Decodes a JPEG; one that simplejpeg refuses by Pillow, which passes over more damage."""
+        """Decodes a JPEG by simplejpeg, or one that it refuses by Pillow, which ignores more damage; see `decode`."""
         refusal = ""
         if library("simplejpeg") is not None:
             try:
@@ -200,14 +208,19 @@ class ImageDecoder:
         return found, "" if _NOT_DECODED.search(refusal) else refusal
 
     def _try_each(self, chain: Sequence[tuple[str, _Attempt]], content: Content, out: Image | None) -> Stored:
-        """Decodes by the first installed library that knows the image and keeps its values."""
+        """Decodes by the first installed library of the chain that knows the image and keeps its values.
+
+        Raises:
+            ConfigError: none of them is installed.
+            ValueError: one of them finds the image damaged, or all of them refuse it.
+        """
         refusals = []
         for name, attempt in chain:
             if library(name) is None:
                 continue
             try:
                 return attempt(content, self, out)
-            except (TooDeepError, headers.TooLargeError, ConfigError):  # another decoder might silently change values
+            except (TooDeepError, headers.TooLargeError, ConfigError):  # another library might silently change values
                 raise
             except Exception as refusal:  # noqa: BLE001 - each library has its own; all are reported below
                 refusals.append(f"{name}: {refusal}")
@@ -222,7 +235,7 @@ class ImageDecoder:
         raise ValueError("; ".join(refusals))
 
     def _decode_tiff(self, content: Content) -> Stored:
-        # Few data sets have such images.
+        # Imported here, since few datasets have such images.
         from streamer.decode import tiff
         from streamer.decode.tiff_page import read_page
 
@@ -266,7 +279,7 @@ decode_image = ImageDecoder()
 
 
 def place(image: Stored, out: Stored | None) -> Stored:
-    """Copies `image` to `out` if shapes and types agree."""
+    """Copies `image` to `out` and returns that, if shapes and types agree; otherwise returns `image`."""
     if out is None or image is out or image.shape != out.shape or image.dtype != out.dtype:
         return image
     np.copyto(out, image)
@@ -291,7 +304,7 @@ def _decode_by_simplejpeg(content: Content, decoder: ImageDecoder, out: Image | 
 def _decode_by_opencv(content: Content, decoder: ImageDecoder, out: Image | None) -> Image:
     cv2 = require_library("cv2")
     if decoder.mode == "rgb8" and headers.format_of(content) == headers.JPEG2000:
-        # The values have as many bits as the header says, not 16: the high ones are kept.
+        # The values have as many bits as the header says, not 16. The 8 highest ones are kept.
         values = _read_stored_by_opencv(content, decoder, None)
         depths = set(headers.jpeg2000_depths(content))
         if len(depths) != 1 or (bits := depths.pop()) < 8:
@@ -320,13 +333,14 @@ def _read_stored_by_opencv(content: Content, decoder: ImageDecoder, out: Image |
 
 
 def _read_by_opencv(content: Content, decoder: ImageDecoder, flags: int) -> Stored:
+    """Checks the size of an image by its header, and decodes it by OpenCV with these flags: bands as BGR or BGRA."""
     format_name = headers.format_of(content)
     if format_name == headers.PNG:
         size = headers.png_size(content)[:2]
         try:
             content = headers.png_pixels(content)
         except ValueError as error:
-            # Pillow makes no room for it, and compares the checksums.
+            # Pillow takes no memory for such a chunk, and the checksums are compared.
             raise _UnreadError(str(error)) from error
     elif format_name == headers.WEBP:
         size = headers.webp_size(content)[:2]
@@ -339,7 +353,7 @@ def _read_by_opencv(content: Content, decoder: ImageDecoder, flags: int) -> Stor
     headers.check_size(*size, decoder.max_pixels)
     image: Stored | None = require_library("cv2").imdecode(np.frombuffer(content, np.uint8), flags)
     if image is None:
-        # The checksums of a PNG then tell whether it is damaged; Pillow's WebP decoder is the same and as strict.
+        # Pillow is tried for a PNG, whose checksums tell whether it is damaged, and for a WebP, which both decode alike.
         again = format_name in {headers.PNG, headers.WEBP}
         raise (_UnreadError if again else ValueError)("not an image that OpenCV reads")
     if image.shape[:2] != size:
@@ -379,7 +393,7 @@ def _read_stored_by_pillow(content: Content, decoder: ImageDecoder, out: Image |
 
 
 def _open(content: Content, decoder: ImageDecoder) -> ImageFile:
-    """Opens an image without decoding it, if it is of a known format and not too large."""
+    """Opens an image by Pillow without decoding it; raises if it is too large, or if a checksum of a PNG is wrong."""
     image_module = require_library("PIL.Image")
     image_module.init()
     stream = io.BytesIO(content)
@@ -403,12 +417,12 @@ def _open(content: Content, decoder: ImageDecoder) -> ImageFile:
 
 
 def _data(image: ImageFile) -> str:
-    """Returns Pillow's name of the data of an image, and details."""
+    """Returns Pillow's description of the stored data of an image, or "" if there is none."""
     return str(image.tile[0][3]) if image.tile else ""
 
 
 def _has_fewer_bits(image: ImageFile, content: Content) -> bool:
-    """Whether Pillow returns other values than the file's: 8 bits of 16 in colours, scaled ones, 32 of 64."""
+    """Whether Pillow returns other values than the file's: 8 of 16 bits of colours, or values scaled to 8 bits."""
     data = _data(image)
     if image.format == "PPM" and (scaled := _SCALED.search(data)) is not None:
         return int(scaled[1]) > _MAX_8
@@ -420,7 +434,7 @@ def _has_fewer_bits(image: ImageFile, content: Content) -> bool:
 
 
 def _stretch_to_8_bits(image: Stored, content: Content) -> Stored:
-    """Returns an image of Pillow's with white as 255 where it is a JPEG 2000 of fewer than 8 bits."""
+    """Returns an image of Pillow's as it is, or if it is a JPEG 2000 of fewer than 8 bits with its white as 255."""
     depths = set(headers.jpeg2000_depths(content)) if headers.format_of(content) == headers.JPEG2000 else set()
     if len(depths) != 1 or not 0 < (bits := depths.pop()) < 8:
         return image

@@ -1,4 +1,8 @@
-"""Makes masks of the segmentation in COCO's annotations: polygons or run lengths."""
+"""Makes masks of the segmentations in COCO's annotations, which are polygons or run lengths.
+
+`coco_masks` is public: users call it in a transform, and the advice of errors about outlines names it
+(`decode/together.py`).
+"""
 
 from __future__ import annotations
 
@@ -12,25 +16,26 @@ from streamer.errors import ConfigError, DecodeError
 
 RunLengths: TypeAlias = dict[str, Any]
 
-# A polygon has at least three points.
+# Least number of coordinates of a polygon: three points.
 _LEAST_NUMBERS = 6
-# This is more than the sides of any image.
+# Largest coordinate of a polygon: more than the sides of any image.
 _MAX_COORDINATE = 1_000_000
-# The first letter of run lengths is "0".
+# Code of the letter "0", which stands for the five bits 0 in run lengths.
 _FIRST_LETTER = 48
 
 
 def coco_masks(sample: Mapping[str, Any]) -> NDArray[np.uint8]:
-    """Returns the masks of a sample's objects: uint8 (objects, height, width), 1 inside.
+    """Returns the masks of a sample's objects: uint8 (objects, height, width), 1 inside of the object and 0 outside.
 
         annotations=Annotations(url, fields=["boxes", "labels", "segmentation", "height", "width"])
 
     Args:
-        sample: a sample with "segmentation", "height" and "width".
+        sample: a sample with "segmentation" (a list with an entry for each object), "height" and "width" (of the
+            image).
 
     Raises:
-        ConfigError: pycocotools is not installed, or the sample lacks one of them.
-        DecodeError: an object has only a box, no segmentation; or one that does not fit the image.
+        ConfigError: pycocotools is not installed, or the sample lacks one of the three fields.
+        DecodeError: an object has no segmentation, or one that is damaged or does not fit the image.
     """
     try:
         from pycocotools import mask
@@ -68,14 +73,19 @@ def coco_masks(sample: Mapping[str, Any]) -> NDArray[np.uint8]:
 
 
 def _encode_runs(segmentation: object, height: int, width: int) -> RunLengths | None:
-    """Returns the run lengths of an object; None if it has no area. Raises ValueError if they do not fit the image.
+    """Returns the run lengths of an object as pycocotools has them, or None if no polygon has an area.
 
-    pycocotools checks nothing: what run lengths leave out is memory that was never written.
+    They are checked here, since pycocotools checks nothing: pixels that run lengths leave out would be memory that was
+    never written.
+
+    Raises:
+        ValueError: the segmentation is damaged or does not fit the image.
+        TypeError, OverflowError: it has values that are no numbers, or too large.
     """
     from pycocotools import mask
 
     if isinstance(segmentation, list):
-        # Some polygons have two points; pycocotools takes them for boxes.
+        # Some polygons have only two points. They are left out, because pycocotools would take them for boxes.
         polygons = [polygon for polygon in segmentation if len(polygon) >= _LEAST_NUMBERS]
         for polygon in polygons:
             # pycocotools would take any amount of memory for other coordinates.
@@ -103,7 +113,9 @@ def _encode_runs(segmentation: object, height: int, width: int) -> RunLengths | 
 
 
 def _parse_runs(counts: str | bytes) -> list[int]:
-    """Returns the lengths of the runs in a string of pycocotools: five bits a letter, differences to the last but one.
+    """Returns the lengths of the runs in a string of pycocotools; raises a ValueError if it is damaged.
+
+    Each letter has five bits of a number. From the fourth number on, it is the difference to the last but one.
 
     Source: https://github.com/cocodataset/cocoapi/blob/master/common/maskApi.c, `rleFrString`.
     """

@@ -1,4 +1,6 @@
-"""Reads binary PGM, PPM and PAM of 8 and 16 bits: values up to any maxval.
+"""Decodes binary PGM, PPM and PAM of 8 and 16 bits, with values up to any maxval.
+
+`decode/images.py` decodes such files with it.
 
 Source: https://netpbm.sourceforge.net/doc/pgm.html, ppm.html and pam.html.
 """
@@ -13,22 +15,24 @@ from numpy.typing import NDArray
 
 Content = bytes | bytearray | memoryview
 
+# Headers of PGM and PPM, and of PAM.
 _PLAIN = re.compile(rb"P([56])(?:\s|#[^\n]*\n)+(\d+)(?:\s|#[^\n]*\n)+(\d+)(?:\s|#[^\n]*\n)+(\d+)(?:#[^\n]*\n|\s)")
 _PAM = re.compile(rb"P7\n(.*?)ENDHDR\n", re.DOTALL)
+# Number of bands of a pixel by TUPLTYPE of a PAM, of those that are colours.
 _BANDS = {"GRAYSCALE": 1, "BLACKANDWHITE": 1, "RGB": 3, "GRAYSCALE_ALPHA": 2, "BLACKANDWHITE_ALPHA": 2, "RGB_ALPHA": 4}
 _HEADER_BYTES = 1 << 14
 
 
 class NetpbmHeader(NamedTuple):
-    """What a file says of its pixels.
+    """What the header of a file says of its pixels.
 
     Attributes:
-        height: rows.
-        width: columns.
-        bands: values of a pixel.
-        maxval: value of white.
+        height: number of rows.
+        width: number of columns.
+        bands: number of values of a pixel.
+        maxval: value of white, 1 to 65535.
         colours: whether the bands are grey or RGB, with or without alpha.
-        start: first byte of the values.
+        start: offset in bytes of the first value.
     """
 
     height: int
@@ -40,7 +44,7 @@ class NetpbmHeader(NamedTuple):
 
 
 def read_header(content: Content) -> NetpbmHeader:
-    """Reads the header; raises ValueError if it is damaged."""
+    """Reads the header of a file; raises a ValueError if it is damaged or cut off."""
     head = bytes(content[:_HEADER_BYTES])
     if (plain := _PLAIN.match(head)) is not None:
         found = NetpbmHeader(
@@ -68,7 +72,10 @@ def read_header(content: Content) -> NetpbmHeader:
 
 
 def read_values(content: Content, header: NetpbmHeader) -> NDArray[Any]:
-    """Returns the values: uint8 or uint16 (height, width, bands); raises ValueError if there are too few."""
+    """Returns the values as they are stored: (height, width, bands), uint8 or for a maxval above 255 uint16.
+
+    Raises a ValueError if the file is cut off.
+    """
     dtype = np.dtype("u1" if header.maxval < 256 else ">u2")
     count = header.height * header.width * header.bands
     if len(content) - header.start < count * dtype.itemsize:
@@ -81,7 +88,7 @@ def read_values(content: Content, header: NetpbmHeader) -> NDArray[Any]:
 
 
 def scale_values(values: NDArray[Any], maxval: int, white: int) -> NDArray[Any]:
-    """Scales values so that `maxval` becomes `white`, 255 or 65535; larger ones are white, as in Pillow."""
+    """Scales values so that `maxval` becomes `white` (255 or 65535). Larger values become white, as in Pillow."""
     if maxval == white:
         return values
     table = np.minimum(np.rint(np.arange(int(values.max(initial=0)) + 1) / maxval * white), white)

@@ -1,4 +1,8 @@
-"""Says how the fields of a dataset are decoded, as users give it."""
+"""Defines the option `decode=` of a dataset, which says how fields are decoded, and what packs read in its place.
+
+Datasets of the loader take the option (`loader/dataset.py`), and `decode/dispatch.py` follows it. Scans yield
+`StoredSample`, and packs write them (`streamer/shards`).
+"""
 
 from __future__ import annotations
 
@@ -10,31 +14,31 @@ from streamer.errors import ConfigError
 from streamer.formats.base import Field
 
 FieldDecoder = Callable[[bytes], object]
-# "auto": by extension. None: bytes. A mapping: overrides for some fields or extensions (None: bytes). A callable gets
-# (field name, bytes).
+# "auto" decodes by extension, and None gives bytes. A mapping has decoders for some fields or extensions (None for
+# bytes), and the others are decoded as by "auto". A function gets (field name, bytes) of each field.
 DecodeRule = Literal["auto"] | None | Mapping[str, FieldDecoder | None] | Callable[[str, bytes], object]
 
 
 class StoredFields:
-    """A rule for packs, which write samples again: a sample has each field as it is stored, with its kind."""
+    """A rule for packs, which write samples again: a sample gets each field as it is stored, as a `Field`."""
 
     def __call__(self, name: str, content: bytes, kind: str = "") -> Field:
-        """Returns a `Field` instead of a decoded value."""
+        """Returns a `Field` with name, bytes and kind in place of a decoded value."""
         return Field(name, memoryview(content), kind)
 
 
 class StoredSample(NamedTuple):
-    """A sample that a pack is to write; the sources of a pack yield these.
+    """A sample that a pack is to write. The sources of a pack yield these.
 
     Attributes:
         ordinal: Number of the sample in the manifest of its source.
-        where: What errors call the sample.
+        where: Text that names the sample in errors.
         key: Key of the sample, or None if it has none.
         fields: Name and value of each field: a `Field` with the name that it is stored under, a list of them where
             several rows are joined, or a plain value.
-        annotations: Fields from a file beside the data, which `fields=` of a pack does not choose among.
+        annotations: Fields from a file beside the data, which are written whatever `fields=` of the pack says.
         is_file: Whether the key is the path of a file.
-        is_left_out: Whether the sample is not written.
+        is_left_out: Whether the sample is not to be written.
     """
 
     ordinal: int
@@ -73,12 +77,12 @@ class Decode:
 
     @classmethod
     def from_rule(cls, given: DecodeRule | Decode) -> Decode:
-        """Returns the argument `decode=` of a user, a rule or a `Decode`, as `Decode`; raises ConfigError."""
+        """Returns the argument `decode=` of a user as `Decode`; raises a ConfigError if it is no valid rule."""
         return given if isinstance(given, Decode) else cls(given)
 
 
 def check_rule(rule: DecodeRule) -> None:
-    """Refuses an invalid rule, without importing a decoder; raises ConfigError."""
+    """Raises a ConfigError if a rule is not valid. Imports no decoder."""
     if rule is None or rule == "auto" or callable(rule):
         return
     if not isinstance(rule, Mapping):

@@ -1,4 +1,7 @@
-"""Scales, cuts and mirrors images for `decode.transforms`: arrays (height, width) or (height, width, bands)."""
+"""Scales, cuts and mirrors images: arrays (height, width) or (height, width, bands).
+
+The steps of `decode/transforms.py` are made of it. It uses OpenCV if that is installed, otherwise Pillow.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +13,10 @@ from streamer.decode.images import place
 from streamer.errors import ConfigError
 
 Image = NDArray[np.uint8]
-# top, left, height, width in pixels.
+# A part of an image: top, left, height, width in pixels.
 Box = tuple[int, int, int, int]
 
-# OpenCV scales values of these types, and pixels of at most so many bands.
+# Types of values that OpenCV scales, and the largest number of bands that it scales at once.
 _SCALED_TYPES = frozenset(["u1", "u2", "i2", "f4", "f8"])
 _MAX_BANDS = 4
 
@@ -30,17 +33,17 @@ def resize(
     """Scales to height x width: averages areas of pixels when shrinking, interpolates when growing.
 
     Args:
-        image: (rows, columns) or (rows, columns, bands) of a type in `_SCALED_TYPES`; may be a view.
+        image: (rows, columns) or (rows, columns, bands) of a type in `_SCALED_TYPES`. It may be a view.
         height: rows of the result.
         width: columns of the result.
-        out: written and returned if it is C-contiguous and of the result's shape.
-        antialias: False interpolates between four pixels when shrinking, too, as `cv2.resize` does by default: 500 x
-            375 to 224 x 224 in 0.1 ms instead of 1.1, which is as long as the decoder takes (2026-11-22). If an image
-            shrinks to less than half its size, pixels are lost.
+        out: array that is written and returned if it is C-contiguous and has the result's shape and type.
+        antialias: False interpolates between four pixels when shrinking, too, as `cv2.resize` does by default. 500 x
+            375 to 224 x 224 then takes 0.1 ms instead of 1.1, which is as long as the decoder takes (2026-11-22). If an
+            image shrinks to less than half its size, pixels are lost.
         nearest: True takes the nearest pixel, of any type, so that a mask has no new classes.
 
     Returns:
-        `out` if it fits; else the image itself if it has the size already, or a new array.
+        `out` if it fits. Otherwise the image itself if it has the size already, or a new array.
 
     Raises:
         ConfigError: values of this type cannot be averaged, or neither OpenCV nor Pillow is installed.
@@ -58,7 +61,7 @@ def resize(
             field="transform",
         )
     if image.ndim > 2 and not 1 < image.shape[2] <= _MAX_BANDS:
-        # OpenCV drops the axis of one band, and knows four at most.
+        # OpenCV drops the axis of a single band, and knows at most four bands.
         starts = range(0, image.shape[2], _MAX_BANDS)
         parts = [image[:, :, start : start + _MAX_BANDS] for start in starts]
         parts = [part[:, :, 0] if part.shape[2] == 1 else part for part in map(np.ascontiguousarray, parts)]
@@ -80,16 +83,16 @@ def resize(
 
 
 def crop(image: Image, box: Box) -> Image:
-    """Returns the box as a view, without copying."""
+    """Returns a part of an image as a view, without copying."""
     top, left, height, width = box
     return image[top : top + height, left : left + width]
 
 
 def flip(image: Image, out: Image | None = None) -> Image:
-    """Mirrors left and right, into `out` (which may be the image itself) or a new array."""
+    """Mirrors left and right. Returns `out` if it fits, which may be the image itself, otherwise a new array."""
     cv2 = library("cv2")
     if cv2 is None or image.size == 0 or image.dtype != np.uint8 or (image.ndim > 2 and image.shape[2] not in (3, 4)):
-        # OpenCV makes int32 of int64, and drops the axis of one band.
+        # numpy does it here, since OpenCV makes int32 of int64, and drops the axis of a single band.
         return copy_to(image[:, ::-1], out)
     # 4 us for 224 x 224 where numpy takes 190 (2026-11-20).
     fits = out is not None and _fits(image.shape, image, out)
@@ -100,7 +103,10 @@ def flip(image: Image, out: Image | None = None) -> Image:
 
 
 def copy_to(image: Image, out: Image | None) -> Image:
-    """Copies to `out` if it fits, and returns it. Otherwise returns the image; of a view a copy, to keep no more."""
+    """Copies the image to `out` and returns that, if its shape and type are those of the image.
+
+    Otherwise it returns the image, or a copy of a view, which would keep the memory of the whole image.
+    """
     if out is not None and out.shape == image.shape and out.dtype == image.dtype:
         # numpy copies through a buffer if the two overlap.
         np.copyto(out, image)
@@ -109,12 +115,12 @@ def copy_to(image: Image, out: Image | None) -> Image:
 
 
 def _fits(shape: tuple[int, ...], image: Image, out: Image) -> bool:
-    """Whether OpenCV writes a result of this shape to `out`: images may have another type, or no colours."""
+    """Whether OpenCV writes a result of this shape to `out`, which must have that shape and the image's type."""
     return out.shape == shape and out.dtype == image.dtype and out.flags.c_contiguous
 
 
 def _resize_by_pillow(image: Image, height: int, width: int, antialias: bool) -> Image:
-    """Scales without OpenCV: each band alone unless they are RGB of 8 bits; raises ConfigError without Pillow."""
+    """Scales without OpenCV, each band by itself unless the image is RGB of 8 bits; a ConfigError without Pillow."""
     pillow = library("PIL.Image")
     if pillow is None:
         raise ConfigError("resizing needs OpenCV or Pillow; `pip install 'streamer-data[images]'`", field="transform")
@@ -129,7 +135,7 @@ def _resize_by_pillow(image: Image, height: int, width: int, antialias: bool) ->
     source = pillow.fromarray(whole)
     (rows, columns) = image.shape[:2]
     bilinear = pillow.Resampling.BILINEAR
-    if not antialias:  # `Image.resize` always does so
+    if not antialias:  # Pillow's `resize` always averages
         steps = (columns / width, 0, 0, 0, rows / height, 0)
         moved = source.transform((width, height), pillow.Transform.AFFINE, steps, bilinear)
         return np.array(moved).astype(image.dtype, copy=False)

@@ -1,9 +1,11 @@
-"""Reads the values of TIFFs, and makes images of them: as they are stored, or RGB of 8 bits.
+"""Decodes the values of TIFFs, and makes images of them: as they are stored, or RGB of 8 bits.
+
+`decode/images.py` decodes TIFFs with it, after `decode/tiff_page.py` has read their directory.
 
 Every strip or tile is decompressed to exactly its size, then placed. The values are those of tifffile, whatever their
-type, bands and order of planes (tests/formats/test_pictures.py); what is not read here is refused. Stored values and
-values of deflate are read by numpy and zlib, other compressions by the libtiff inside Pillow, to which the compressed
-bytes are given as an image of bytes that it cannot interpret.
+type, bands and order of planes (tests/formats/test_pictures.py). What is not read here is refused. Values that are not
+compressed, or by deflate, are read by numpy and zlib. Other compressions are undone by the libtiff inside Pillow, which
+gets the compressed bytes as a plain grey image of bytes, so that it does not interpret the values.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from streamer.decode.tiff_page import WAY_OUT, Content, TiffPage
 
 Values = NDArray[Any]
 
+# Compressions, by their numbers in TIFFs.
 _NONE = 1
 _CCITT = (2, 3, 4)
 _LZW = 5
@@ -31,16 +34,19 @@ _PACKBITS = 32773
 _LZMA = 34925
 _ZSTD = 50000
 _BY_PILLOW = frozenset([_LZW, _PACKBITS, _LZMA, _ZSTD])
+# Predictors.
 _NO_PREDICTOR = 1
 _HORIZONTAL = 2
 _FLOATING = 3
+# Photometrics, which say what the bands mean.
 _GREY = 1
 _RGB = 2
 _INKS = 5
 _YCBCR = 6
-# Photometrics that a JPEG of so many samples has.
+# Photometrics that are read of JPEGs, by their number of bands, and of JPEGs of single planes.
 _JPEG_COLOURS = {1: (0, _GREY), 3: (_GREY, _RGB, _YCBCR), 4: (_INKS,)}
 _JPEG_PLANES = (0, _GREY, _RGB, _INKS)
+# Each byte with its bits in reverse order.
 _REVERSED = bytes(int(f"{byte:08b}"[::-1], 2) for byte in range(256))
 _ZLIB_HEADER = 15
 
@@ -48,8 +54,12 @@ _ZLIB_HEADER = 15
 def read_values(content: Content, page: TiffPage) -> Values:
     """Returns the values of an image: (height, width, bands), of `page.dtype`.
 
+    Args:
+        content: bytes of the file.
+        page: directory of the image.
+
     Raises:
-        ValueError: they are damaged, cut off, or compressed in a way that is not read here.
+        ValueError: the values are damaged, cut off, or compressed in a way that is not read here.
         ConfigError: Pillow is needed, and not installed.
     """
     _check_page(page)
@@ -77,7 +87,7 @@ def read_values(content: Content, page: TiffPage) -> Values:
 
 
 def _check_page(page: TiffPage) -> None:
-    """Refuses what would not be decoded right."""
+    """Raises a ValueError for a compression, prediction or kind of values that would not be decoded right."""
     if page.compression == _JPEG:
         known = page.bits == 8 and page.kind == "u" and page.predictor == _NO_PREDICTOR
         colours = _JPEG_PLANES if page.planar else _JPEG_COLOURS.get(page.samples, ())
@@ -108,7 +118,10 @@ def _check_page(page: TiffPage) -> None:
 
 
 def _merge_strips(page: TiffPage) -> TiffPage:
-    """Returns a page with one strip for each plane, where the strips lie one after the other as they are."""
+    """Returns the page with one strip for each plane, if its strips lie one after the other without compression.
+
+    Any other page is returned as it is.
+    """
     if page.compression != _NONE or page.tiled or page.cell[0] == page.height:
         return page
     rows = math.ceil(page.height / page.cell[0])
@@ -124,12 +137,15 @@ def _merge_strips(page: TiffPage) -> TiffPage:
 
 
 def _row_bytes(page: TiffPage) -> int:
-    """Returns the bytes of a row of a strip or tile."""
+    """Returns the number of bytes of a row of a strip or tile, without compression."""
     return math.ceil(page.cell[1] * (1 if page.planar else page.samples) * page.bits / 8)
 
 
 def _read_cells(view: memoryview, page: TiffPage) -> Iterator[tuple[list[int], Values]]:
-    """Yields the numbers of strips or tiles of one shape, and their values: (cells, rows, columns, bands)."""
+    """Yields all strips or tiles in groups of one shape: their numbers, and their values (cells, rows, columns, bands).
+
+    A strip or tile that is not stored has the fill value of the page.
+    """
     groups: dict[int, list[int]] = {}
     per_plane = math.prod(page.cells_of_plane)
     for number, (_, count) in enumerate(page.places):
@@ -152,7 +168,7 @@ def _read_cells(view: memoryview, page: TiffPage) -> Iterator[tuple[list[int], V
 
 
 def _decompress(parts: list[memoryview], compression: int, rows: int, row_bytes: int) -> NDArray[np.uint8]:
-    """Returns the bytes of strips or tiles: uint8 (parts, rows, bytes of a row)."""
+    """Decompresses strips or tiles of `rows` rows: uint8 (parts, rows, bytes of a row); a ValueError for damage."""
     shape = (len(parts), rows, row_bytes)
     if compression in _BY_PILLOW:
         page = {256: row_bytes, 257: rows * len(parts), 258: 8, 259: compression, 262: _GREY, 277: 1, 278: rows}
@@ -170,8 +186,8 @@ def _decompress(parts: list[memoryview], compression: int, rows: int, row_bytes:
 
 
 def _inflate(part: memoryview, size: int) -> memoryview:
-    """Decompresses a strip or tile of `size` bytes, and checks its checksum."""
-    # Most images have none.
+    """Decompresses a strip or tile to `size` bytes by deflate; a ValueError if it is damaged or its checksum wrong."""
+    # Imported here, since most images are not compressed by deflate.
     from streamer.formats.compressed import inflate
 
     stream = inflate.decompressobj(_ZLIB_HEADER)
@@ -186,7 +202,7 @@ def _inflate(part: memoryview, size: int) -> memoryview:
 
 
 def _decode_values(plain: NDArray[np.uint8], page: TiffPage, shape: tuple[int, ...]) -> Values:
-    """Makes values of the bytes of strips or tiles: undoes the prediction, the packing and the order of bytes."""
+    """Makes values of the decompressed bytes: undoes the prediction, the packing of bits and the order of bytes."""
     cells, rows, columns, bands = shape
     if page.bits not in {8, 16, 32, 64, 128}:
         packed = np.unpackbits(plain, axis=2, count=columns * bands * page.bits)
@@ -212,7 +228,7 @@ def _decode_values(plain: NDArray[np.uint8], page: TiffPage, shape: tuple[int, .
 
 
 def _read_images(parts: list[memoryview], page: TiffPage, rows: int) -> NDArray[np.uint8]:
-    """Returns the values of strips or tiles that are JPEGs or faxes: one below the other, one for each plane."""
+    """Decodes strips or tiles that are JPEGs or faxes, of `rows` rows each: all of them, one below the other."""
     bands = 1 if page.planar else page.samples
     photometric = _GREY if bands == 1 else page.photometric if page.photometric != _GREY else _RGB
     tags: dict[int, object] = {
@@ -234,9 +250,13 @@ def _read_images(parts: list[memoryview], page: TiffPage, rows: int) -> NDArray[
 
 
 def _read_by_pillow(tags: dict[int, Any], parts: list[memoryview]) -> Values:
-    """Decodes strips with the libtiff inside Pillow: rows x columns, or rows x columns x bands.
+    """Decodes strips with the libtiff inside Pillow: (rows, columns), or (rows, columns, bands).
 
-    Pillow is given a TIFF of these tags and nothing else: no orientation, no colours and no second page.
+    Pillow gets a TIFF with these tags and nothing else, so that it applies no orientation and converts no colours.
+
+    Raises:
+        ValueError: the strips are damaged.
+        ConfigError: Pillow is not installed.
     """
     plugin = require_library("PIL.TiffImagePlugin")
     try:
@@ -251,7 +271,7 @@ def _read_by_pillow(tags: dict[int, Any], parts: list[memoryview]) -> Values:
 
 
 def _write_tiff(tags: dict[int, Any], parts: list[memoryview]) -> bytes:
-    """Writes a little-endian TIFF of these strips."""
+    """Returns the bytes of a little-endian TIFF with these tags and strips."""
     joined = b"".join(parts)
     offsets = []
     end = 8
@@ -284,6 +304,7 @@ def _write_tiff(tags: dict[int, Any], parts: list[memoryview]) -> bytes:
 
 _WHITE_IS_ZERO = 0
 _PALETTE = 3
+# Words for photometrics that do not become RGB.
 _NAMES = {
     4: "a mask",
     6: "YCbCr",
@@ -293,24 +314,36 @@ _NAMES = {
     32803: "a colour filter array",
     -1: "not said",
 }
+# Number of bands that are colours, by photometric.
 _COLOURS = {_WHITE_IS_ZERO: 1, _GREY: 1, _RGB: 3, _PALETTE: 1, _INKS: 4, _YCBCR: 3}
+# Meanings of bands beyond the colours: not said, and an alpha that the colours are multiplied with.
 _UNSPECIFIED = 0
 _MULTIPLIED = 1
 _KEEP = "decode= with ImageDecoder(mode='stored') keeps them"
 
 
 def arrange_values(values: Values, page: TiffPage) -> Values:
-    """Returns the values: (height, width), of several bands (height, width, bands); fewer than 8 bits as 0 to 255."""
+    """Returns the values as mode "stored" delivers them: (height, width), or (height, width, bands) for several bands.
+
+    Values of fewer than 8 bits are scaled to 0 to 255, unless they are indices of a palette.
+    """
     if page.bits < 8 and page.photometric != _PALETTE:
         values = _scale(values, page.bits)
     return values[:, :, 0] if page.samples == 1 else values
 
 
 def convert_to_rgb(values: Values, page: TiffPage) -> NDArray[np.uint8]:
-    """Converts values of 8 bits, or the high bytes of 16, to RGB; alpha and other bands beyond the colours are dropped.
+    """Converts values to RGB of 8 bits: uint8 (height, width, 3).
+
+    Of values with more bits the 8 highest are kept. Alpha and other bands beyond the colours are dropped.
+
+    Args:
+        values: (height, width, bands), unsigned, of at most 16 bits.
+        page: directory of the image.
 
     Raises:
-        ValueError: the file does not say what the bands mean, or they are no colours.
+        ValueError: the file does not say what the bands mean, they are no colours, or its palette is damaged.
+        ConfigError: the colours are inks, and Pillow is not installed.
     """
     count = check_colours(page)
     bits = page.bits
@@ -340,7 +373,11 @@ def convert_to_rgb(values: Values, page: TiffPage) -> NDArray[np.uint8]:
 
 
 def check_colours(page: TiffPage) -> int:
-    """Returns the number of bands that are colours; refuses bands whose meaning is not known."""
+    """Returns the number of bands that are colours: 1, 3 or 4.
+
+    Raises:
+        ValueError: the bands are not colours that become RGB, or their meaning is not known.
+    """
     count = _COLOURS.get(page.photometric, 0)
     ours = count and not (page.photometric == _YCBCR and page.compression != _JPEG)
     if not ours or page.samples < count or (page.photometric == _INKS and page.ink_set != 1):

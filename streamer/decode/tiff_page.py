@@ -1,5 +1,7 @@
 """Reads the directory of a TIFF: size, bands, types and places of what it stores. No pixel is decoded here.
 
+`decode/images.py` reads it first, to refuse images that are too large, and `decode/tiff.py` decodes the values.
+
 Source: TIFF 6.0 (Adobe, 1992), its technical notes, and BigTIFF (libtiff.gitlab.io/libtiff/specification/bigtiff.html).
 """
 
@@ -13,10 +15,12 @@ import numpy as np
 
 Content = bytes | bytearray | memoryview
 
+# First bytes of TIFFs and BigTIFFs of both orders of bytes.
 MAGICS = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 
 # Letters of struct by the types of values that directories have.
 _LETTERS = {1: "B", 2: "s", 3: "H", 4: "I", 6: "b", 7: "s", 8: "h", 9: "i", 13: "I", 16: "Q", 17: "q", 18: "Q"}
+# Tags of a directory.
 _WIDTH = 256
 _HEIGHT = 257
 _BITS = 258
@@ -43,13 +47,16 @@ _JPEG_TABLES = 347
 _SUBSAMPLING = 530
 _DEPTH = 32997
 _NODATA = 42113
+# Values of tags: bands that are stored together, unsigned values, and numpy's letters of the formats of values.
 _ONE_PLANE = 1
 _UNSIGNED = 1
 _KINDS = {_UNSIGNED: "u", 2: "i", 3: "f", 6: "c"}
+# Numbers of bits that are read, by numpy's letter.
 _BITS_OF_KIND = {"u": frozenset(range(1, 17)) | {32, 64}, "i": {8, 16, 32, 64}, "f": {16, 32, 64}, "c": {64, 128}}
 _PHOTOMETRIC_MISSING = -1
 _MAX_ENTRIES = 4096
 _NO_COMPRESSION = 1
+# Ending of errors for TIFFs that are not read here.
 WAY_OUT = "decode={'tif': your_function} reads it with any library, tifffile for example"
 
 
@@ -57,27 +64,28 @@ class TiffPage(NamedTuple):
     """The first image of a TIFF, as its directory describes it.
 
     Attributes:
-        order: "<" or ">", the order of bytes.
-        height: rows.
-        width: columns.
-        samples: bands of a pixel.
-        bits: bits of each value.
+        order: order of bytes, "<" or ">".
+        height: number of rows.
+        width: number of columns.
+        samples: number of bands of a pixel.
+        bits: number of bits of each value.
         kind: numpy's letter of the values: u, i, f or c.
-        photometric: meaning of the bands; -1 if the file does not say it.
-        compression: number of the method.
+        photometric: number of the meaning of the bands, or -1 if the file does not say it.
+        compression: number of the compression.
         predictor: number of the prediction before the compression.
         planar: whether the bands are stored one after the other.
         reversed_bits: whether the first pixel of a byte is in its lowest bit.
-        extra: meanings of the bands beyond those of the colours: 0 unspecified, 1 multiplied alpha, 2 alpha.
-        cell: rows and columns of a strip or a tile.
-        tiled: whether there are tiles, all of one size.
-        places: offset and length of each strip or tile; a length of 0 is one that is not stored.
-        colormap: 16-bit red, green and blue of a palette.
-        jpeg_tables: tables that the JPEG strips have in common.
-        subsampling: of chroma, in both directions.
-        fax_options: of CCITT's compressions, by their tag.
+        extra: meanings of the bands beyond the colours: 0 unspecified, 1 multiplied alpha, 2 alpha.
+        cell: rows and columns of a strip or a tile. The last strip may have fewer rows.
+        tiled: whether there are tiles, all of one size, and not strips.
+        places: offset and length in bytes of each strip or tile. One of length 0 is not stored.
+        colormap: red, green and blue of a palette: all red values, then all green and all blue ones, of 16 bits. () if
+            there is none.
+        jpeg_tables: tables that the JPEG strips have in common, or b"".
+        subsampling: subsampling of chroma, across and down.
+        fax_options: options of CCITT's compressions, by their tag.
         ink_set: 1 for cyan, magenta, yellow and black.
-        fill: value of what is not stored.
+        fill: value of strips and tiles that are not stored.
     """
 
     order: Literal["<", ">"]
@@ -104,17 +112,17 @@ class TiffPage(NamedTuple):
 
     @property
     def dtype(self) -> np.dtype[np.generic]:
-        """The smallest type, in this machine's order of bytes, that holds the values."""
+        """Smallest type, in this machine's order of bytes, that holds the values."""
         return np.dtype(f"{self.kind}{max(1, math.ceil(2 ** math.ceil(math.log2(self.bits)) / 8))}")
 
     @property
     def cells_of_plane(self) -> tuple[int, int]:
-        """Numbers of strips or tiles below each other and beside each other."""
+        """Number of strips or tiles from top to bottom, and from left to right."""
         return math.ceil(self.height / self.cell[0]), math.ceil(self.width / self.cell[1])
 
 
 class _TiffDirectory:
-    """Values of a directory by tag; values that lie outside of the file are refused."""
+    """The values of the first directory of a file, by tag. A ValueError is raised for what lies outside of the file."""
 
     def __init__(self, content: Content) -> None:
         view = memoryview(content)
@@ -137,7 +145,7 @@ class _TiffDirectory:
             self._entries[tag] = type_code, number, value_at if size <= inline else self._number(letter, value_at)
 
     def values(self, tag: int, default: tuple[int, ...] = ()) -> tuple[int, ...]:
-        """Returns the integers of a tag."""
+        """Returns the integers of a tag, or `default` if the directory does not have the tag."""
         if tag not in self._entries:
             return default
         type_code, number, at = self._entries[tag]
@@ -153,14 +161,14 @@ class _TiffDirectory:
         return tag in self._entries
 
     def value(self, tag: int, default: int | None = None) -> int:
-        """Returns the only integer of a tag, or the one that all its integers are."""
+        """Returns the integer of a tag, whose values must all be the same. `default` is that of a missing tag."""
         found = set(self.values(tag, () if default is None else (default,)))
         if len(found) != 1:
             raise ValueError(f"tag {tag} of the TIFF has {len(found)} values where it needs one: {sorted(found)[:5]}")
         return found.pop()
 
     def content(self, tag: int) -> bytes:
-        """Returns the bytes of a tag; empty if there is none."""
+        """Returns the bytes of a tag, or b"" if the directory does not have the tag."""
         if tag not in self._entries:
             return b""
         type_code, number, at = self._entries[tag]
@@ -175,10 +183,10 @@ class _TiffDirectory:
 
 
 def read_page(content: Content) -> TiffPage:
-    """Reads the directory of the first image.
+    """Reads the directory of the first image of a file.
 
     Raises:
-        ValueError: it is damaged, or describes what is not read here; the text says which.
+        ValueError: the directory is damaged, or describes what is not read here. The text says which.
     """
     found = _TiffDirectory(content)
     height, width = found.value(_HEIGHT), found.value(_WIDTH)
@@ -227,7 +235,7 @@ def read_page(content: Content) -> TiffPage:
 
 
 def _fill(nodata: bytes) -> float:
-    """Returns the value that GDAL gives to strips and tiles that are not stored."""
+    """Returns the value of strips and tiles that are not stored: GDAL's text for missing values, or 0."""
     try:
         return float(nodata.rstrip(b"\0 ") or 0)
     except ValueError:
@@ -237,7 +245,7 @@ def _fill(nodata: bytes) -> float:
 def _places(
     page: TiffPage, offsets: tuple[int, ...], counts: tuple[int, ...], size: int
 ) -> tuple[tuple[int, int], ...]:
-    """Returns where the strips or tiles lie: as many as the image needs, each within the file."""
+    """Returns offset and length of each strip or tile that the image needs; a ValueError if one is not in the file."""
     needed = math.prod(page.cells_of_plane) * (page.samples if page.planar else 1)
     if len(offsets) < needed:
         raise ValueError(f"the TIFF has {len(offsets)} strips or tiles, its {page.height} rows need {needed}")

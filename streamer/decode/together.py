@@ -1,6 +1,7 @@
-"""Finds the fields of a sample that have to move with its image: boxes, masks, keypoints; hands them to albumentations.
+"""Finds the fields of a sample that have to move with its image (boxes, masks, keypoints), and moves them with it.
 
-`decode.transforms` uses it, and `decode.watch` by the names of fields alone.
+`decode/transforms.py` applies transforms of albumentations with it, and `decode/watch.py` finds such fields. The loader
+checks steps of torchvision and kornia with it, for samples and for batches on a device (`loader/device/prefetcher.py`).
 """
 
 from __future__ import annotations
@@ -17,8 +18,10 @@ from streamer.formats.names import IMAGES, field_name
 
 # An array or list of any kind, or a transform of albumentations.
 Value = Any
+# What a field is that has to move with an image. "" stands for any other field.
 Kind = Literal["boxes", "keypoints", "outlines", "mask", ""]
 
+# Kinds of fields by the words of their names.
 _WORDS: dict[str, Kind] = {
     **dict.fromkeys(["box", "boxes", "bbox", "bboxes", "bndbox", "obb", "roi", "rois", "rect", "rects"], "boxes"),
     **dict.fromkeys(["keypoint", "keypoints", "kpts", "landmark", "landmarks", "joints"], "keypoints"),
@@ -28,19 +31,21 @@ _WORDS: dict[str, Kind] = {
 _WORDS_OF_NAME = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 # Depth to which dicts and lists of dicts are searched, as annotations in JSON have them.
 _MAX_NESTED = 4
-# A text with this has boxes in XML, as Pascal VOC writes them.
+# A text that contains this has boxes in XML, as Pascal VOC writes them.
 _IN_XML = "<bndbox"
 # Fields of annotations with one entry for each box.
 _OF_OBJECTS = ("labels", "area", "iscrowd", "category_ids")
-# albumentations calculates boxes as shares of the sides in float32: 8 comes back as 7.9999995.
+# Formats of boxes in pixels, and the parts of a pixel to which results are rounded. albumentations calculates boxes as
+# shares of the sides in float32: 8 comes back as 7.9999995.
 _IN_PIXELS = frozenset(["pascal_voc", "coco"])
 _PARTS_OF_PIXEL = 1024
 # Axes of an image in colours.
 _IMAGE_AXES = 3
 _BOXES_FORMAT = "pascal_voc"
-# Beginnings of the names of fields that kornia moves in a dict; it passes all others on as they are.
+# Beginnings of the names of fields that kornia moves in a dict. It passes all others on as they are.
 _KORNIA_IMAGES = ("image", "input")
 _KORNIA_FIELDS = (*_KORNIA_IMAGES, "mask", "bbox", "keypoints")
+# Beginnings of the names of kornia's classes that move pixels, and of those that only change colours.
 _KORNIA_MOVING = ("GeometricAugmentationBase", "MixAugmentationBase", "RigidAffineAugmentationBase3D")
 _KORNIA_COLOURS = "IntensityAugmentationBase"
 # Steps of torchvision that move nothing.
@@ -63,7 +68,7 @@ _COLOUR_STEPS = frozenset(
 
 @lru_cache(maxsize=1000)
 def kind_by_name(name: str) -> Kind:
-    """Returns what a field is by the words of its name ("mask.png" is a mask); "" if it need not move."""
+    """Returns what a field is by the words of its name ("mask.png" is a mask), or "" if it need not move."""
     words = (word.lower() for word in _WORDS_OF_NAME.findall(name))
     found = {_WORDS[word] for word in words if word in _WORDS}
     if "mask" in found or ("outlines" in found and is_image_name(name)):
@@ -81,14 +86,14 @@ def find_companions(sample: Mapping[str, object], field: str, source: str, shape
     """Returns the fields that would have to move with an image, with their kinds.
 
     Boxes, keypoints and outlines are found by their names, also inside of dicts. A mask is one of these:
-    a field that is called a mask, and is an image or an array of the image's height and width;
-    a two-dimensional array of that height and width beside an image of colours;
-    an image of that size without another name than its extension, as `0.png` beside `0.jpg`.
+    * a field that is called a mask, and is an image or an array of the image's height and width,
+    * a two-dimensional array of that height and width beside an image of colours,
+    * an image of that size without another name than its extension, as `0.png` beside `0.jpg`.
 
     Args:
         sample: values by field.
-        field: field of the image.
-        source: name that the field had in the sample.
+        field: name of the image's field.
+        source: name that this field had in the sample before, with its extension.
         shape: shape of the image.
     """
     found: dict[str, Kind] = {}
@@ -116,7 +121,7 @@ def find_companions(sample: Mapping[str, object], field: str, source: str, shape
 
 
 def _find_inner(value: object, depth: int) -> Kind:
-    """Returns the kind of the first boxes, keypoints or outlines in dicts and lists of dicts; "" if there are none."""
+    """Returns the kind of the first boxes, keypoints or outlines in dicts and lists of dicts, or "" for none."""
     if isinstance(value, list | tuple):
         value = value[0] if value else None
     if not isinstance(value, Mapping) or not depth:
@@ -129,7 +134,10 @@ def _find_inner(value: object, depth: int) -> Kind:
 
 
 def _is_map_of(value: object, shape: tuple[int, ...]) -> bool:
-    """Whether a value has a number for each pixel: (height, width), with colours, or one map for each object."""
+    """Whether a value has a number for each pixel of an image of this shape.
+
+    It may be an array of the image's height and width, also with colours, or with one map (or a list) for each object.
+    """
     if isinstance(value, list | tuple):
         return bool(value) and _is_map_of(value[0], shape)
     own = getattr(value, "shape", ())
@@ -139,7 +147,7 @@ def _is_map_of(value: object, shape: tuple[int, ...]) -> bool:
 def moves_pixels(step: Callable[..., object]) -> bool:
     """Whether a step of albumentations, torchvision or kornia may move pixels.
 
-    It is False for functions of the user: `decode.watch` compares their results.
+    It is False for functions of the user, whose results are compared instead (`decode/watch.py`).
     """
     inner = getattr(step, "transforms", None)
     if isinstance(inner, Iterable):
@@ -164,8 +172,8 @@ def refuse_apart(what: str, field: str, key: object, apart: Mapping[str, Kind]) 
     """Returns the error for fields that would stay where they were while the image is moved.
 
     Args:
-        what: what moves the image.
-        field: field of the image.
+        what: text that names the step which moves the image.
+        field: name of the image's field.
         key: key of the sample.
         apart: fields that would stay, with their kinds.
     """
@@ -200,9 +208,9 @@ def apply_albumentations(step: Value, sample: dict[str, Any], field: str, togeth
 
     Args:
         step: transform of albumentations.
-        sample: values by field; changed in place.
-        field: field of the image.
-        together: fields that have to move with the image; empty if the transform moves no pixels.
+        sample: values by field. The dict is changed: it gets the results.
+        field: name of the image's field.
+        together: fields that have to move with the image, with their kinds, or {} if the transform moves no pixels.
 
     Raises:
         ConfigError: fields would stay where they were, or are not what the parameters say.
@@ -246,9 +254,9 @@ def apply_albumentations(step: Value, sample: dict[str, Any], field: str, togeth
 def _name_targets(
     step: Value, sample: Mapping[str, Value], field: str, together: Mapping[str, Kind]
 ) -> dict[str, tuple[str, ...]]:
-    """Returns which fields a transform of albumentations is given, by the names that it has for them.
+    """Returns which fields a transform of albumentations gets, by the names that it has for them.
 
-    Arguments are those of `apply_albumentations`. A name has one field; "masks" may have several.
+    Each name has one field, but "masks" may have several. The arguments are those of `apply_albumentations`.
 
     Raises:
         ConfigError: the parameters for boxes name another format, or label fields that the sample does not have.
@@ -289,13 +297,14 @@ def _name_targets(
 
 
 def _follow_boxes(sample: dict[str, Any], changed: dict[str, Any], count: int, handed: Collection[str]) -> None:
-    """Keeps the entries of the boxes that are left in the fields with one entry for each box.
+    """Leaves out the entries of boxes that the transform left out, in the fields with one entry for each box.
 
     Args:
-        sample: values by field; its labels, areas and such are changed.
-        changed: results of the transform by its names; "bboxes" (boxes, 5) loses the last column, the box's number.
+        sample: values by field. The dict gets shorter labels, areas and such.
+        changed: results of the transform by its names. In "bboxes", (boxes, 5), the last column is the number that the
+            box had before. It is removed.
         count: number of boxes before the transform.
-        handed: fields that the transform was given, which it has changed itself.
+        handed: names of the fields that the transform got, and has changed itself.
     """
     boxes = np.asarray(changed["bboxes"], np.float32).reshape(-1, 5)
     left = boxes[:, 4].astype(np.int64)
@@ -312,7 +321,7 @@ def _flatten_points(step: Value, points: Value) -> Value:
     """Returns the points (objects, points, 3) of annotations as rows (n, 3), which albumentations takes.
 
     Raises:
-        ConfigError: the parameters are not those that keep every point.
+        ConfigError: with the parameters of the transform, points could be left out.
     """
     params = step.processors["keypoints"].params
     if params.format != "xy" or params.remove_invisible or params.label_fields:
@@ -325,7 +334,7 @@ def _flatten_points(step: Value, points: Value) -> Value:
 
 
 def _reshape_points(rows: Value, before: Value) -> Value:
-    """Returns moved rows in the shape that the points had; points that are not labelled stay at 0, 0."""
+    """Returns moved rows in the shape and type of the points before. Points that are not labelled stay at 0, 0."""
     moved = np.asarray(rows, before.dtype).reshape(before.shape)
     if before.shape[2] > 2:
         moved[before[:, :, 2] == 0] = 0
@@ -333,7 +342,11 @@ def _reshape_points(rows: Value, before: Value) -> Value:
 
 
 def _restore_type(before: object, value: Value) -> Value:
-    """Returns a result of the transform in the type of `before`: arrays of its dtype, lists of integers as integers."""
+    """Returns a result of the transform as a value of the kind that it got (`before`).
+
+    Where it got a list of integers, the result is one, too. Where it got an array, a list becomes an array, and floats
+    get the dtype of `before`.
+    """
     if isinstance(before, list) and isinstance(value, list) and all(type(each) is int for each in before):
         return [int(each) for each in value]
     if not isinstance(before, np.ndarray) or not isinstance(value, list | np.ndarray):
@@ -347,15 +360,15 @@ def _restore_type(before: object, value: Value) -> Value:
 
 
 class WholeStep:
-    """A step of torchvision or kornia that moves pixels; checks the sample or batch that it gets, until one was right.
+    """Applies a step of torchvision or kornia that moves pixels, after checking the first dict that it gets.
 
-    The v2 transforms of torchvision move images of PIL, their own tensors, and of plain tensors the first one alone:
-    images as arrays stay as they are, and boxes and masks beside a batch of images stay where they were. Kornia moves
-    the fields of a dict that are called as its data keys are.
+    The v2 transforms of torchvision move images of PIL and their own tensors. Of plain tensors they move only the first
+    one, so that boxes and masks beside a batch of images stay where they were. Arrays stay as they are. Kornia moves
+    the fields of a dict whose names begin as its data keys.
 
     Args:
-        option: Name of the option that has the step, for errors.
-        step: The step.
+        option: Name of the user's option that has the step, for errors.
+        step: The step, which takes a whole sample or batch.
     """
 
     def __init__(self, option: str, step: Callable[[Any], object]) -> None:
@@ -367,10 +380,10 @@ class WholeStep:
         return f"WholeStep({self._option!r}, {self._step!r})"
 
     def __call__(self, value: object) -> object:
-        """Applies the step.
+        """Returns what the step makes of a sample or batch.
 
         Raises:
-            ConfigError: It would move another field than the image, or leave one behind.
+            ConfigError: The step would not move the image, or would leave a field behind.
         """
         if not self._is_checked and isinstance(value, Mapping):
             self._check(value)
@@ -393,7 +406,7 @@ class WholeStep:
                 )
             return
         if {"torchvision", "PIL"}.intersection(roots.values()):
-            # Made by a function of the user before, which says what each field is.
+            # A function of the user has made images or tensors that say what each field is.
             return
         tensors = [name for name, root in roots.items() if root == "torch"]
         what = f"{self._option}: {type(self._step).__name__} of torchvision"
@@ -414,11 +427,11 @@ class WholeStep:
 
 
 def check_whole_step(option: str, step: Callable[[Any], object] | None) -> Callable[[Any], object] | None:
-    """Returns a step of torchvision or kornia that moves pixels as `WholeStep`; returns others, and None, unchanged.
+    """Returns a step of torchvision or kornia that moves pixels as a `WholeStep`. Others, and None, stay as they are.
 
     Args:
         option: name of the user's option, for errors.
-        step: the step, which takes a whole sample or batch.
+        step: the step, which takes a whole sample or batch, or None.
     """
     if step is None or not is_of_library(step, "torchvision", "kornia") or not moves_pixels(step):
         return step
@@ -426,7 +439,7 @@ def check_whole_step(option: str, step: Callable[[Any], object] | None) -> Calla
 
 
 def is_of_library(step: object, *libraries: str) -> bool:
-    """Whether `step` is of one of these libraries (names of packages), or a composition of such steps alone."""
+    """Whether `step` is of one of these libraries (names of packages), or is a composition of only such steps."""
     inner = getattr(step, "transforms", None)
     if isinstance(inner, list | tuple):
         return all(is_of_library(each, *libraries) for each in inner)

@@ -1,10 +1,13 @@
-"""Image transforms that write their result directly to its row in the batch, without an array in between.
+"""Transforms images of samples, and writes the result directly to its row in the batch, without an array in between.
 
     transform = OnField("jpg", RandomResizedCrop(224), HorizontalFlip(0.5))
     dataset = StreamingDataset(url, transform=transform)
 
 "image" in place of "jpg" is the image of a sample, whatever its extension. Steps may also be transforms of
 albumentations, or functions of an image.
+
+The transforms are public. The loader makes the option `transform=` a function of a sample by `make_transform`
+(`loader/members/member.py`), and the maker of samples calls it (`batches/samples/maker.py`).
 
 Images are uint8 arrays (height, width, 3). Randomness comes only from `rng`, which the dataset derives from seed,
 epoch and sample: the images are the same for any number of workers. OpenCV is used if it is installed (it releases
@@ -32,7 +35,8 @@ from streamer.removed import refuse_name
 
 Image = NDArray[np.uint8]
 
-# These are the draws of torchvision's RandomResizedCrop: ten, then the largest centred box of an allowed shape.
+# Number of boxes that are drawn until one fits, as in torchvision's RandomResizedCrop. Then the largest centred box of
+# an allowed shape is taken.
 _CROP_DRAWS = 10
 
 
@@ -40,7 +44,13 @@ class ImageTransform(Protocol):
     """A function from one image to another: the steps of this module, and those of users."""
 
     def __call__(self, image: Image, *, rng: np.random.Generator, out: Image | None = None) -> Image:
-        """Returns the transformed image, in `out` if that is given and has its shape. The result must not be kept."""
+        """Returns the transformed image.
+
+        Args:
+            image: the image, which is not changed unless it is `out`.
+            rng: random number generator of the sample.
+            out: array for the result, or None. It is written and returned if it has the result's shape.
+        """
         ...
 
 
@@ -53,11 +63,17 @@ class OnField:
 
     Args:
         field: name of the field, for example "jpg". "image", if no field is called so, is the sample's image,
-            whatever its extension; it is delivered as "image".
-        steps: transforms of this module, transforms of albumentations (which also receive the other fields that they
-            know by name: "mask", label fields, additional targets; and boxes, keypoints and masks, if their parameters
-            speak of them), or functions of the image, in order. Steps with a parameter `rng` or `out` receive it.
+            whatever its extension. It is delivered as "image".
+        steps: transforms of this module, transforms of albumentations, or functions of the image, in order. Steps with
+            a parameter `rng` or `out` receive it. A transform of albumentations also receives the other fields that it
+            knows by name ("mask", label fields, additional targets), and boxes, keypoints and masks if its parameters
+            name them.
         masks: fields of the image's height and width that move with it, by nearest pixels.
+
+    Attributes:
+        field: name of the field, as it was given.
+        masks: names of the masks that move with the image.
+        steps: the steps. Those for an image that is a mask take nearest pixels.
 
     Raises:
         ConfigError: there are `masks`, and a step is a function of an image, which cannot move them.
@@ -78,7 +94,7 @@ class OnField:
             )
         self._arguments = [(is_albumentations(step), takes(step, "rng"), takes(step, "out")) for step in steps]
         self._looks_left = SAMPLES
-        # Functions of the user's, whose results show what they do.
+        # Whether each step is a function of the user, whose result is compared to see whether it moves pixels.
         self._is_unknown = [
             not (moving or arguments[0] or together.is_of_library(step, "torchvision", "kornia"))
             for step, moving, arguments in zip(steps, self._moving, self._arguments, strict=True)
@@ -92,12 +108,12 @@ class OnField:
         return f"OnField({', '.join([repr(self.field), *map(repr, self.steps), *masks])})"
 
     def __call__(self, sample: dict[str, object], *, rng: np.random.Generator, out: Row = NO_ROW) -> dict[str, object]:
-        """Returns the sample with the field's image transformed; the mapping that was given is not changed.
+        """Returns a new dict with the image of the sample transformed.
 
         Args:
-            sample: values by field.
-            rng: generator of this sample.
-            out: rows in the batch by field.
+            sample: values by field. The dict is not changed.
+            rng: random number generator of this sample.
+            out: rows in the batch by field, to which the image is written if it fits.
 
         Raises:
             ConfigError: the sample has no such field, the field is not an image, or other fields would not move with
@@ -137,13 +153,14 @@ class OnField:
             shape = np.shape(image)[:2]
             before: Views | None = None
             if self._looks_left and self._find_companions(made, name):
-                # The function may change the image in place. It takes 0.5 ms, so some samples alone are looked at.
+                # The views are taken before, because the function may change the image in place. That takes 0.5 ms, and is
+                # done for some samples only.
                 before = Views.take(image) if isinstance(image, np.ndarray) else None
                 self._looks_left -= before is not None
             moved = step(image, **arguments)
             is_resized = _has_new_size(shape, moved)
             move = RESIZES if is_resized else before.find_move(moved) if before is not None else ""
-            # Few samples have moved, so what would stay behind is looked for once more.
+            # What would stay behind is looked for only if the image has moved, which few samples have.
             left = self._find_companions(made, name) if move else {}
             if left and move != MAY_MOVE:
                 self._refuse_apart(step, made, left)
@@ -153,14 +170,21 @@ class OnField:
         return made
 
     def _refuse_apart(self, step: object, sample: dict[str, Any], companions: dict[str, together.Kind]) -> None:
-        """Raises ConfigError if there are companions other than `masks`, which a step would leave where they were."""
+        """Raises a ConfigError if there are companions other than `masks`: a step would leave them where they were."""
         if apart := {name: kind for name, kind in companions.items() if name not in self.masks}:
             raise together.refuse_apart(repr(step), self.field, sample.get("__key__"), apart)
 
     def _find_companions(self, sample: dict[str, Any], source: str) -> dict[str, together.Kind]:
         """Returns the fields that have to move with the image, with their kinds.
 
-        There are none if the image itself is a mask: then the user transforms image and mask apart.
+        There are none if the field of this transform is itself a mask: the user then transforms image and mask apart.
+
+        Args:
+            sample: values by field.
+            source: name that the image's field had in the sample.
+
+        Raises:
+            ConfigError: the sample lacks a field of `masks`.
         """
         if self._is_mask and not self.masks:
             return {}
@@ -176,7 +200,11 @@ class OnField:
         return found
 
     def _move_masks(self, step: Callable[..., Any], sample: dict[str, Any], rng: np.random.Generator) -> None:
-        """Applies a step to the masks before it is applied to the image, with the same random numbers as to that."""
+        """Applies a step to the masks of `sample`, with the random numbers that the image gets next; changes the dict.
+
+        Raises:
+            ConfigError: a mask does not have the height and width of the image.
+        """
         shape = np.shape(sample[self.field])[:2]
         before = rng.bit_generator.state
         step = _take_nearest(step)
@@ -201,31 +229,31 @@ class OnField:
 
     @property
     def is_own(self) -> bool:
-        """Whether all steps are of this module, whose only randomness is `rng`."""
+        """Whether all steps are of this module, which draw random numbers from `rng` only."""
         return all(map(is_own, self.steps))
 
 
 def is_own(step: object) -> bool:
-    """Whether it is a step of this module, all of which move pixels."""
+    """Whether `step` is a step of this module. All of these move pixels."""
     return type(step) in {Resize, CenterCrop, RandomResizedCrop, HorizontalFlip}
 
 
 def _take_nearest(step: Callable[..., object]) -> Callable[..., object]:
-    """Returns a step of this module as it is for masks; returns others unchanged."""
+    """Returns a step of this module that scales as one that takes nearest pixels, and any other step as it is."""
     return replace(step, nearest=True) if type(step) in {Resize, CenterCrop, RandomResizedCrop} else step  # type: ignore[type-var]
 
 
 def _has_new_size(shape: tuple[int, ...], image: object) -> bool:
-    """Whether an array or a tensor has another height or width, wherever its colours are."""
+    """Whether an array or tensor has another height and width than `shape`, wherever the axis of its colours is."""
     sides = tuple(getattr(image, "shape", shape))
     return shape not in (sides[:2], sides[-2:])
 
 
 def make_transform(transform: Callable[..., object] | None) -> Callable[..., object] | None:
-    """Returns the argument `transform=` of a dataset as a function of a sample; None stays None.
+    """Returns the argument `transform=` of a dataset as a function of a sample, or None if it is None.
 
-    A transform of albumentations is applied to the image of the sample. One of torchvision or kornia checks the sample
-    first (`WholeStep`). Others are returned as they are.
+    A transform of albumentations is applied to the image of the sample. One of torchvision or kornia is wrapped in a
+    `WholeStep`, which checks the sample first. Others are returned as they are.
     """
     if transform is not None and is_albumentations(transform):
         return OnField("image", transform)
@@ -233,12 +261,12 @@ def make_transform(transform: Callable[..., object] | None) -> Callable[..., obj
 
 
 def is_albumentations(transform: object) -> bool:
-    """Whether it is a transform of albumentations, or of a subclass."""
+    """Whether `transform` is a transform of albumentations, or of a class that is derived from one."""
     return any(kind.__module__.partition(".")[0] == "albumentations" for kind in type(transform).__mro__)
 
 
 def takes(transform: Callable[..., object] | None, name: str) -> bool:
-    """Whether the user's function has a parameter that can be passed by this name."""
+    """Whether the user's function has a parameter that can be passed by this name. False for None."""
     if transform is None:
         return False
     try:
@@ -253,7 +281,7 @@ class Resize:
     """Scales to a fixed size, or so that the shorter side has a given length.
 
     Attributes:
-        size: (height, width), or the length of the shorter side.
+        size: (height, width) in pixels, or the length of the shorter side.
         antialias: see `resize`.
         nearest: see `resize`.
     """
@@ -263,7 +291,7 @@ class Resize:
     nearest: bool = False
 
     def __call__(self, image: Image, *, rng: np.random.Generator | None = None, out: Image | None = None) -> Image:
-        """Scales; uses no randomness."""
+        """Returns the scaled image, in `out` if it fits; `rng` is not used."""
         height, width = image.shape[:2]
         if isinstance(self.size, tuple):
             height, width = self.size
@@ -282,7 +310,7 @@ class CenterCrop:
 
     Attributes:
         height: rows of the result.
-        width: columns of the result; 0: equal to the rows.
+        width: columns of the result, or 0 for as many as rows.
         nearest: see `resize`.
     """
 
@@ -291,7 +319,7 @@ class CenterCrop:
     nearest: bool = False
 
     def __call__(self, image: Image, *, rng: np.random.Generator | None = None, out: Image | None = None) -> Image:
-        """Cuts, after scaling up where it is needed; uses no randomness."""
+        """Returns the centre of the image, in `out` if it fits; `rng` is not used."""
         height, width = self.height, self.width or self.height
         scale = max(height / image.shape[0], width / image.shape[1])
         if scale > 1:
@@ -308,8 +336,8 @@ class RandomResizedCrop:
 
     Attributes:
         height: rows of the result.
-        width: columns of the result; 0: equal to the rows.
-        scale: least and largest share of the image's area.
+        width: columns of the result, or 0 for as many as rows.
+        scale: least and largest share of the image's area that the box has.
         ratio: least and largest width / height of the box.
         antialias: see `resize`.
         nearest: see `resize`.
@@ -323,13 +351,13 @@ class RandomResizedCrop:
     nearest: bool = False
 
     def __call__(self, image: Image, *, rng: np.random.Generator, out: Image | None = None) -> Image:
-        """Cuts and scales in one step, into `out`."""
+        """Returns a random box of the image, scaled, in `out` if it fits."""
         box = self.draw(image.shape[0], image.shape[1], rng)
         height, width = self.height, self.width or self.height
         return resize(crop(image, box), height, width, out, antialias=self.antialias, nearest=self.nearest)
 
     def draw(self, height: int, width: int, rng: np.random.Generator) -> Box:
-        """Draws a box within an image of `height` rows and `width` columns.
+        """Returns a random box within an image of `height` rows and `width` columns.
 
         Source: torchvision.transforms.RandomResizedCrop.get_params (same distribution, another generator).
         """
@@ -352,13 +380,13 @@ class HorizontalFlip:
     """Mirrors left and right, with a given probability.
 
     Attributes:
-        probability: 0..1.
+        probability: probability that an image is mirrored, 0 to 1.
     """
 
     probability: float = 0.5
 
     def __call__(self, image: Image, *, rng: np.random.Generator, out: Image | None = None) -> Image:
-        """Mirrors or copies; `out` may be the image itself."""
+        """Returns the image, mirrored or not, in `out` if it fits. `out` may be the image itself."""
         if rng.random() >= self.probability:
             return copy_to(image, out)
         return flip(image, out)

@@ -1,6 +1,7 @@
-"""Reads texts, JSON, labels, and nested values: lists, structs and maps, as `streamer.formats` writes them.
+"""Decodes texts, JSON, labels, and nested values: lists, structs and maps, as `streamer.formats` writes them.
 
-Other bytes raise ValueError.
+`decode/dispatch.py` chooses among these decoders by extension and kind, and decoders of tables use some of them. Packs
+write nested values as JSON with it (`streamer/shards`). Every decoder raises a ValueError for other bytes.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ from streamer.formats.table.records import ARRAY_DTYPES, Extension
 
 
 def decode_text(content: Content) -> str:
-    """Reads UTF-8."""
+    """Decodes a text in UTF-8."""
     return str(content, "utf-8")
 
 
 def decode_json(content: Content) -> object:
-    """Reads one JSON document."""
+    """Decodes one JSON document."""
     try:
         document: object = json.loads(bytes(content))
     except json.JSONDecodeError as error:
@@ -35,36 +36,38 @@ def decode_json(content: Content) -> object:
 
 
 def decode_jsonl(content: Content) -> list[object]:
-    """Reads one JSON document per line and skips empty lines."""
+    """Decodes one JSON document per line, and skips empty lines."""
     return [json.loads(line) for line in bytes(content).splitlines() if line.strip()]
 
 
 def decode_class(content: Content) -> int:
-    """Reads a class number written in digits, as in WebDataset's `cls` files."""
+    """Decodes a class number that is written in digits, as in WebDataset's `cls` files."""
     return int(bytes(content))
 
 
 @dataclass(frozen=True)
 class NestedDecoder:
-    """Reads nested values. Lists of numbers are arrays of one dimension, structs and maps dicts, other lists lists.
+    """Decodes nested values: lists of numbers to flat arrays, structs and maps to dicts, and other lists to lists.
 
         StreamingDataset(url, decode={"images": NestedDecoder(picture=bytes)})  # lists of encoded images
 
     Attributes:
-        picture: decodes the bytes of each image, a memoryview.
+        picture: function that decodes the bytes of each image inside of the value, which it gets as a memoryview.
     """
 
     picture: Callable[[memoryview], object] = decode_image
 
     def __call__(self, content: Content) -> object:
-        """Returns the value.
+        """Returns the value; `content` is MessagePack with the extensions of `formats/table/records.py`.
 
         Raises:
-            ValueError, msgspec.DecodeError, RecursionError: other bytes.
+            ValueError, msgspec.DecodeError, RecursionError: the bytes are no such value.
+            Exception: an error of `picture`.
         """
         return msgspec.msgpack.decode(content, ext_hook=self._extension)
 
     def _extension(self, code: int, content: memoryview) -> object:
+        """Decodes a value that MessagePack has no type for: an image, bytes, JSON or numbers, by its code."""
         if code == Extension.IMAGE or (code == Extension.BYTES and kind_of_bytes(content) == IMAGE):
             return self.picture(content)
         if code == Extension.BYTES:
@@ -80,5 +83,5 @@ decode_nested = NestedDecoder()
 
 
 def encode_nested_json(content: Content) -> bytes:
-    """Returns a nested value as JSON: arrays are lists, bytes Base64."""
+    """Returns a nested value as JSON: arrays become lists, and bytes texts in Base64; errors as of `NestedDecoder`."""
     return msgspec.json.encode(NestedDecoder(picture=bytes)(content), enc_hook=lambda array: array.tolist())

@@ -1,6 +1,7 @@
 """Compares samples before and after functions of the user, to warn of a function that moves the image alone.
 
-`decode.transforms` and the transforms of samples use it: boxes, keypoints and masks have to move with their image.
+Boxes, keypoints and masks have to move with their image. `decode/transforms.py` compares the steps of `OnField`, and
+the maker of samples compares functions of a whole sample (`batches/samples/maker.py`).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 # An array, a tensor or an image of PIL.
 Image = Any
-# Pixels along the longer side that are compared, at most.
+# Largest number of pixels along a side that are compared.
 _LOOKED_AT_PIXELS = 64
 _GREY_AXES = 2
 _COLOUR_AXES = 3
@@ -34,13 +35,14 @@ MAY_MOVE = "seems to move pixels of"
 _MORE_ALIKE = 0.05
 _ALIKE = 0.5
 _MOVED = 0.9
-# Samples with boxes or masks that are compared, of each function: one that mirrors every second is seen at once.
+# Number of samples with boxes or masks that are compared, of each function. One that mirrors every second sample is
+# seen at once.
 SAMPLES = 200
 # Ids of the functions that were warned of.
 _warned_of = set[int]()
 # Names under which a function may return the image.
 _OTHER_NAMES = ("image", "img", "pixel_values")
-# Packages whose images are read.
+# Packages whose arrays, tensors and images are read.
 _PACKAGES = frozenset(["numpy", "torch", "torchvision", "PIL", "kornia"])
 
 
@@ -57,16 +59,16 @@ class Views(msgspec.Struct, frozen=True):
 
     @classmethod
     def take(cls, image: NDArray[Any]) -> Views:
-        """Returns the views of an image: 4, and of a square one 8."""
+        """Returns the views of an image: 4, or 8 of a square image."""
         height, width = image.shape[:2]
         turned = [image, image.swapaxes(0, 1)] if height == width else [image]
         mirrored = [view for each in turned for view in (each, each[:, ::-1], each[::-1], each[::-1, ::-1])]
         return cls((height, width), np.stack([_pick(view) for view in mirrored]))
 
     def find_move(self, result: Image) -> str:
-        """Returns what was done to the image: `RESIZES`, `MIRRORS`, `MAY_MOVE`; "" if only colours changed.
+        """Returns what a function did to the image, by its result: `RESIZES`, `MIRRORS`, `MAY_MOVE` or "".
 
-        It is "" as well for a result that is no image, or none whose pixels are read.
+        "" means that only colours changed, or that the result is nothing whose pixels are read.
         """
         pixels = _read_pixels(result)
         if pixels is None or pixels.ndim not in {_GREY_AXES, _COLOUR_AXES}:
@@ -83,7 +85,7 @@ class Views(msgspec.Struct, frozen=True):
 
 
 def _pick(image: NDArray[Any]) -> NDArray[np.float32]:
-    """Returns the brightness of pixels at even distances, less its mean, of length 1; zeros if all are equal."""
+    """Returns the brightness of some pixels as a vector of mean 0 and length 1, or zeros if all of them are equal."""
     step = -(-max(image.shape[:2]) // _LOOKED_AT_PIXELS)
     thin = image[::step, ::step]
     picked = (thin if thin.ndim == _GREY_AXES else thin[:, :, :3].sum(axis=2, dtype=np.float32)).reshape(-1)
@@ -94,7 +96,7 @@ def _pick(image: NDArray[Any]) -> NDArray[np.float32]:
 
 
 def _read_pixels(image: Image) -> NDArray[Any] | None:
-    """Returns the pixels of an array, tensor or PIL image in this process's memory; None for anything else."""
+    """Returns the pixels of an array, tensor or PIL image in this process's memory, or None for anything else."""
     if type(image).__module__.partition(".")[0] not in _PACKAGES:
         return None
     if getattr(image, "requires_grad", False) or getattr(image, "is_cuda", False):
@@ -104,13 +106,13 @@ def _read_pixels(image: Image) -> NDArray[Any] | None:
 
 
 def warn_of_move(function: object, move: str, field: str, behind: Iterable[str]) -> None:
-    """Logs that a function moves an image and leaves other fields as they were, once for each function in a process.
+    """Logs that a function moves an image and leaves other fields as they were: once for each function in a process.
 
     Args:
         function: the function of the user.
         move: what it does: `RESIZES`, `MIRRORS` or `MAY_MOVE`.
-        field: field of the image.
-        behind: fields that stay as they were.
+        field: name of the image's field.
+        behind: names of the fields that stay as they were.
     """
     if id(function) in _warned_of:
         return
@@ -127,13 +129,13 @@ def warn_of_move(function: object, move: str, field: str, behind: Iterable[str])
 
 
 class Seen(msgspec.Struct, frozen=True):
-    """What a sample had before a function.
+    """What a sample had before a function of the user was called.
 
     Attributes:
-        field: field of its image.
+        field: name of the image's field.
         image: views of the image.
-        companions: kinds of the fields that would have to move with it.
-        values: these fields as `_copy` keeps them: copies, of large arrays some pixels.
+        companions: kinds of the fields that would have to move with the image, by name.
+        values: these fields as `_copy` returns them: copies, or some pixels of large arrays.
     """
 
     field: str
@@ -157,7 +159,10 @@ class SampleWatch:
         self._left = SAMPLES
 
     def look(self, sample: Mapping[str, Any]) -> Seen | None:
-        """Copies what `compare` needs. Returns None if no field would have to move, or enough samples were compared."""
+        """Copies what `compare` needs of a sample, before the function gets it.
+
+        None means that there is nothing to compare: no field would have to move, or enough samples were compared.
+        """
         if not self._left:
             return None
         for field, value in sample.items():
@@ -170,7 +175,7 @@ class SampleWatch:
         return None
 
     def compare(self, seen: Seen, made: object) -> None:
-        """Compares the function's result `made` with what `look` returned, and logs what was left behind."""
+        """Compares the function's result `made` with what `look` returned. Logs a warning if fields stayed behind."""
         self._left -= 1
         fields: Mapping[str, Any]
         if isinstance(made, tuple | list) and len(made) == 2 and isinstance(made[1], Mapping):
@@ -188,7 +193,7 @@ class SampleWatch:
 
 
 def _is_image(field: str, value: NDArray[Any]) -> bool:
-    """Whether a field is the image that others belong to: by its name, or as colours of 8 bits."""
+    """Whether a field is the image that others belong to: it is called as an image, or has colours of 8 bits."""
     if kind_by_name(field) == "mask" or not value.size or value.dtype.kind not in "uf":
         return False
     if is_image_name(field):
@@ -197,7 +202,7 @@ def _is_image(field: str, value: NDArray[Any]) -> bool:
 
 
 def _copy(value: object) -> object:
-    """Returns a copy to compare with: of an array its shape and some pixels, of other values their MessagePack."""
+    """Returns what a value is compared by later: shape and some pixels of an array, MessagePack of anything else."""
     if isinstance(value, np.ndarray):
         return value.shape, _thin(value).copy()
     return msgspec.msgpack.encode(value, enc_hook=lambda each: np.asarray(each).tolist())
