@@ -353,7 +353,8 @@ def _read_by_opencv(content: Content, decoder: ImageDecoder, flags: int) -> Stor
     headers.check_size(*size, decoder.max_pixels)
     image: Stored | None = require_library("cv2").imdecode(np.frombuffer(content, np.uint8), flags)
     if image is None:
-        # Pillow is tried for a PNG, whose checksums tell whether it is damaged, and for a WebP, which both decode alike.
+        # Pillow is tried for a PNG, whose checksums tell whether it is damaged, and for a WebP, which both decode
+        # alike.
         again = format_name in {headers.PNG, headers.WEBP}
         raise (_UnreadError if again else ValueError)("not an image that OpenCV reads")
     if image.shape[:2] != size:

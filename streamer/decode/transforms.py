@@ -153,8 +153,8 @@ class OnField:
             shape = np.shape(image)[:2]
             before: Views | None = None
             if self._looks_left and self._find_companions(made, name):
-                # The views are taken before, because the function may change the image in place. That takes 0.5 ms, and is
-                # done for some samples only.
+                # The views are taken before, because the function may change the image in place. That takes 0.5 ms, and
+                # is done for some samples only.
                 before = Views.take(image) if isinstance(image, np.ndarray) else None
                 self._looks_left -= before is not None
             moved = step(image, **arguments)
