@@ -152,6 +152,7 @@ def field_value(wanted: str, fields: Mapping[str, Field], decoder: SampleDecoder
 
     Raises:
         DecodeError: The bytes of the field are damaged.
+        ConfigError: The field is a pickle that is not allowed, or a library is missing.
         MissingFieldError: The sample has no such field.
         MissingPartError: The field has no such part.
     """

@@ -1,17 +1,17 @@
 """Handles samples that cannot be made with `on_error="skip"`: the rules, the skipped samples, and their budget.
 
-Workers ask it which errors may be skipped (`batches/workers/batch_maker.py`); the loader keeps the ledger and the
+Workers ask it which errors may be skipped (`batches/workers/batch_maker.py`). The loader keeps the ledger and the
 budget (`loader/dataloader.py`, `loader/rank`). It imports no torch.
 
-Positions never move: another sample of the same batch replaces a sample that cannot be made, and is marked as a repeat;
-a document that cannot be made leaves its places in a row empty. So every rank makes the same number of steps with the
-same number of samples, wherever the damaged samples are.
+Positions never move: another sample of the same batch replaces a sample that cannot be made, and is marked as a repeat.
+A document that cannot be made is left out of its row, which gets more padding. So every rank makes the same number of
+steps with the same number of samples, wherever the damaged samples are.
 
 The budget belongs to the job, not to one rank. If torch.distributed is initialised, ranks count through the process
 group's store. A rank that finds the budget spent at its batch s does not raise at once, which would leave the others
 waiting for it in their next collective. It records that no rank delivers batch s + 16 or later, and all ranks read this
 record before each batch. All ranks then raise at the same step, as long as no rank is more than 16 batches ahead of
-another, which every gradient exchange prevents; a rank that is farther ahead raises at its next batch.
+another, which every gradient exchange prevents. A rank that is farther ahead raises at its next batch.
 """
 
 from __future__ import annotations
@@ -161,8 +161,7 @@ class SkipLedger:
     def note(self, skipped: Sequence[Skipped], step: int = 0, *, packed: bool = False) -> None:
         """Records and logs samples that were skipped in one batch.
 
-        It raises nothing: where the budget is spent it notes, with `shared` for all ranks, at which batch `check`
-        raises.
+        It raises nothing. If the budget is spent, it notes at which batch `check` raises, with `shared` for all ranks.
 
         Args:
             skipped: the samples.

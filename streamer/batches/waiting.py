@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 # A wait that is longer is logged: a user takes a longer silence for a hang.
 NOTICE_SECONDS = 1.5
-# Between two warnings of one `WaitNotice`: the stall report describes training that waits for each batch.
+# Time between two warnings of one `WaitNotice`: the stall report describes training that waits for each batch.
 AGAIN_SECONDS = 60.0
 
 T = TypeVar("T")
@@ -52,7 +52,7 @@ class WaitNotice:
                 once in `AGAIN_SECONDS`.
 
         Raises:
-            Exception: the error of `wait`, but not its own TimeoutError.
+            Exception: an error of `wait`. Its TimeoutError after `NOTICE_SECONDS` is caught.
         """
         try:
             return wait(NOTICE_SECONDS)

@@ -80,7 +80,7 @@ _AUTO: dict[str, _Reader] = {
 NULL = "null"
 _MEDIA = "streamer.media.decode:find_decoder"
 _FOREIGN = "streamer.tables.foreign:find_decoder"
-# By the beginning of a kind "module:function" of the function that returns the decoder of such a kind, or None.
+# The function that returns the decoder of a kind, or None, as "module:function", by the beginning of the kind.
 ELSEWHERE = {
     **dict.fromkeys(["audio", "clip", "depth:"], _MEDIA),
     **dict.fromkeys(

@@ -46,7 +46,7 @@ _YCBCR = 6
 # Photometrics that are read of JPEGs, by their number of bands, and of JPEGs of single planes.
 _JPEG_COLOURS = {1: (0, _GREY), 3: (_GREY, _RGB, _YCBCR), 4: (_INKS,)}
 _JPEG_PLANES = (0, _GREY, _RGB, _INKS)
-# Each byte with its bits in reverse order.
+# All bytes with their bits in reverse order.
 _REVERSED = bytes(int(f"{byte:08b}"[::-1], 2) for byte in range(256))
 _ZLIB_HEADER = 15
 

@@ -18,7 +18,7 @@ from streamer.formats.names import IMAGES, field_name
 
 # An array or list of any kind, or a transform of albumentations.
 Value = Any
-# What a field is that has to move with an image. "" stands for any other field.
+# The kinds of fields that have to move with an image. "" stands for any other field.
 Kind = Literal["boxes", "keypoints", "outlines", "mask", ""]
 
 # Kinds of fields by the words of their names.

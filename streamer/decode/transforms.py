@@ -160,7 +160,7 @@ class OnField:
             moved = step(image, **arguments)
             is_resized = _has_new_size(shape, moved)
             move = RESIZES if is_resized else before.find_move(moved) if before is not None else ""
-            # What would stay behind is looked for only if the image has moved, which few samples have.
+            # Fields that would stay behind are looked for only if the image has moved, which few samples have.
             left = self._find_companions(made, name) if move else {}
             if left and move != MAY_MOVE:
                 self._refuse_apart(step, made, left)

@@ -99,7 +99,7 @@ class StackBuffer(Buffer):
 
 
 class JoinedBuffer(Buffer):
-    """Arrays of one dtype, at least one, which become one tensor in the slot, joined along their first axis."""
+    """Arrays of one dtype that differ only in their first axis; they become one tensor, joined along that axis."""
 
     def __init__(self, parts: Sequence[npt.NDArray[np.generic]]) -> None:
         self.parts = parts
@@ -114,7 +114,9 @@ class JoinedBuffer(Buffer):
 
 
 class StringsBuffer(Buffer):
-    """A list or tuple of only `str`, only `bytes` or only `Raw`, at least one; it is read as a list or tuple again.
+    """A list or tuple of only `str`, only `bytes` or only `Raw`, with at least one item.
+
+    It is read as a list or tuple of `str` or `bytes` again.
 
     The slot gets a table of half-open ranges, counted from the start of the table, and then the bytes.
     """
@@ -137,7 +139,7 @@ class StringsBuffer(Buffer):
 
 
 class InPlaceStringsBuffer(Buffer):
-    """Strings whose bytes are in the slot already, behind this table: only the table is written.
+    """Strings whose bytes are in the slot already: only the table of their ranges is written.
 
     Args:
         buffer: the same strings as a buffer that would copy them.

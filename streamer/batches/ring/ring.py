@@ -102,9 +102,8 @@ class Ring:
     """The slots of one loader, in the trainer's process.
 
     Used on the feeder's thread, but for `hold`, `fence` and `wait_for_fences`, which the trainer's thread calls. Views
-    are deleted on any thread, at any time. That runs no Python code, because a Ctrl-C that comes inside of a finalizer
-    is
-    lost: 14 % of them in a loop that only takes batches (2026-11-23).
+    are deleted on any thread, at any time. That runs no Python code, because a Ctrl-C inside of a finalizer is lost: 14
+    % of them were, in a loop that only takes batches (2026-11-23).
 
     A slot is free, taken (`take`), held by the trainer (`hold`), or released: its views are deleted, and `reclaim`
     frees it, after a fence if there must be one.

@@ -50,7 +50,7 @@ def collate_rows(rows: Sequence[Row]) -> dict[str, object]:
 
 
 def collate_row_buffers(rows: Sequence[Row]) -> dict[str, object]:
-    """Makes the same batch with buffers in place of tensors, for the workers of `StreamingDataLoader`."""
+    """Makes the batch of `collate_rows` with buffers in place of tensors, for the workers of `StreamingDataLoader`."""
     return _collate(rows, collate, lambda values, field: collate_ragged(values, [field]), ArrayBuffer)
 
 

@@ -1,6 +1,6 @@
 """Finds the tokens of each document before it is read: from the format, from a file of numbers, or by an estimate.
 
-`batches/samples/opened.py` opens them, to plan rows (`packing=`) and to make batches level (`balance=`).
+`batches/samples/opened.py` uses `DocumentCosts` to plan rows (`packing=`) and to make batches level (`balance=`).
 """
 
 from __future__ import annotations

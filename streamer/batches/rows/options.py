@@ -43,7 +43,7 @@ class Estimate:
     """Guesses the tokens of a document from its bytes, in place of numbers from `streamer.measure_lengths`.
 
     Rows are planned less full, and may still get too long: the end of such a row is left out in this epoch, and counted
-    (`loader.stats().packing.overflowed`). `measure` costs one pass over the data, and leaves nothing out.
+    (`loader.stats().packing.overflowed`). `measure_lengths` needs one pass over the data, and then nothing is left out.
 
     Args:
         bytes_per_token: stored bytes of a document for each of its tokens, .01 to 2**30.

@@ -1,7 +1,7 @@
 """Says which documents are in some rows, which of their tokens, and counts them for the statistics.
 
-Plans make it (`batches/rows/planned.py`, `batches/samples/plans.py`), and the assemblers of rows and buckets read it.
-The counts go with each batch to the trainer (`loader/stall/stats.py`).
+Plans make `Pieces` (`batches/rows/planned.py`, `batches/samples/plans.py`), and the assemblers of rows and buckets read
+them. The counts go with each batch to the trainer (`loader/stall/stats.py`).
 """
 
 from __future__ import annotations

@@ -66,7 +66,7 @@ class _OpenSet(msgspec.Struct, frozen=True, eq=False):
     def make_from(
         cls, rows: SetRows, costs: Integers, documents: Documents, chunks: npt.NDArray[np.uint32]
     ) -> _OpenSet:
-        """Makes it of the packed rows of a set, with the tokens (`costs`) of the set's documents and its chunks."""
+        """Makes an open set of packed rows, the tokens (`costs`) of the set's documents, and the set's chunks."""
         items = rows.items
         ends = np.cumsum(documents.chunk_samples[chunks])
         return cls(

@@ -40,7 +40,7 @@ _SCHEMA = {"rows": "int64", "chunks": "int64", "tokens": "int64", "left_out": "i
 _BLOCK = 1 << 20
 # The largest number of tokens of a document: 4 GB of 2 bytes each. A file with larger numbers has something else.
 _MOST_TOKENS = (1 << 31) - 1
-# From this number of documents on, making the table is logged and uses a process for each core.
+# Least number of documents for which making the table is logged and uses a process for each core.
 _MANY = 5_000_000
 # Time for one document with best fit on one core (benchmarks/rows.py, 2026-11-26).
 _DOCUMENT_SECONDS = 0.5e-6

@@ -18,15 +18,15 @@ from streamer.manifest.table import Manifest
 
 Integers = npt.NDArray[np.int64]
 
-# With more requests for each chunk of the left side the advice is given: the two sides have unlike orders. It is not
-# given for that reason where rows are recoded, which need a request for each column.
+# The advice is given for more requests than this for each chunk of the left side: the two sides have unlike orders.
+# Rows that are recoded do not count, since they need a request for each column.
 _USUAL_RUNS = 4.0
 # If an epoch fetches more than this many times the bytes that it would fetch with a large cache, the advice is given.
 _USUAL_BYTES = 1.5
 
 
 class JoinCost(msgspec.Struct, frozen=True, kw_only=True):
-    """Bytes and requests of one epoch for the right side of a join, which begins with an empty cache.
+    """What one epoch needs of the right side of a join, in bytes and requests. The cache is empty when it begins.
 
     Attributes:
         row_bytes: bytes of the rows that samples need. A row counts as the mean of its chunk.

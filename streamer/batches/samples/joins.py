@@ -154,8 +154,8 @@ class JoinReader:
     def values(self, ordinal: int, raw: Callable[[memoryview], object] = bytes) -> Mapping[str, object]:
         """Returns the fields that a sample gets from its rows, by their names in the samples.
 
-        A sample without rows gets None for each field, or with "many_to_many" an empty list. Rows of the next samples
-        of the batch are read with it. A second call for the same sample reads again.
+        A sample without rows gets None for each field, or with "many_to_many" empty lists. Rows of the next samples of
+        the batch are read in advance. A second call for the same sample reads again.
 
         Args:
             ordinal: Ordinal of the sample in the manifest of the left side.

@@ -21,8 +21,8 @@ from streamer.batches.samples.scatter import ScatterReader, read_by_chunk
 from streamer.decode.dispatch import Raw
 from streamer.errors import DecodeError
 
-# Share of a sample's bytes that are not decoded. Below it, headers and decoded fields would take more of the slot than
-# its spare eighth.
+# Least share of undecoded bytes with which samples are read whole into the slot. With less, headers and decoded fields
+# would take more of the slot than its spare eighth.
 _LEAST_SHARE = 0.9
 
 

@@ -211,7 +211,7 @@ TAG_TRANSFORM = 16
 TAG_COLLATE = 17
 TAG_CLIP = 18
 
-# For a transform with this attribute the global generators are not seeded, which takes 8 us for each sample.
+# The attribute of a transform for which the global generators are not seeded. To seed them takes 8 us for each sample.
 UNSEEDED = "streamer_unseeded"
 
 Argument = TypeVar("Argument")

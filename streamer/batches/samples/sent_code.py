@@ -24,7 +24,7 @@ def send_main_by_value() -> None:
     """Makes cloudpickle pickle what the script defines by value, also in a spawned process.
 
     There the script's module is `__mp_main__`, which a worker does not have. cloudpickle does the same by itself for
-    `__main__`. It changes a registry of cloudpickle in this process.
+    `__main__`. This changes a registry of cloudpickle in this process.
     """
     module = sys.modules.get(_SPAWNED_MAIN)
     if module is not None and _SPAWNED_MAIN not in cloudpickle.list_registry_pickle_by_value():

@@ -138,7 +138,7 @@ class Supervisor:
     def _receive(self, handle: WorkerHandle) -> None:
         if not self._is_current(handle):
             return
-        # Only one message is taken: to ask for another one takes as long as the selector, which reports it.
+        # A single message is taken: to ask for another one takes as long as the selector, which reports it.
         for answer in islice(handle.answers(), 1):
             if answer is None:
                 self.replace(handle)

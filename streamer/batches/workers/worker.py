@@ -317,7 +317,7 @@ def serve(number: int, workers: int, status_page: int, channel: int) -> None:
     except BaseException:  # noqa: BLE001 - the rank notices the end of the process
         traceback.print_exc()
         leave(1)
-    # By the closed channel the rank notices the end even while a thread of user code keeps the process.
+    # The rank notices the end by the closed channel, even while a thread of user code keeps the process.
     end.close()
 
 
