@@ -149,6 +149,7 @@ def plain_npy(content: Content) -> PlainArray | None:
 # A header is a Python literal, which takes 30 us to parse; the files of a dataset have few different ones.
 @lru_cache(maxsize=64)
 def _npy_header(head: bytes) -> tuple[tuple[int, ...], bool, np.dtype[np.generic]]:
+    """Returns shape, whether the order is Fortran's, and dtype; a ValueError for damage and for Python objects."""
     stream = io.BytesIO(head)
     version = np.lib.format.read_magic(stream)
     read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0

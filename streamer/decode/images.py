@@ -16,9 +16,9 @@ The result is the same with every installed library, within one level (tests/uni
 The first bytes choose the decoder, not the name. JPEG is decoded by simplejpeg (0.96 ms for 500x375, releases the GIL,
 writes into the caller's array; 2026-11-20), PNG and WebP by OpenCV, TIFF by `streamer.decode.tiff`, binary PGM, PPM and
 PAM by `streamer.decode.netpbm`, others by Pillow. An image that its decoder finds damaged is not given to another one,
-which might show it. There are three exceptions. A JPEG that simplejpeg refuses goes to Pillow, and the refusal is
-reported as damage. A PNG that OpenCV does not read goes to Pillow, if its checksums are right. An image that Pillow
-would change or does not know goes to OpenCV.
+which might decode it without an error. There are three exceptions. A JPEG that simplejpeg refuses goes to Pillow, and
+the refusal is reported as damage. A PNG that OpenCV does not read goes to Pillow, if its checksums are right. An image
+that Pillow would change or does not know goes to OpenCV.
 
 libjpeg and libpng inside OpenCV write warnings to stderr without naming the file. JPEGs that simplejpeg refuses
 therefore go to Pillow, which is silent, and PNGs go to OpenCV without the chunks that do not affect their pixels.
@@ -60,12 +60,14 @@ _NOT_DECODED = re.compile(r"unsupported|not supported|not implemented|precision"
 _MODES = ("rgb", "rgb8", "stored")
 # Formats that are decoded by Pillow. Not all of its formats are: it would start Ghostscript for EPS.
 _BY_PILLOW = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "DIB", "PPM", "AVIF", "JPEG2000")
-# Beginnings of Pillow's modes of more than 8 bits, the ending of its names of 16-bit data, its names of PPM data that
-# it scales (with their maxval), the largest value of 8 bits, and the modes whose values it keeps as they are stored.
+# Beginnings of Pillow's modes of more than 8 bits.
 _DEEP_MODES = ("I", "F")
+# A part of Pillow's names for data of 16 bits.
 _DEEP_DATA = ";16"
+# Pillow's names for PPM data that it scales, with their maxval.
 _SCALED = re.compile(r"'(?:L|RGB)', (\d+)")
 _MAX_8 = 255
+# Pillow's modes of 8 bits that keep the values as they are stored.
 _STORED_MODES = frozenset(["L", "P", "LA", "RGB", "RGBA"])
 # Bands of OpenCV's that a PNG has, by its type of colours: grey, RGB, grey with alpha.
 _PNG_BANDS = {0: [0], 2: [2, 1, 0], 4: [0, 3]}
@@ -164,7 +166,7 @@ class ImageDecoder:
         return self.decode(content, out)[0]
 
     def decode(self, content: Content, out: Image | None = None) -> tuple[Stored, str]:
-        """Decodes like a call. Also returns the damage for which simplejpeg refused the image, or ""."""
+        """Returns what a call returns, and the damage for which simplejpeg refused the image, or ""."""
         stored = self.mode == "stored"
         if stored:
             require_library("PIL.Image")

@@ -391,6 +391,7 @@ class WholeStep:
         return self._step(value)
 
     def _check(self, fields: Mapping[str, Any]) -> None:
+        """Raises a ConfigError if the step would not move the image, or would leave a field behind."""
         roots = {name: type(value).__module__.partition(".")[0] for name, value in fields.items()}
         if not is_of_library(self._step, "torchvision"):
             behind = [name for name in fields if kind_by_name(name) and not name.lower().startswith(_KORNIA_FIELDS)]

@@ -44,10 +44,10 @@ class ImageTransform(Protocol):
     """A function from one image to another: the steps of this module, and those of users."""
 
     def __call__(self, image: Image, *, rng: np.random.Generator, out: Image | None = None) -> Image:
-        """Returns the transformed image.
+        """Returns the transformed image, of which no reference may be kept: its memory is used again.
 
         Args:
-            image: the image, which is not changed unless it is `out`.
+            image: the image.
             rng: random number generator of the sample.
             out: array for the result, or None. It is written and returned if it has the result's shape.
         """
@@ -210,6 +210,7 @@ class OnField:
         step = _take_nearest(step)
 
         def move(mask: str, value: together.Value) -> together.Value:
+            """Applies the step to a mask, or to each of several masks in a list or array."""
             if isinstance(value, list):
                 return [move(mask, each) for each in value]
             if np.ndim(value) == 3 and np.shape(value)[:2] != shape:

@@ -57,6 +57,7 @@ def _find_cause(place: str, values: Sequence[object], names: Sequence[str]) -> s
 
 
 def _compare_mappings(place: str, samples: Sequence[Mapping[object, object]], names: Sequence[str]) -> str | None:
+    """Returns that they have different fields, or the cause inside of a field, or None."""
     if any(field not in sample for field in samples[0] for sample in samples):
         fields = [sorted(map(str, sample)) for sample in samples]
         advice = "return the same fields for every sample in the transform"
@@ -73,6 +74,7 @@ def _compare_mappings(place: str, samples: Sequence[Mapping[object, object]], na
 
 
 def _compare_sequences(place: str, samples: Sequence[Sequence[object]], names: Sequence[str]) -> str | None:
+    """Returns that they have different lengths, or the cause inside of an item, or None."""
     if len(set(map(len, samples))) > 1:
         lengths = [str(len(sample)) for sample in samples]
         what = f"{_field(place)} has different lengths in a batch"
@@ -83,6 +85,7 @@ def _compare_sequences(place: str, samples: Sequence[Sequence[object]], names: S
 
 
 def _compare_values(place: str, values: Sequence[object], names: Sequence[str]) -> str | None:
+    """Returns that they have different types or shapes, or None."""
     if len(set(map(type, values))) > 1:
         kinds = [type(value).__name__ for value in values]
         what = f"{_field(place)} has different types in a batch"

@@ -97,12 +97,16 @@ class _Finder:
 
 
 class _Pickler(pickle.Pickler):
+    """Pickles a structure, without the buffers that the finder takes out."""
+
     def __init__(self, file: io.BytesIO, finder: _Finder) -> None:
         super().__init__(file, protocol=5)
         self.persistent_id = finder.persistent_id  # type: ignore[method-assign]
 
 
 class _CloudPickler(cloudpickle.Pickler):  # type: ignore[misc]
+    """Pickles as `_Pickler` does, and takes objects that only cloudpickle can pickle."""
+
     def __init__(self, file: io.BytesIO, finder: _Finder) -> None:
         super().__init__(file, protocol=5)
         self.persistent_id = finder.persistent_id
@@ -197,6 +201,8 @@ class BatchReader:
 
 
 class _Unpickler(pickle.Unpickler):  # noqa: S301 - written by this trainer's own worker (docs/architecture.md, rule 7)
+    """Unpickles a structure, with the values that the function `buffer` returns for the entries of buffers."""
+
     def __init__(self, file: io.BytesIO, buffer: object) -> None:
         super().__init__(file)
         self.persistent_load = buffer  # type: ignore[assignment]

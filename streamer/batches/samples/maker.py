@@ -152,8 +152,7 @@ class SampleMaker:
         # Clips have draws of their own, apart from those of the transform.
         self._clip_draws = SampleDraws(fold(rules.seed, TAG_CLIP))
         self._takes_out = takes(rules.transform, "out")
-        # Other transforms are watched. OnField and steps of torchvision refuse what they would leave unchanged
-        # themselves.
+        # A function of the user is watched, since it may move the image alone. `OnField` and `WholeStep` refuse that.
         is_unknown = rules.transform is not None and not isinstance(rules.transform, OnField | WholeStep)
         self._watch = SampleWatch(rules.transform) if is_unknown and rules.transform is not None else None
         self._named: tuple[int, SampleName] = (-1, SampleName())

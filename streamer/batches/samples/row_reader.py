@@ -65,6 +65,7 @@ class WholeReader:
         self._read(places, np.empty(_total_bytes(places), np.uint8), at)
 
     def _read(self, places: Mapping[int, SampleLocation], memory: Bytes, at: Callable[[int], None]) -> None:
+        """Reads the bytes of samples one after the other into memory that has their length."""
         targets = {}
         start = 0
         view = memory.data

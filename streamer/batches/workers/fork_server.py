@@ -272,6 +272,7 @@ class ForkServer:
         self._thread.join()
 
     def _run(self, control: MessageSocket) -> None:
+        """Starts the server process and waits for its end: the body of the thread."""
         try:
             process = self._process = self._start(control)
         except (OSError, UnicodeEncodeError) as error:
@@ -283,6 +284,7 @@ class ForkServer:
             control.close()
 
     def _start(self, control: MessageSocket) -> Child:
+        """Starts the server process with its end of the control socket, and closes that here."""
         settings = memory_file(
             "streamer-fork-server", Settings(self.pid, list(map(os.fsencode, absolute_import_paths())), self._modules)
         )

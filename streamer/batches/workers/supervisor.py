@@ -136,6 +136,7 @@ class Supervisor:
             self.pool.forked = None
 
     def _receive(self, handle: WorkerHandle) -> None:
+        """Takes the next message of a worker, or replaces the worker if its end of the channel is closed."""
         if not self._is_current(handle):
             return
         # A single message is taken: to ask for another one takes as long as the selector, which reports it.
