@@ -153,7 +153,7 @@ class ForkedPool:
         self._server = server
         self._count = 0
         self._processes: dict[int, ForkedProcess] = {}
-        self._finish: list[ForkedProcess] = []
+        self._exits: list[ForkedProcess] = []
         self.gone = False
 
     def fileno(self) -> int:
@@ -192,18 +192,18 @@ class ForkedPool:
             process.update(reply)
             if process.ended:
                 del self._processes[reply.process]
-                self._finish.append(process)
+                self._exits.append(process)
         if self.gone:
             # The server is reaped first, so that the next call of `fork_server` starts another one.
             self._server.wait_for_end()
             for process in self._processes.values():
                 process.record_loss()
-            self._finish += self._processes.values()
+            self._exits += self._processes.values()
             self._processes = {}
 
     def take_exits(self) -> list[ForkedProcess]:
         """Returns the processes that have ended or were refused since the last call."""
-        ended, self._finish = self._finish, []
+        ended, self._exits = self._exits, []
         return ended
 
     def wait(self, seconds: float) -> None:

@@ -144,11 +144,11 @@ class ForkServerLoop:
         self._control = control
         self._imports = imports
         self._pools: dict[int, ForkedGroup] = {}
-        # A pipe that is readable when a child has ended.
-        self._finish, self._wakeup = linux.pipe()
+        # The ends of a pipe, of which the first one is readable when a child has ended.
+        self._child_exits, self._wakeup = linux.pipe()
         self._poll = select.poll()
         self._poll.register(control, select.POLLIN)
-        self._poll.register(self._finish, select.POLLIN)
+        self._poll.register(self._child_exits, select.POLLIN)
 
     def serve(self) -> None:
         """Serves until the rank has closed the control socket. Handles SIGCHLD in this process."""
@@ -156,8 +156,8 @@ class ForkServerLoop:
         signal.set_wakeup_fd(self._wakeup, warn_on_full_buffer=False)
         while True:
             for ready, _ in self._poll.poll():
-                if ready == self._finish:
-                    os.read(self._finish, 4096)
+                if ready == self._child_exits:
+                    os.read(self._child_exits, 4096)
                     self._reap()
                 elif ready == self._control.fileno():
                     if not self._handle_control():
@@ -240,7 +240,7 @@ class ForkServerLoop:
             self._control.close()
             for pool in self._pools.values():
                 pool.end.close()
-            os.close(self._finish)
+            os.close(self._child_exits)
             os.close(self._wakeup)
             worker.enter_context(context)
             _renew(context)

@@ -79,7 +79,7 @@ class WorkerPool:
     def configure(self, recipe: SampleRecipe, rules: MakerRules) -> None:
         """Sets recipe and rules, and pickles them to shared memory. Called once, on any thread, before `open_sources`.
 
-        Files that the recipe names are held open from then on, so that they can be written again if they are removed.
+        Files that the recipe names stay mapped from then on, so that they can be written again if they are removed.
 
         Raises:
             ConfigError: recipe or rules cannot be pickled, or there is no memory for them.

@@ -51,7 +51,7 @@ class Supervisor:
         self.pool = WorkerPool(config)
         self._selector = selector
         self._received = received
-        self._finish = ended
+        self._handle_end = ended
 
     def __repr__(self) -> str:
         return f"Supervisor({self.pool!r})"
@@ -95,7 +95,7 @@ class Supervisor:
             self._start(handle.number)
         else:
             logger.warning("worker %d has ended (%s)", handle.number, report.cause)
-            if self._finish(handle, report):
+            if self._handle_end(handle, report):
                 self._start(handle.number)
         self._replace_workers()
 
@@ -187,7 +187,7 @@ class SampleTimeouts:
         now = time.monotonic_ns()
         begun = [doing.since for doing in map(self._pool.find_status, self._pool.workers.values()) if doing.task]
         oldest = min(begun, default=now)
-        # It is noted once for the current samples that this check itself came late.
+        # This check itself may have come late, which is taken into account once for the current samples.
         is_late = oldest > self._resumed_at and (now - oldest) / 1e9 > self.limit_seconds + LATE_SECONDS
         if is_late and self.limit_seconds > 0:
             self._resumed_at = now
