@@ -311,7 +311,7 @@ class SampleMaker:
 
         Raises:
             ChunkUnreadableError: bytes of a joined row are missing or wrong.
-            DecodeError: a field does not have the type of its name, or two fields of a sample have the same name.
+            DecodeError: a decoder refuses a field, two fields have the same name, or annotations are missing.
         """
         draws = partial(self._clip_draws.find_generator, place.run, place.ordinal)
         sample = self.decoder(key, fields, row, in_place, raw=raw, draws=draws)

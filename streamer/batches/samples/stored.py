@@ -66,11 +66,12 @@ class StoredReader:
         return [SampleLocation(*row) for row in zip(*columns, strict=True)]
 
     def read(self, place: SampleLocation) -> StoredSample:
-        """Reads one sample. A sample without annotations has no fields of them.
+        """Reads one sample. If samples without annotations are left out of the selection, they are read without them.
 
         Raises:
             ChunkUnreadableError: Bytes are missing or wrong.
-            DecodeError: The sample cannot be opened, or fields of it and of an annotation or join have the same name.
+            DecodeError: The sample cannot be opened, lacks annotations that it must have, or has a field with the name
+                of an annotation or of a field of a join.
         """
         ordinal = place.ordinal
         content = self._content.read(place)
