@@ -16,7 +16,7 @@ import cloudpickle  # type: ignore[import-untyped]
 
 from streamer.batches.samples.seeding import is_generator
 
-# The name of the script's module in a process of `multiprocessing` that was spawned, where it is imported again.
+# The name of the script's module in a process of mp.spawn, where it is imported again.
 _SPAWNED_MAIN = "__mp_main__"
 
 
