@@ -1,4 +1,5 @@
-"""The objects, chunks and samples of a dataset: built once, memory-mapped from then on.
+"""Manifests: the objects, chunks and samples of a dataset in files, written once and memory-mapped from then on.
 
-Reading (`table`, `selection`) and writing (`builder`) are imported from their own modules: trainers only read.
+`indexing/` writes manifests; formats, `engine/`, `batches/`, `loader/` and the commands read them (`table.py`). This
+file imports nothing, so that trainers, which only read manifests, load no module that writes.
 """

@@ -1,14 +1,18 @@
-"""What is found among the objects of a dataset and is no data: streamer's own folder, hidden files, pointers."""
+"""Recognises what is found among the objects of a dataset and is no data: streamer's folder, hidden files, pointers.
+
+Used by formats to accept files by name, by `indexing/` and the engine when they list a dataset, and by `shards/` and
+`cli/` for the name of streamer's folder.
+"""
 
 from __future__ import annotations
 
 from functools import lru_cache
 
-# Manifest and receipts of shards; never data.
+# Streamer's own folder below a dataset's url has its manifest and the receipts of its shards, and never data.
 BESIDE = ".streamer/"
 _WITHIN = f"/{BESIDE}"
 
-# The marker of a cache folder (`streamer/cache/folder.py`), which may lie below a local dataset's url.
+# The file that marks a cache folder (`cache/folder.py`). The local store lists no folder that has it.
 CACHE_MARKER = "streamer-cache"
 
 # Systems put these beside data, under names that begin with no dot.
@@ -16,10 +20,10 @@ _OF_SYSTEMS = frozenset(["__MACOSX", "@eaDir", "$RECYCLE.BIN", "System Volume In
 _FILES_OF_SYSTEMS = frozenset(["Thumbs.db", "desktop.ini"])
 _HERE = frozenset([".", ".."])
 
-# A pointer is shorter than this (git-lfs, docs/spec.md, "The Pointer").
+# A pointer of Git LFS is shorter than this (git-lfs, docs/spec.md, "The Pointer").
 POINTER_BYTES = 1024
 _BEGIN = b"version https://git-lfs"
-# Ends an error: says what is to be done.
+# The end of an error about a pointer: what it is, and what is to be done.
 POINTER_ADVICE = (
     "is a pointer of Git LFS, not the file itself: run `git lfs pull` in the clone, or download it from where it is "
     "(hf download, or hf:// as the url)"
@@ -27,27 +31,30 @@ POINTER_ADVICE = (
 
 
 def is_beside(object_url: str, url: str) -> bool:
-    """Whether an object found below `url` is in streamer's own folder."""
+    """Whether an object found below `url` is in a folder of streamer's own; never if `url` is such a folder itself."""
     return _WITHIN in object_url and _WITHIN not in f"{url}/"
 
 
 def is_hidden(key: str) -> bool:
-    """Whether a file is hidden, or a folder that it is in, at any depth below the dataset's url.
+    """Whether a file, or a folder that it is in, is hidden.
 
-    Hidden is what begins with a dot (`.DS_Store`, `._a.jpg`, `.git/HEAD`, `a/.ipynb_checkpoints/b.jpg`), what systems
-    put beside data, and the marker of an empty folder (a key that ends in a slash).
+    Hidden are names that begin with a dot (`.DS_Store`, `._a.jpg`, `.git/HEAD`, `a/.ipynb_checkpoints/b.jpg`), what
+    systems put beside data, and the marker of an empty folder (a key that ends in a slash).
+
+    Args:
+        key: path of the file below the dataset's url.
     """
     folder, _, name = key.rpartition("/")
     return name[:1] in {".", ""} or name in _FILES_OF_SYSTEMS or (folder != "" and is_hidden_folder(folder))
 
 
-# Most keys of a dataset are in few folders, whose parts are looked at once.
+# Most keys of a dataset are in few folders: the answer for each is kept.
 @lru_cache(maxsize=4096)
 def is_hidden_folder(folder: str) -> bool:
-    """Whether a folder is hidden, or one that it is in; "." and ".." are not."""
+    """Whether a folder, or one of those that it is in, is hidden as in `is_hidden`; "." and ".." are not."""
     return any((part[:1] == "." and part not in _HERE) or part in _OF_SYSTEMS for part in folder.split("/"))
 
 
 def is_pointer(content: bytes | memoryview) -> bool:
-    """Whether an object of this content, or whose first bytes these are, is a pointer of Git LFS."""
+    """Whether an object that consists of these bytes is a pointer of Git LFS: short, with a pointer's first words."""
     return len(content) < POINTER_BYTES and content[: len(_BEGIN)] == _BEGIN

@@ -1,16 +1,18 @@
-"""Groups samples into chunks: pure functions of sizes, places and hashes.
+"""Cuts samples into chunks, chooses the size of chunks, and computes their keys. Pure functions.
 
-Whole objects are packed by the hash of their key, as groups of a binary tree over the hash space: a group that
-holds more than 1.5 chunk_bytes, or more than 512 objects, is halved. So a chunk is the set of all keys below one
-hash prefix, and a new file changes the chunk it falls into and no other (a running content-defined cut would do
-the same on average, but its chunks vary from a quarter to the double; these are within 0.75-1.5 of chunk_bytes
-while objects are small against them).
+Used by `indexing/`, by `shards/finish.py`, and by `manifest/validation.py`, which computes the keys again.
 
-If an order is required (`pack_in_order`), consecutive keys share a chunk: its classes are not mixed, and a shuffle of
-such chunks would be poor.
+Whole objects are packed by the hash of their key, as groups of a binary tree over all hashes (`pack_objects`): a group
+that holds more than 1.5 chunk_bytes, or more than 512 objects, is halved. So a chunk has all small objects whose hashes
+begin with the same bits, and a new object changes the chunk that it falls into and no other. Chunks have 0.75 to 1.5
+chunk_bytes while objects are small against them. A running content-defined cut would change one chunk on average, too,
+but its chunks have a quarter to twice the wanted size. An object larger than chunk_bytes is a chunk of its own.
 
-A container is cut where a sample begins in the next of equal slices of the object, so that a chunk depends only on its
-object, can be cut while the object is still being read, and no small rest remains.
+If the user wants the objects in the order of their keys (`pack_in_order`), consecutive ones share a chunk. Such a chunk
+has few classes, so that a shuffle of chunks mixes them poorly.
+
+A container is divided into equal slices, and a chunk has the samples that begin in one slice (`cut_spans`). So a chunk
+depends only on its object, can be cut while the object is still being read, and no small rest remains.
 """
 
 from __future__ import annotations
@@ -29,28 +31,30 @@ from streamer.manifest.model import Codec
 
 Int64Array = NDArray[np.int64]
 
-# 8 MiB: the optimum of cost and speed of a request; 512 chunks: enough to shuffle and to share
-# among lanes; 1.5 million: what catalog and schedules hold.
+# The rule of chunk_bytes="auto" begins with 8 MiB, the optimum of cost and speed of a request. It halves the size, down
+# to the least, while there are fewer than 512 chunks, which are enough to shuffle and to share among lanes. It doubles
+# the size, up to the most, while there are over 1.5 million chunks, which is what catalog and schedules hold.
 START_CHUNK_BYTES = 8 << 20
 LEAST_CHUNK_BYTES = 256 << 10
 MOST_CHUNK_BYTES = 64 << 20
 ENOUGH_CHUNKS = 512
 TOO_MANY_CHUNKS = 1_500_000
 OBJECTS_PER_CHUNK = 512
-# Sample starts inside a chunk are uint32, and a chunk is at most twice as long as asked.
+# Bytes of a chunk that may be asked for. Starts of samples are uint32, and a chunk is at most twice as long as asked.
 CHUNK_BYTES_RANGE = (1 << 10, 1 << 30)
+# Most bytes of several objects that share a chunk, as a multiple of chunk_bytes.
 _GROUP_FILL = 1.5
 
 
 class Cut(msgspec.Struct, frozen=True):
-    """Samples cut into chunks; rows are samples, chunks or extents, in order.
+    """The n samples of one object, cut into m chunks with e extents.
 
     Attributes:
-        first_sample: int64, shape (m + 1,): where each chunk begins, and the number of samples.
-        first_extent: int64, shape (m + 1,): likewise.
-        extent_start, extent_stop: int64: byte ranges in the object.
-        sample_start: uint32, shape (n,): chunk-local.
-        chunk_bytes: int64, shape (m,).
+        first_sample: int64, shape (m + 1,): number of each chunk's first sample, and n.
+        first_extent: int64, shape (m + 1,): number of each chunk's first extent, and e.
+        extent_start, extent_stop: int64, shape (e,): half-open byte ranges in the object.
+        sample_start: uint32, shape (n,): byte of its chunk at which each sample begins.
+        chunk_bytes: int64, shape (m,): length of each chunk.
     """
 
     first_sample: Int64Array
@@ -67,12 +71,12 @@ class Cut(msgspec.Struct, frozen=True):
 
 
 def choose_chunk_bytes(wanted: int | Literal["auto"], sizes: Int64Array, whole_objects: bool) -> int:
-    """The chunk size: the wanted one, or the one by the rule of `chunk_bytes="auto"`.
+    """Returns the size of chunks in bytes: the wanted one, or for "auto" a power of two of 256 KiB to 64 MiB.
 
     Args:
         wanted: bytes, or "auto".
         sizes: sizes of all objects in bytes.
-        whole_objects: whether small objects share chunks.
+        whole_objects: whether every object is one sample, so that small ones share chunks.
 
     Raises:
         ConfigError: neither "auto" nor within 1 KiB..1 GiB.
@@ -93,6 +97,7 @@ def choose_chunk_bytes(wanted: int | Literal["auto"], sizes: Int64Array, whole_o
 
 
 def _estimate_chunks(sizes: Int64Array, chunk_bytes: int, whole_objects: bool) -> int:
+    """Returns about how many chunks of this size the objects make."""
     if not whole_objects:
         return int((-(-sizes // chunk_bytes)).sum())
     small = sizes[sizes <= chunk_bytes]
@@ -101,16 +106,22 @@ def _estimate_chunks(sizes: Int64Array, chunk_bytes: int, whole_objects: bool) -
 
 
 def hash_keys(keys: Sequence[bytes]) -> NDArray[np.uint64]:
-    """Returns the hashes by which objects are packed: uint64, shape (len(keys),)."""
+    """Returns the hash of each key, by which objects are packed: uint64, shape (len(keys),)."""
     raw = b"".join([blake2b(key, digest_size=8).digest() for key in keys])
     return np.frombuffer(raw, ">u8").astype(np.uint64)
 
 
 def pack_objects(hashes: NDArray[np.uint64], sizes: Int64Array, chunk_bytes: int) -> tuple[Int64Array, Int64Array]:
-    """Packs whole objects.
+    """Packs whole objects into chunks by their hashes; those larger than `chunk_bytes` come last, each alone.
+
+    Args:
+        hashes: uint64, shape (n,): result of `hash_keys`.
+        sizes: int64, shape (n,): bytes of each object.
+        chunk_bytes: wanted size of chunks.
 
     Returns:
-        The order of the objects (a permutation), and the places in it where chunks begin, closed by n.
+        Numbers of the objects in the order of the samples, int64, shape (n,); and for each chunk the place of its first
+        object in that order, and n: int64, shape (m + 1,).
     """
     by_hash = np.argsort(hashes, kind="stable")
     large = sizes[by_hash] > chunk_bytes
@@ -121,15 +132,21 @@ def pack_objects(hashes: NDArray[np.uint64], sizes: Int64Array, chunk_bytes: int
 
 
 def pack_in_order(hashes: NDArray[np.uint64], sizes: Int64Array, chunk_bytes: int) -> tuple[Int64Array, Int64Array]:
-    """Packs whole objects in the order given.
+    """Packs whole objects into chunks in the order given.
 
-    From half of `chunk_bytes` on, a chunk ends before the first object whose hash is below a limit that grows with the
-    chunk's size. So a new file moves the following cuts only up to the next such object.
+    A chunk that has half of `chunk_bytes`, or 256 objects, ends before the next object whose hash is below a limit,
+    which grows with the size of that object. It ends at 1.5 `chunk_bytes` or 512 objects in any case. So a new object
+    moves the cuts behind it only up to the next object with such a hash. An object larger than `chunk_bytes` is alone.
+
+    Args:
+        hashes: uint64, shape (n,): result of `hash_keys`.
+        sizes: int64, shape (n,): bytes of each object.
+        chunk_bytes: wanted size of chunks.
 
     Returns:
         The same as `pack_objects`; the order is 0..n-1.
     """
-    # A cut per half a chunk, on average, by bytes (of 0.5 to 1.5 times chunk_bytes) or by objects (256 to 512).
+    # Hashes below these limits come once per half of chunk_bytes, and once per 128 objects, on average.
     share = np.maximum(2 * sizes / chunk_bytes, 4 / OBJECTS_PER_CHUNK)
     cuts = np.flatnonzero(hashes.astype(np.float64) < share * 2.0**64).tolist()
     large = np.flatnonzero(sizes > chunk_bytes).tolist()
@@ -149,13 +166,19 @@ def pack_in_order(hashes: NDArray[np.uint64], sizes: Int64Array, chunk_bytes: in
 
 
 def _first_place(places: Sequence[int], least: int, otherwise: int) -> int:
-    """Returns the first of the sorted places from `least` on, or `otherwise` if there is none."""
+    """Returns the first of the ascending places that is `least` or more, or `otherwise` if there is none."""
     found = bisect_left(places, least)
     return places[found] if found < len(places) else otherwise
 
 
 def _groups(hashes: NDArray[np.uint64], sizes: Int64Array, chunk_bytes: int) -> Int64Array:
-    """The beginnings of the groups, for hashes in ascending order; level by level."""
+    """Returns the places where groups of the tree of hashes begin, ascending; works level by level.
+
+    Args:
+        hashes: ascending.
+        sizes: bytes of each object.
+        chunk_bytes: wanted size of chunks.
+    """
     total = np.concatenate([[0], np.cumsum(sizes)])
     limit = int(chunk_bytes * _GROUP_FILL)
     low = np.array([0] if len(hashes) else [], np.int64)
@@ -177,10 +200,17 @@ def _groups(hashes: NDArray[np.uint64], sizes: Int64Array, chunk_bytes: int) -> 
 
 
 def cut_spans(starts: Int64Array, stops: Int64Array, object_bytes: int, chunk_bytes: int) -> Int64Array:
-    """The places where chunks begin among the samples of one object.
+    """Returns the numbers of the samples with which the chunks of one object begin: int64, ascending.
 
-    A sample larger than `chunk_bytes` is alone; otherwise a chunk has the samples that begin in the same slice. The
-    function looks only at a sample and the one before, so a cut never changes when more samples follow.
+    A sample larger than `chunk_bytes` is alone. Otherwise a chunk has the samples that begin in the same one of the
+    equal slices, of at most `chunk_bytes`, into which the object is divided. Whether a chunk begins with a sample
+    depends on this sample and the one before: more samples at the end leave the earlier cuts as they are.
+
+    Args:
+        starts: int64, shape (n,), ascending: first byte of each sample in the object.
+        stops: int64, shape (n,): byte behind each sample.
+        object_bytes: size of the object.
+        chunk_bytes: wanted size of chunks.
     """
     slices = max(1, -(-object_bytes // chunk_bytes))
     slice_bytes = max(1, -(-object_bytes // slices))
@@ -192,7 +222,7 @@ def cut_spans(starts: Int64Array, stops: Int64Array, object_bytes: int, chunk_by
 
 
 def cut_object(starts: Int64Array, stops: Int64Array, object_bytes: int, chunk_bytes: int) -> Cut:
-    """Cuts the samples of one object into chunks; adjacent samples share an extent."""
+    """Cuts the samples of one object into chunks; arguments as `cut_spans`. Adjacent samples share an extent."""
     first = cut_spans(starts, stops, object_bytes, chunk_bytes)
     opens = np.ones(len(starts), bool)
     opens[1:] = starts[1:] != stops[:-1]
@@ -219,14 +249,17 @@ def chunk_key(
     sample_start: NDArray[np.uint32],
     codec: Codec = Codec.IDENTITY,
 ) -> bytes:
-    """The name of a chunk in the cache: 16 bytes, a digest of everything that determines its bytes and cuts.
+    """Returns the key of a plain chunk, its name in the cache: a digest of all that determines its bytes and samples.
 
     Args:
-        format_name: the format, which decides where samples begin.
+        format_name: name of the format, which decides where samples begin.
         extents: url and version of each extent's object.
         ranges: int64, shape (k, 2): start and stop of each extent.
         sample_start: uint32, chunk-local starts.
         codec: change of the bytes between fetch and publish.
+
+    Returns:
+        16 bytes.
     """
     names = b"".join([name_extent(url, version) for url, version in extents])
     content = (np.ascontiguousarray(ranges, "<i8").tobytes(), np.ascontiguousarray(sample_start, "<u4").tobytes())
@@ -234,30 +267,30 @@ def chunk_key(
 
 
 def name_extent(url: bytes, version: bytes) -> bytes:
-    """Returns an extent's object as `key_of_extents` takes it."""
+    """Returns url and version of an extent's object as `key_of_extents` takes them."""
     return b"%d %d\n%s%s" % (len(url), len(version), url, version)
 
 
 def key_of_extents(
     format_name: bytes, codec: int, counts: tuple[int, int], content: tuple[bytes | memoryview, ...]
 ) -> bytes:
-    """Returns the key of a chunk; see `chunk_key`.
+    """Returns the key of a plain chunk (16 bytes) from its encoded parts; see `chunk_key`.
 
     Args:
-        format_name: the format.
+        format_name: name of the format.
         codec: change of the bytes between fetch and publish.
         counts: number of extents and of samples.
-        content: the named objects of the extents, then their ranges as little-endian int64, then the starts of the
-            samples as little-endian uint32.
+        content: `name_extent` of each extent, then all ranges as little-endian int64, then the starts of all samples
+            as little-endian uint32; only the joined bytes count.
     """
     head = b"%s %d %d %d\n" % (format_name, codec, *counts)
     return blake2b(b"".join((head, *content)), digest_size=16, person=b"streamer-chunk-1").digest()
 
 
 def key_at_endpoint(key: bytes, endpoint: str) -> bytes:
-    """Returns the key of the same chunk at an endpoint that a client of a shared engine has named ("" if none was).
+    """Returns the key of the same chunk at an endpoint that a client of a shared engine has named; "" changes nothing.
 
-    Other bytes may be there under the same url and version.
+    Such an endpoint may have other bytes under the same url and version.
     """
     if not endpoint:
         return key

@@ -1,7 +1,11 @@
-"""Columns of the samples of a manifest, beside it: `<digest>.<name>.<kind>.column`, an Arrow stream that is mapped.
+"""Columns with a value for each sample of a manifest, which conditions and keys of joins ask for.
 
-They are not part of the manifest, whose digest does not depend on them: they can be added at any time. In a copy of the
-manifest elsewhere they are `<digest>.<name>.<kind>.<digest of the content>.column`.
+`loader/members/` finds and adds them, `cli/index_command.py` exports them with a manifest, and
+`engine/manifests/manifests.py` installs those that are beside a manifest at a url.
+
+A column is a file beside the manifest, `<digest>.<name>.<kind>.column`: an Arrow stream that is mapped. It is not part
+of the manifest, whose digest does not depend on it, and can be added at any time. In a copy of the manifest elsewhere
+its name is `<digest>.<name>.<kind>.<digest of the content>.column`.
 """
 
 from __future__ import annotations
@@ -32,21 +36,21 @@ _EXPORTED = re.compile(
 )
 _INT64 = range(-(2**63), 2**63)
 _UINT64 = range(2**64)
-# Files have the bits of these as int64.
+# Values of these kinds are in files as int64 with the same bits.
 _DTYPES = {"float": np.float64, "uint": np.uint64}
 
 
 def select_columns(records: Iterable[ObjectRecord]) -> dict[str, ObjectRecord]:
-    """Selects the columns of manifests among the objects below a url, by name."""
+    """Returns the objects that are columns of any manifest, by the last part of their url."""
     return {record.url.rpartition("/")[2]: record for record in records if record.url.endswith(COLUMN_SUFFIX)}
 
 
 class ColumnFiles:
-    """The columns of one manifest.
+    """The columns of one manifest: finds, adds, exports and installs them.
 
     Args:
-        manifest: of the samples.
-        fallback_dir: Where files are written if the manifest's folder is read-only for this process.
+        manifest: the manifest.
+        fallback_dir: folder where files are written if the manifest's folder is read-only for this process.
     """
 
     def __init__(self, manifest: Manifest, fallback_dir: Path) -> None:
@@ -58,12 +62,16 @@ class ColumnFiles:
 
     @property
     def names(self) -> list[str]:
-        """The columns that are there."""
+        """Names of the columns that have files, sorted."""
         found = self._kept.glob(f"{self._manifest.digest}.*{COLUMN_SUFFIX}")
         return sorted({unquote(path.name.split(".")[1]) for path in found})
 
     def find(self, name: str) -> ColumnValues | None:
-        """Maps a column. Returns None if it is not there, or its file is damaged: it can be added again."""
+        """Maps a column. Returns None if it has no file, or a damaged one (logged): it can be added again.
+
+        Raises:
+            ConfigError: the name is too long for a file.
+        """
         for kind in get_args(Kind):
             column = self._kept.open(self._file(name, kind), partial(self._map, kind=kind))
             if column is not None:
@@ -71,41 +79,42 @@ class ColumnFiles:
         return None
 
     def add(self, name: str, values: Sequence[object]) -> ColumnValues:
-        """Writes a column; returns it mapped.
+        """Writes a column, replacing one of the same name and kind; returns it mapped.
 
         Args:
             name: name of the column.
-            values: one per sample, in the order of the manifest, None if it has none.
+            values: a value for each sample, in the order of the manifest; None for a sample without one.
 
         Raises:
-            ConfigError: values of different types, or of none that can be compared.
-            ManifestError: it cannot be written.
+            ConfigError: see `column_of`; also if the name is too long for a file.
+            ManifestError: the file cannot be written.
         """
         column = column_of(name, values)
         path = self._kept.write(self._file(name, column.kind), partial(_write, column=column))
         return self._map(path, column.kind)
 
     def lock(self) -> AbstractContextManager[None]:
-        """Lets one process of this machine add columns of the manifest."""
+        """Returns a context in which one process of this machine at a time adds columns; others wait at its entry."""
         return self._kept.lock(f"{self._manifest.digest}{COLUMN_SUFFIX}")
 
     def export(self) -> Iterator[tuple[str, bytes]]:
-        """Yields (name, content) of every column, for a folder elsewhere; the name has a digest of the content."""
+        """Yields (name, content) of every column, for a copy of the manifest; the name has a digest of the content."""
         for path in self._kept.glob(f"{self._manifest.digest}.*{COLUMN_SUFFIX}"):
             content = path.read_bytes()
             yield f"{path.name.removesuffix(COLUMN_SUFFIX)}.{_digest(content)}{COLUMN_SUFFIX}", content
 
     def list_absent(self, names: Iterable[str]) -> list[str]:
-        """Returns those of the names of `export` that are columns of this manifest and not here."""
+        """Returns those of the given names of exported columns that are of this manifest and have no file beside it."""
         own = [name for name in names if name.startswith(f"{self._manifest.digest}.") and _EXPORTED.fullmatch(name)]
         return [name for name in own if not (self._kept.beside / _local(name)).is_file()]
 
     def install(self, name: str, content: bytes) -> None:
-        """Writes a column of `export` beside the manifest.
+        """Checks a column that `export` has yielded, and writes it beside the manifest.
 
         Raises:
-            ManifestCorruptError: it is not what its name says, or not of these samples.
-            ManifestError: it cannot be written.
+            ManifestCorruptError: the content does not have the digest or the kind of the name, or another number of
+                values than the manifest has samples.
+            ManifestError: the file cannot be written.
         """
         found = _EXPORTED.fullmatch(name)
         if found is None or found["digest"] != _digest(content):
@@ -137,10 +146,16 @@ class ColumnFiles:
 
 
 def column_of(name: str, values: Sequence[object]) -> ColumnValues:
-    """Packs the values of a column.
+    """Makes a column of values of one type: texts, truth values or numbers, of which one float makes all floats.
+
+    A column without any value is one of texts.
+
+    Args:
+        name: name of the column, for errors.
+        values: a value for each sample; None for a sample without one.
 
     Raises:
-        ConfigError: values of different types, or of none that can be compared.
+        ConfigError: values of several of these types or of another one, or whole numbers of more than 64 bits.
     """
     plain = [value.item() if isinstance(value, np.generic) else value for value in values]
     valid = np.fromiter((value is not None for value in plain), np.bool_, len(plain))
@@ -168,7 +183,7 @@ def _digest(content: bytes) -> str:
 
 
 def _local(name: str) -> str:
-    """The name of an exported column beside the manifest."""
+    """Returns the name that an exported column has beside the manifest, without the digest of its content."""
     return f"{name.removesuffix(COLUMN_SUFFIX).rpartition('.')[0]}{COLUMN_SUFFIX}"
 
 

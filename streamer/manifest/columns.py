@@ -1,4 +1,8 @@
-"""The columns of a manifest's tables, as numpy arrays."""
+"""Columns of tables as numpy arrays: their types, byte strings, how texts are encoded, and a table's digest.
+
+Used by `manifest/`, which maps tables, by `indexing/`, which makes them, and by `annotations/` and `loader/members/`,
+which have tables of their own.
+"""
 
 from __future__ import annotations
 
@@ -13,17 +17,18 @@ from numpy.typing import NDArray
 ColumnType = Literal["uint8", "uint32", "int32", "int64", "binary", "key16"]
 Schema = Mapping[str, ColumnType]
 
+# Length of a chunk's key.
 KEY_BYTES = 16
 _MAX_INT32 = 2**31 - 1
 _PACKED_AT_ONCE = 1 << 16
 
 
 class BinaryColumn(msgspec.Struct, frozen=True):
-    """Byte strings of any length: value i is `content[offsets[i]:offsets[i + 1]]`.
+    """A column of byte strings of any length: value i is `content[offsets[i]:offsets[i + 1]]`.
 
     Attributes:
         offsets: int32 or int64, shape (n + 1,); int32 while the content has less than 2 GiB.
-        content: uint8.
+        content: uint8, the values one after the other.
     """
 
     offsets: NDArray[np.int32] | NDArray[np.int64]
@@ -31,10 +36,10 @@ class BinaryColumn(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, values: list[bytes]) -> BinaryColumn:
-        """Packs byte strings."""
+        """Makes a column of byte strings, which are copied."""
         offsets = np.zeros(len(values) + 1, np.int64)
         content = bytearray()
-        # Some at a time: of 10^6 in one step the other threads would wait for a tenth of a second.
+        # A step packs some of them: with 10^6 in one step, other threads would wait for a tenth of a second.
         for first in range(0, len(values), _PACKED_AT_ONCE):
             some = values[first : first + _PACKED_AT_ONCE]
             ends = offsets[first + 1 : first + len(some) + 1]
@@ -51,7 +56,7 @@ class BinaryColumn(msgspec.Struct, frozen=True):
 
 
 def encode_text(text: str) -> bytes:
-    """Encodes a name or a version; names of files need not be valid UTF-8."""
+    """Encodes a name or a version as UTF-8; bytes of a file's name that are no UTF-8 become what they were."""
     return text.encode("utf-8", "surrogateescape")
 
 
@@ -61,11 +66,11 @@ def decode_text(raw: bytes) -> str:
 
 
 def is_utf_8(text: str) -> bool:
-    """Whether a name can be written as UTF-8: names of files that cannot have surrogates, as `os.fsdecode` has them."""
+    """Whether a name can be written as UTF-8; a file's name that cannot has surrogates, as `os.fsdecode` makes them."""
     return text.isascii() or not any("\ud800" <= letter <= "\udfff" for letter in text)
 
 
-# The name of a class that is not UTF-8 is in root.json as its bytes in hexadecimal, behind what no name has.
+# The name of a class that is not UTF-8 is in root.json as this character, which no name has, and its bytes as hex.
 _AS_BYTES = "\0"
 
 
@@ -84,7 +89,7 @@ Table = dict[str, Column]
 
 
 def digest_of(table: Table) -> str:
-    """The identity of a table's content: 32 hex characters, the same whatever library wrote the file."""
+    """Returns the identity of a table's content, 32 hex characters: of names, types and values, not of the file."""
     state = blake2b(digest_size=16)
     for name, column in table.items():
         # The width of the offsets depends on the content; the identity must not depend on it.

@@ -1,13 +1,17 @@
-"""The rows of a second dataset that belong to each sample of a first one, in files that all processes map.
+"""A join on disk: the rows of a second dataset that belong to each sample of a first one, in files that are mapped.
+
+`loader/members/joins.py` writes it, `batches/samples/joins.py` reads rows by it, and the engine keeps the manifests
+that it names. The first dataset is the left side, the second one the right side.
 
     <folder>/head.json        both manifests, and the counts
     <folder>/first.i64        (samples + 1,): where the rows of each sample of the left dataset begin
     <folder>/right.i64        the rows: ordinals in the right dataset's manifest
-    <folder>/row.i64          the same in the manifest from which they are read, if it is another
+    <folder>/row.i64          the rows as ordinals in the part, if that is another manifest
     <folder>/use_first.i64    (chunks + 1,): where the uses of each chunk of the left dataset begin
-    <folder>/use_chunk.u32    the uses: chunks of the other manifest, ascending
+    <folder>/use_chunk.u32    the uses: chunks of the part, ascending for each chunk of the left dataset
 
-That other manifest has the samples arranged in the order of the left dataset (see `builder.arrange`).
+The part is the manifest from which rows are read: that of the right dataset, or one of the same samples in the order of
+the left dataset (see `indexing/arrange.py`).
 """
 
 from __future__ import annotations
@@ -32,14 +36,14 @@ USE_CHUNK_NAME = "use_chunk.u32"
 
 
 class Matched(msgspec.Struct, frozen=True):
-    """What was found for the samples of the left dataset.
+    """Counts of what was found for the samples of the left dataset.
 
     Attributes:
-        rows: rows of the right dataset, over all samples.
+        rows: rows of all samples together.
         missing: samples without a row.
-        keyless: samples without a key, among them.
+        keyless: those of the missing samples that have no key.
         several: samples with more than one row.
-        first_missing, first_several: ordinals; -1: there is none.
+        first_missing, first_several: ordinal of the first such sample, or -1 if there is none.
     """
 
     rows: int = 0
@@ -55,10 +59,11 @@ class JoinHead(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         left, right: digests of the manifests.
-        part: digest of the manifest from which the rows are read: that of the right dataset, or one arranged for it.
-        samples, chunks: of the left dataset.
-        uses: of chunks, over all chunks of the left dataset.
-        matched: the counts.
+        part: digest of the manifest from which the rows are read: that of the right dataset, or one arranged for the
+            left one.
+        samples, chunks: numbers of samples and chunks of the left dataset.
+        uses: number of uses of the part's chunks, over all chunks of the left dataset.
+        matched: the counts of rows.
     """
 
     left: str
@@ -71,14 +76,18 @@ class JoinHead(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class JoinTable:
-    """The rows of each sample. Immutable, safe to use from any thread; takes no memory per row.
+    """A mapped join: the rows of each sample of the left dataset. Immutable, safe to use from any thread.
+
+    Takes no memory per row.
 
     Attributes:
-        first: (samples + 1,).
-        right: the rows, ordinals in the right dataset's manifest.
-        rows: the same in the part's manifest.
-        use_first: (chunks + 1,).
-        use_chunk: uint32.
+        path: the folder.
+        head: facts about the join.
+        first: int64, (samples + 1,): place in `rows` and `right` of each sample's first row, and their number.
+        right: int64: the rows, as ordinals in the right dataset's manifest.
+        rows: int64: the same rows, as ordinals in the part.
+        use_first: int64, (chunks + 1,): place in `use_chunk` of each chunk's first use, and their number.
+        use_chunk: uint32: the chunks of the part that each chunk of the left dataset uses.
     """
 
     def __init__(self, path: Path, head: JoinHead) -> None:
@@ -94,10 +103,10 @@ class JoinTable:
 
     @classmethod
     def open(cls, path: Path) -> Self:
-        """Maps the table in a folder.
+        """Maps the join in a folder.
 
         Raises:
-            ManifestError: there is none.
+            ManifestError: the folder has no head.
             ManifestCorruptError: a file is missing or malformed.
         """
         return cls(path, read_head(path, JoinHead, "join"))
@@ -107,34 +116,44 @@ class JoinTable:
 
     @property
     def digest(self) -> str:
-        """Identity of both sides and of their keys."""
+        """Name of the folder, which identifies both sides and their keys."""
         return self.path.name
 
     def rows_of(self, ordinals: Int64Array) -> tuple[Int64Array, Int64Array]:
-        """Returns the rows of samples of the left dataset: the place of each among `ordinals`, and its number."""
+        """Finds the rows of samples of the left dataset; a sample may have none, one or several.
+
+        Returns:
+            For each row found, in the order of `ordinals`: the place in `ordinals` of its sample, and its ordinal in
+            the part; int64, shape (rows,) each.
+        """
         owner, at = _ranges(self.first, ordinals)
         return owner, self.rows[at]
 
     @property
     def row(self) -> Int64Array:
-        """The row of each sample in the right dataset's manifest, the first of several, -1 for none: (samples,)."""
+        """Ordinal in the right manifest of each sample's row: int64, (samples,); the first of several, -1 for none."""
         rows = np.full(self.head.samples, -1, np.int64)
         rows[self.found] = self.right[self.first[:-1][self.found]]
         return rows
 
     @property
     def found(self) -> NDArray[np.bool_]:
-        """Whether each sample has a row: (samples,)."""
+        """Whether each sample of the left dataset has a row: bool, (samples,)."""
         return np.diff(self.first) > 0
 
     def uses_of(self, chunks: Int64Array) -> tuple[Int64Array, Int64Array]:
-        """Returns the chunks that chunks of the left dataset use: the place of each among `chunks`, and its number."""
+        """Finds the chunks of the part that chunks of the left dataset use.
+
+        Returns:
+            For each use, in the order of `chunks`: the place in `chunks` of the left dataset's chunk, and the number of
+            the part's chunk; int64, shape (uses,) each.
+        """
         owner, at = _ranges(self.use_first, chunks)
         return owner, self.use_chunk[at].astype(np.int64)
 
 
 def _ranges(first: Int64Array, chosen: Int64Array) -> tuple[Int64Array, Int64Array]:
-    """Returns the numbers first[i] .. first[i + 1] - 1 of each chosen i: its place among the chosen, and the number."""
+    """Lists the numbers first[i] .. first[i + 1] - 1 of each chosen i; returns for each the place of i, and itself."""
     begin = first[chosen]
     counts = first[chosen + 1] - begin
     owner = np.repeat(np.arange(len(chosen)), counts)
@@ -142,15 +161,19 @@ def _ranges(first: Int64Array, chosen: Int64Array) -> tuple[Int64Array, Int64Arr
 
 
 def match(batches: Iterable[Keys], table: KeyTable, place: Path) -> Matched:
-    """Writes which rows of the right dataset the samples of the left one have: `first.i64` and `right.i64`.
+    """Finds the rows of each sample of the left dataset by its key; writes `first.i64` and `right.i64`.
 
     Args:
-        batches: the keys of the left dataset, in its order.
-        table: keys of the right dataset, whose rows are its samples.
-        place: the folder.
+        batches: the keys of all samples of the left dataset, in their order.
+        table: the samples of the right dataset by key.
+        place: the folder of the join, which exists.
+
+    Returns:
+        The counts of rows, and of samples without a row or with several.
 
     Raises:
         ManifestError: the keys of one side are numbers, those of the other texts.
+        OSError: a file cannot be written.
     """
     samples = 0
     found = Matched()
@@ -174,7 +197,7 @@ def match(batches: Iterable[Keys], table: KeyTable, place: Path) -> Matched:
 
 
 def _add_counts(before: Matched, keys: Keys, counts: Int64Array, samples: int) -> Matched:
-    """Adds the counts of the samples from number `samples` on."""
+    """Returns the counts with those of the next samples: their keys, rows of each, and the first one's ordinal."""
     none = counts == 0
     several = counts > 1
     first_missing = before.first_missing
@@ -194,7 +217,20 @@ def _add_counts(before: Matched, keys: Keys, counts: Int64Array, samples: int) -
 
 
 def write_uses(left: Manifest, part: Manifest, first: Int64Array, rows: Int64Array, place: Path) -> int:
-    """Writes which chunks of a part each chunk of the left dataset uses; returns the number of uses."""
+    """Writes which chunks of the part each chunk of the left dataset uses: `use_first.i64` and `use_chunk.u32`.
+
+    Args:
+        left: manifest of the left dataset.
+        part: manifest from which rows are read.
+        first, rows: the same as in `JoinTable`.
+        place: the folder of the join, which exists.
+
+    Returns:
+        The number of uses.
+
+    Raises:
+        OSError: a file cannot be written.
+    """
     edges = first[left.chunk_first]
     counts = np.zeros(left.chunks + 1, np.int64)
     with (place / USE_CHUNK_NAME).open("wb") as file:

@@ -1,9 +1,11 @@
-"""Files and folders that are made of manifests, and kept beside them: written once, opened mapped, removed after them.
+"""Keeps files and folders that are made of manifests beside them: written once, opened often, removed after them.
 
     <digest>.<question>.<ending>            what was made of one manifest
-    <digest>-<digest>.<question>.<ending>   of two
+    <digest>-<digest>.<question>.<ending>   what was made of two manifests
 
-The question says what was asked of the manifest, in words or as a hash. They lie in the folder of the manifests, or in
+Used for selections, columns, tables of keys, joins, rows and costs (`manifest/`, `loader/members/`, `batches/`), for
+what a survey remembers (`indexing/survey.py`), and by the engine's store of manifests, which removes orphans. The
+question says what was asked of the manifest, in words or as a hash. The files lie in the folder of the manifests, or in
 a fallback folder if that one is read-only for the process that makes them. What is damaged is made again.
 """
 
@@ -28,21 +30,22 @@ logger = logging.getLogger(__name__)
 Opened = TypeVar("Opened")
 
 DIGEST = re.compile("[0-9a-f]{32}")
-# Mounted read-only, or another user's, as a sidecar's cache is for a trainer.
+# Errors of a folder that is mounted read-only or is another user's, as a sidecar's cache is for a trainer.
 _READ_ONLY = frozenset([errno.EROFS, errno.EACCES, errno.EPERM])
 
 
 def hash_question(question: bytes) -> str:
-    """Returns 16 hex characters that stand for a question in a name."""
+    """Returns 16 hex characters that stand for a question in the name of a file."""
     return blake2b(question, digest_size=8).hexdigest()
 
 
 class KeptFiles:
-    """The files and folders that are made of the manifests of one folder.
+    """Opens, writes and locks the files and folders that are made of the manifests of one folder.
 
     Args:
-        beside: Folder of the manifests.
-        fallback_dir: Where files are written if the manifest's folder is read-only for this process. Locks are there.
+        beside: folder of the manifests.
+        fallback_dir: folder where files are written if that of the manifests is read-only for this process. Locks are
+            there in any case. None means `beside`.
     """
 
     def __init__(self, beside: Path, fallback_dir: Path | None = None) -> None:
@@ -54,24 +57,25 @@ class KeptFiles:
 
     @property
     def folders(self) -> list[Path]:
-        """Folders that files are looked for in, the one that is preferred first."""
+        """Folders in which files are looked for and written, the preferred one first."""
         return list(dict.fromkeys([self.beside, self.fallback_dir]))
 
     @property
     def is_writable(self) -> bool:
-        """Whether this process may write to the manifest's folder."""
+        """Whether this process may write to the folder of the manifests."""
         return os.access(self.beside, os.W_OK)
 
     def glob(self, pattern: str) -> list[Path]:
-        """Returns what fits a pattern of names."""
+        """Returns the files and folders whose names fit a pattern, by folder, then by name."""
         return [path for folder in self.folders for path in sorted(folder.glob(pattern))]
 
     def open(self, name: str, open_path: Callable[[Path], Opened]) -> Opened | None:
-        """Opens what has a name. Returns None if nothing has, or if it is damaged.
+        """Opens the file or folder of a name. Returns None if there is none, or none that can be used (logged).
 
         Args:
-            name: Name of the file or folder.
-            open_path: Raises ManifestCorruptError if it is damaged, and ManifestError if it cannot be used.
+            name: name of the file or folder.
+            open_path: opens a path; raises ManifestCorruptError if it is damaged, and ManifestError if it cannot be
+                used. Other errors are passed on.
         """
         for path in (folder / name for folder in self.folders):
             if path.exists():
@@ -87,15 +91,16 @@ class KeptFiles:
         return None
 
     def open_or_make(self, name: str, open_path: Callable[[Path], Opened], make: Callable[[Path], object]) -> Opened:
-        """Opens what has a name; the first process of a machine makes it, the others wait.
+        """Opens the file or folder of a name; if there is none, one process of this machine makes it, others wait.
 
         Args:
-            name: Name of the file or folder.
+            name: name of the file or folder.
             open_path: the same as for `open`.
-            make: Writes the file or folder at a temporary path.
+            make: writes the file or folder at a temporary path.
 
         Raises:
-            ManifestError: it cannot be written.
+            ManifestError: it cannot be written, or `open_path` refuses what was made. What `make` raises is passed on,
+                an OSError as ManifestError.
         """
         found = self.open(name, open_path)
         if found is None:
@@ -106,15 +111,15 @@ class KeptFiles:
         return found
 
     def write(self, name: str, make: Callable[[Path], object], check: Callable[[Path], object] = Path.stat) -> Path:
-        """Writes a file, or a folder, which appears as a whole; returns its path.
+        """Writes a file or a folder, which appears as a whole; returns its path.
 
         Args:
-            name: Name of the file or folder. A file that is there is replaced.
-            make: Writes it at a temporary path.
-            check: Raises a ManifestError for a folder that is there and has to be replaced.
+            name: name of the file or folder. A file that is there is replaced.
+            make: writes it at a temporary path.
+            check: raises a ManifestError for a folder that is there and has to be replaced; any other folder stays.
 
         Raises:
-            ManifestError: it cannot be written.
+            ManifestError: it cannot be written. What `make` raises is passed on, an OSError as ManifestError.
         """
         with ExitStack() as stack:
             made = self._enter_workplace(stack) / name
@@ -126,7 +131,7 @@ class KeptFiles:
             return target
 
     def _enter_workplace(self, stack: ExitStack) -> Path:
-        """Creates a temporary folder in the first folder that is not read-only, before any work is done."""
+        """Creates a temporary folder in the first of `folders` that is not read-only; the stack removes it."""
         *preferred, last = self.folders
         for folder in preferred:
             try:
@@ -138,7 +143,13 @@ class KeptFiles:
 
     @contextmanager
     def lock(self, name: str) -> Iterator[None]:
-        """Lets one process of this machine work on what is made of the same manifest and has the same ending."""
+        """Lets one process of this machine work inside, while others wait at the entry.
+
+        The lock is one for all names that begin with the same digests and have the same ending.
+
+        Raises:
+            OSError: the lock file cannot be written.
+        """
         file = f"{name.partition('.')[0]}{Path(name).suffix}.lock"
         with ExitStack() as stack:
             try:
@@ -151,7 +162,10 @@ class KeptFiles:
 
 
 def find_made(folder: Path) -> dict[str, list[Path]]:
-    """Returns what a folder has that is made of manifests, by their digests."""
+    """Returns the files and folders in a folder that are made of manifests, by digest; those of two are in both lists.
+
+    A folder that does not exist has none.
+    """
     made: dict[str, list[Path]] = {}
     with suppress(FileNotFoundError):
         for path in folder.iterdir():
@@ -162,10 +176,14 @@ def find_made(folder: Path) -> dict[str, list[Path]]:
 
 
 def remove_orphans(folder: Path, digests: Collection[str]) -> None:
-    """Removes what is made of manifests that are not among these, but for what a process has open.
+    """Removes what is made of a manifest that is not among `digests`; a folder that a process holds stays.
+
+    Args:
+        folder: folder with the files and folders.
+        digests: digests of the manifests that exist.
 
     Raises:
-        OSError: it cannot be removed.
+        OSError: a file or folder cannot be removed.
     """
     for path in {path for digest, paths in find_made(folder).items() if digest not in digests for path in paths}:
         # Several processes may remove it at once.

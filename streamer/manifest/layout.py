@@ -1,4 +1,7 @@
-"""The manifest on disk: `<digest>/root.json` and Arrow files, one of each table per part.
+"""The manifest on disk: names and columns of its files, and how root.json is written, read and checked.
+
+`indexing/publish.py` writes it, `manifest/table.py` opens it, `manifest/transfer.py` copies it. A manifest is the
+folder `<digest>/` with root.json and Arrow files, one for each table of each part:
 
     root.json                 version, digest, facts about the dataset, and the parts with their digests
     objects-00000.arrows      key, version, size                          one row per object
@@ -7,9 +10,11 @@
     samples-00000.arrows      start (and label)                           4 bytes per sample in tars
 
 Recoded datasets have no samples table, but a hint for the recoder in each chunk; the chunk files contain the starts of
-their samples. A manifest with columns or fields that only these, or formats with options and facts, need has version 2;
-all others are written as version 1. One whose records share parts has version 3. One of an endpoint that a client of a
-shared service has named has version 4: the keys of its chunks include the endpoint.
+their samples.
+
+A manifest has the lowest version that can express it. Version 2 has what recoded datasets and formats with options or
+facts need. In version 3, records share parts. In version 4, a client of a shared service has named an endpoint, which
+the keys of chunks include.
 
 The digest covers the content (names, types and values), not the files: it does not depend on the library that wrote
 them, on the time or on the machine. Numbers of objects, extents, chunks and samples count through all parts.
@@ -32,7 +37,7 @@ MAGIC = "streamer-manifest"
 VERSIONS = (1, 2, 3, 4)
 ROOT_NAME = "root.json"
 TABLE_SUFFIX = ".arrows"
-# 20,000 class names and 100,000 urls fit; a hostile file cannot fill the memory.
+# A longer root.json is refused, so that a hostile one cannot fill the memory; 20,000 class names and 100,000 urls fit.
 ROOT_LIMIT_BYTES = 16 << 20
 PART_SAMPLES = 10_000_000
 
@@ -52,7 +57,7 @@ LABELLED_SAMPLES: Schema = {"start": "uint32", "label": "int32"}
 
 
 class TableRun(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The rows `[first, first + count)` of a table that are in one part, and their digest."""
+    """The rows `[first, first + count)` of a table that are in one part, and their digest (`columns.digest_of`)."""
 
     first: int
     count: int
@@ -60,7 +65,7 @@ class TableRun(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ManifestPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """At most 10^7 samples with their chunks, extents and objects, by table."""
+    """The rows of a part, by table: at most 10^7 samples (or one chunk) with their chunks, extents and objects."""
 
     tables: dict[str, TableRun]
 
@@ -69,9 +74,17 @@ class ManifestContent(msgspec.Struct, frozen=True, omit_defaults=True, forbid_un
     """Everything that the digest covers.
 
     Attributes:
-        codec: codec of all chunks.
-        samples: number of samples, if they have no table.
-        revision: revision of the format's index and recoder, if it is not 0.
+        format: name of the format.
+        whole_objects: whether every object is one sample.
+        base: common beginning of the urls of all objects.
+        classes: class names by label, see `columns.write_name`; empty if `facts` or nothing names classes.
+        chunk_bytes: size of the chunks that the samples were cut into.
+        total_bytes: sum of the sizes of all objects.
+        parts: the parts of the tables, in order.
+        codec: codec of all chunks (`Codec`).
+        samples: number of samples of a recoded dataset, which has no table of them; else 0.
+        revision: revision of the format's index and recoder.
+        options: options of the format on which index and recoder depend.
         facts: facts about the dataset; None if there are none.
         endpoint: address that a client of a shared engine has named for the objects, which the keys of chunks include;
             "" if there is none.
@@ -102,7 +115,7 @@ class ManifestContent(msgspec.Struct, frozen=True, omit_defaults=True, forbid_un
 
     @property
     def schemas(self) -> dict[str, Schema]:
-        """The tables of a part."""
+        """The columns of each table that a part has, by name of the table."""
         if self.whole_objects:
             return {"objects": OBJECTS, "chunks": CHUNKS, "samples": LABELLED_SAMPLES}
         if self.codec:
@@ -110,22 +123,30 @@ class ManifestContent(msgspec.Struct, frozen=True, omit_defaults=True, forbid_un
         return {"objects": OBJECTS, "extents": EXTENTS, "chunks": CHUNKS, "samples": SAMPLES}
 
     def digest(self) -> str:
-        """32 hex characters."""
+        """Computes the identity of the manifest: 32 hex characters."""
         encoded = msgspec.json.encode([MAGIC, self.version, self], order="deterministic" if self.version > 1 else None)
         return blake2b(encoded, digest_size=16).hexdigest()
 
     def count(self, table: str) -> int:
-        """Rows of a table in all parts."""
+        """Returns the number of rows of a table in all parts; 0 for a table that this manifest does not have."""
         if table == "samples" and self.codec:
             return self.samples
         return sum(part.tables[table].count for part in self.parts if table in part.tables)
 
 
 class Root(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """root.json.
+    """The fields of root.json.
 
-    The urls are not part of the content: `s3://bucket/train` and `s3://bucket/train/` are one dataset with the same
-    state and cache. The addresses of the objects are part of it.
+    The indexed urls are not part of the content: `s3://bucket/train` and `s3://bucket/train/` are one dataset with the
+    same state and cache. The urls of the objects are part of it.
+
+    Attributes:
+        magic: `MAGIC`.
+        version: version of the manifest.
+        digest: digest of the content.
+        urls: the indexed urls.
+        file_bytes: length of each file of a table, by name.
+        content: all that the digest covers.
     """
 
     magic: str
@@ -142,20 +163,25 @@ class _Preamble(msgspec.Struct, frozen=True):
 
 
 def selection_name(manifest_digest: str, digest: str) -> str:
-    """Returns the name of the file of a selection, beside the folder of its manifest."""
+    """Returns the name of a selection's file, which is beside its manifest's folder, from the digests of both."""
     return f"{manifest_digest}.{digest}.arrows"
 
 
 def file_name(table: str, part: int) -> str:
-    """Name of one part of a table."""
+    """Returns the name of the file with one part of a table, such as "chunks-00000.arrows"."""
     return f"{table}-{part:05d}{TABLE_SUFFIX}"
 
 
 def encode_root(content: ManifestContent, urls: Sequence[str], file_bytes: dict[str, int]) -> bytes:
-    """The bytes of root.json.
+    """Returns the bytes of root.json.
+
+    Args:
+        content: all that the digest covers.
+        urls: the indexed urls.
+        file_bytes: length of each file of a table, by name.
 
     Raises:
-        ManifestError: it is longer than readers accept.
+        ManifestError: it would be longer than readers accept.
     """
     root = Root(
         magic=MAGIC,
@@ -177,11 +203,15 @@ def encode_root(content: ManifestContent, urls: Sequence[str], file_bytes: dict[
 
 
 def decode_root(raw: bytes, where: str) -> Root:
-    """Parses and checks root.json.
+    """Parses root.json, and checks its digest and that files and parts fit each other.
+
+    Args:
+        raw: the bytes of root.json.
+        where: its path or url, for errors.
 
     Raises:
-        ManifestVersionError: it has another version; names it.
-        ManifestCorruptError: it is malformed, or contradicts itself.
+        ManifestVersionError: it has a version that this streamer does not read.
+        ManifestCorruptError: it is malformed, too long, or contradicts itself.
     """
     if len(raw) > ROOT_LIMIT_BYTES:
         _corrupt(where, f"{len(raw)} bytes long, more than {ROOT_LIMIT_BYTES}")
@@ -203,6 +233,7 @@ def decode_root(raw: bytes, where: str) -> Root:
 
 
 def _check(root: Root, where: str) -> None:
+    """Raises ManifestCorruptError if root.json contradicts itself."""
     if root.magic != MAGIC:
         _corrupt(where, f"begins with {root.magic[:40]!r}, not {MAGIC!r}")
     if (actual := root.content.digest()) != root.digest:

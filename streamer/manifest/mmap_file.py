@@ -1,7 +1,9 @@
-"""Mapped files without an open descriptor each.
+"""Maps files without keeping a descriptor open for each.
 
-`mmap.mmap` keeps a duplicate of the descriptor as long as the mapping exists (`trackfd=False` exists only from Python
-3.13 on); a manifest of 10^9 samples has 400 files, and every process of a node maps them.
+Used by `manifest/table.py`, `manifest/keys.py`, `manifest/arrow_ipc/reader.py` and `client/held_files.py`.
+
+Python's `mmap.mmap` keeps a duplicate of the descriptor as long as the mapping exists (`trackfd=False` exists only from
+Python 3.13 on). A manifest of 10^9 samples has 400 files, and every process of a node maps them.
 """
 
 from __future__ import annotations
@@ -25,10 +27,13 @@ _MAPPED_BYTES = 16384
 
 
 def map_file(path: Path) -> memoryview:
-    """Maps a file, read-only and shared, until the last view of it is gone. A short file is read.
+    """Returns the content of a file as a read-only view.
+
+    A file of 16 KiB or more is mapped: processes share its memory, and it stays mapped until the last view is gone. A
+    shorter one is read.
 
     Raises:
-        OSError: it cannot be opened or mapped, or is empty.
+        OSError: the file cannot be opened or mapped, or is empty.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -42,6 +47,6 @@ def map_file(path: Path) -> memoryview:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number), str(path))
     owner = (ctypes.c_ubyte * length).from_address(address)
-    # It is not done at exit: views may still be in use, and the kernel unmaps the rest.
+    # Nothing is unmapped at exit: views may still be in use, and the kernel unmaps what is left.
     weakref.finalize(owner, _libc.munmap, address, length).atexit = False
     return memoryview(owner).cast("B").toreadonly()

@@ -1,4 +1,8 @@
-"""The terms of the manifest as types: object, extent, chunk."""
+"""The terms of the manifest as types: object, extent, chunk, codec, facts about a dataset.
+
+Used by nearly every room: stores list `ObjectRecord`s, `fetch/` reads `Extent`s, the engine and its clients pass
+`Chunk`s on, and formats give `Facts`.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +13,11 @@ import msgspec
 
 
 class Codec(IntEnum):
-    """The change of the bytes between fetch and publish.
+    """Says how the bytes of a chunk change between fetch and publish.
 
-    IDENTITY: none; the manifest has the start of each sample.
+    IDENTITY: they stay as they are; the manifest has the start of each sample.
     RECORDS: a recoder makes a record of each sample; the chunk file has a table of their starts.
-    SHARED: the same, but records share parts, each of which is stored once.
+    SHARED: the same as RECORDS, but records share parts, each of which is stored once.
     """
 
     IDENTITY = 0
@@ -26,9 +30,9 @@ class ObjectRecord(msgspec.Struct, frozen=True):
 
     Attributes:
         url: whole address, in fsspec's form.
-        size: bytes.
-        version: the text that pins a read: `etag:...`, `generation:...`, `version:...` as the store gives it, or
-            `stat:<size>:<mtime_ns>` if it gives none. Compared as a whole.
+        size: length in bytes.
+        version: text that pins a read: `etag:...`, `generation:...`, `version:...` as the store gives it, or
+            `stat:<size>:<mtime_ns>` if the store gives none. It is compared as a whole.
     """
 
     url: str
@@ -36,9 +40,9 @@ class ObjectRecord(msgspec.Struct, frozen=True):
     version: str
 
 
-# So many bytes between two extents of an object are fetched with them and dropped, as the end of a line or the head of
-# an entry in a zip file: a request and its answer have more bytes of headers. Without it 5,000 lines of JSON took 5,000
-# requests (2026-11-26).
+# Two extents of an object with at most this many bytes between them are fetched by one request, and those bytes are
+# dropped: the end of a line, or the head of an entry in a zip file. The headers of a request and its answer are longer.
+# With a request for each extent, 5,000 lines of JSON took 5,000 requests (2026-11-26).
 MOST_GAP_BYTES = 1024
 
 
@@ -60,11 +64,14 @@ class Chunk(msgspec.Struct, frozen=True):
 
     Attributes:
         index: number in its manifest, 0..M-1.
-        key: name in the cache: 16 bytes, digest(extents, object versions, codec).
-        extents: byte ranges of its content in the store, in order.
-        fetch_bytes: bytes to fetch (the sum of the extents).
-        local_bytes: bytes on the SSD without header and checksums; the index's plan if it is recoded.
-        hint: if it is recoded, the recoder's input besides the bytes (see `manifest.blocks`).
+        key: name in the cache: 16 bytes, a digest of all that determines its bytes and samples.
+        extents: byte ranges of its content in the store, in order; empty for objects without bytes.
+        first_sample: ordinal of its first sample.
+        samples: number of samples.
+        fetch_bytes: bytes to fetch: the length of all extents.
+        local_bytes: bytes on the SSD without header and checksums; of a recoded chunk as the index plans them.
+        codec: change of its bytes between fetch and publish.
+        hint: what the recoder needs besides the bytes (see `manifest.blocks`); empty if the chunk is not recoded.
     """
 
     index: int
@@ -78,7 +85,7 @@ class Chunk(msgspec.Struct, frozen=True):
     hint: bytes = b""
 
     def extents_of(self, start: int, stop: int) -> list[Extent]:
-        """Returns the extents of the chunk-local bytes `[start, stop)` in the store; no extent is empty."""
+        """Returns where the fetched bytes `[start, stop)` of the chunk are in the store; no extent is empty."""
         found = []
         offset = 0
         for extent in self.extents:
@@ -89,7 +96,11 @@ class Chunk(msgspec.Struct, frozen=True):
         return found
 
     def extent_of(self, start: int, stop: int) -> Extent:
-        """Returns the range of a sample in its object; without bytes it is empty, behind the byte before it."""
+        """Returns where a sample is in its object, from its bytes `[start, stop)` in the chunk, which has extents.
+
+        A sample in several extents gets its range in the first of them. One without bytes gets an empty range, behind
+        the byte before it.
+        """
         if found := self.extents_of(start, stop):
             return found[0]
         if before := self.extents_of(start - 1, start):
@@ -102,6 +113,7 @@ class FieldSpec(msgspec.Struct, frozen=True, array_like=True):
     """One field of all samples of a dataset.
 
     Attributes:
+        name: name of the field.
         kind: how its bytes are decoded (see `streamer.formats.base.Field`).
     """
 
@@ -117,9 +129,9 @@ class Facts(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fiel
     """Facts about the whole dataset, besides its objects and samples.
 
     Attributes:
-        fields: fields of every sample; empty: each sample names its own.
-        notes: facts that the format's opener or recoder needs (the columns of MDS, the tree of LitData).
-        classes: class names by label.
+        fields: fields of every sample; empty if each sample names its own.
+        notes: facts that the format's opener or recoder needs (the columns of MDS, the tree of LitData); JSON values.
+        classes: class names by label, where the files of the dataset have them; else empty.
     """
 
     fields: tuple[FieldSpec, ...] = ()
@@ -128,11 +140,11 @@ class Facts(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fiel
 
 
 class SampleName(msgspec.Struct, frozen=True):
-    """Metadata of a sample besides its bytes (raw objects only).
+    """Path and class of a sample that is a whole object; openers get it with the sample's bytes.
 
     Attributes:
-        object_key: the object's path below the dataset's url; "" for containers, whose names are in the bytes.
-        label: class number from the parent folder, or -1.
+        object_key: path of the object below `base` of the manifest; "" for a sample of a container.
+        label: class number by the folder right below the url, or -1 if there is none.
     """
 
     object_key: str = ""

@@ -1,7 +1,10 @@
-"""Readers of a manifest in a shared folder hold a lock on it; it is removed only while it is not locked.
+"""Holds a manifest's folder while it is read, and removes such a folder only while no process holds it.
 
-The lock is on the folder itself: the kernel releases it when the process ends, however it ends, and it holds in every
-container that sees the folder. The engine keeps no record of readers, so a restart loses none.
+Trainers and their workers hold manifests (`loader/members/member.py`, `batches/samples/`) and tables of annotations;
+the engine's store of manifests and `manifest/kept.py` remove those that no process holds.
+
+A reader's lock is on the folder itself: the kernel releases it when the process ends, however it ends, and it holds in
+every container that sees the folder. The engine keeps no record of readers, so that its restart loses none.
 """
 
 from __future__ import annotations
@@ -25,19 +28,23 @@ _PREFIX = ".removed-"
 
 
 def open_held(path: Path) -> Manifest:
-    """Opens a manifest that stays on the disk while the result exists. Holds one descriptor.
+    """Opens a manifest, whose folder stays on the disk while the result exists; holds one descriptor.
 
     Raises:
-        ManifestError: see Manifest.open; also if it was just removed.
+        ManifestError: see `Manifest.open`; also if the folder was just removed.
     """
     return hold_folder(path, Manifest.open)
 
 
 def hold_folder(path: Path, open_folder: Callable[[Path], Opened]) -> Opened:
-    """Opens a folder that stays on the disk while the result exists. Holds one descriptor.
+    """Opens a folder, which stays on the disk while the result exists; holds one descriptor.
+
+    Args:
+        path: the folder.
+        open_folder: opens it; the result can have weak references. Its errors are passed on.
 
     Raises:
-        ManifestError: see `open_folder`; also if it was just removed.
+        ManifestError: there is no such folder, or it was just removed.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -46,24 +53,25 @@ def hold_folder(path: Path, open_folder: Callable[[Path], Opened]) -> Opened:
     try:
         # On a mount without locks, only the sessions of the engine protect a manifest.
         with contextlib.suppress(OSError):
-            # Waits at most for a remover, which holds it for a moment; the check below finds what that removed.
+            # A remover holds the lock for a moment. `open_folder` does not find a folder that it has removed.
             fcntl.flock(descriptor, fcntl.LOCK_SH)
         opened = open_folder(path)
     except BaseException:
         os.close(descriptor)
         raise
-    # It is not done at exit: the kernel does it then, and threads may still read.
+    # The descriptor is not closed at exit: the kernel closes it then, and threads may still read.
     weakref.finalize(opened, os.close, descriptor).atexit = False
     return opened
 
 
 def remove_unread(path: Path) -> bool:
-    """Removes a manifest folder unless a process holds it; returns whether it is gone.
+    """Removes a folder unless a process holds it; returns whether it is gone, as it also is if it never existed.
 
-    The folder is renamed first: a reader finds all of it or nothing, and `sweep_leftovers` finds the remains of a kill.
+    The folder is renamed first: a reader finds all of it or nothing, and `sweep_leftovers` finds what is left if the
+    remover is killed.
 
     Raises:
-        OSError: it cannot be removed.
+        OSError: the folder cannot be locked, renamed or removed.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -83,7 +91,7 @@ def remove_unread(path: Path) -> bool:
 
 
 def sweep_leftovers(root: Path) -> int:
-    """Removes the folders that killed removers have left below `root`; returns their number."""
+    """Removes the folders that killed removers have left in `root`; returns how many were there. Ignores errors."""
     leftovers = list(root.glob(f"{_PREFIX}*"))
     for leftover in leftovers:
         shutil.rmtree(leftover, ignore_errors=True)

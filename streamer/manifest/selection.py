@@ -1,4 +1,8 @@
-"""A subset of a manifest's samples: sorted ordinals in a mapped file, with an identity of its own."""
+"""A selection: a subset of a manifest's samples as ascending ordinals in a mapped file, with a digest of its own.
+
+`loader/members/selections.py` makes selections by a user's conditions, `batches/samples/opened.py` opens them in every
+process that reads samples.
+"""
 
 from __future__ import annotations
 
@@ -25,22 +29,22 @@ from streamer.manifest.layout import selection_name
 from streamer.manifest.table import Manifest
 
 Int64Array = NDArray[np.int64]
-# Rows that are looked at together: bounds the memory of a selection besides its result.
+# Samples that are tested together, which bounds the memory of selecting besides its result.
 _BLOCK_SAMPLES = 1 << 20
 
 
 class Where(msgspec.Struct, frozen=True, kw_only=True):
-    """The conditions for samples, all of which apply; None does not restrict.
+    """Conditions for samples, all of which a selected sample meets; None does not restrict.
 
     Attributes:
-        keys: glob patterns of the path below the url, one of which must match (raw files only).
-        labels: class numbers or names (raw files only).
-        sizes: minimum and maximum in bytes, both inclusive; None leaves a side open.
-        indices: ordinals.
-        fraction: the part `[start, stop)` of 0..1 by a hash of each sample: (0, 0.9) and (0.9, 1) together have every
+        keys: glob patterns of the path below the url, of which one must match (samples that are whole objects only).
+        labels: class numbers (-1 for samples without a class) or names (samples that are whole objects only).
+        sizes: least and greatest length in bytes, both inclusive; None leaves a side open.
+        indices: ordinals, in any order; repeated ones count once.
+        fraction: part `[start, stop)` of 0..1 by a hash of each sample: (0, 0.9) and (0.9, 1) together have every
             sample once, and a sample stays on its side when the dataset grows.
-        seed: selects another split.
-        condition: on columns, see `streamer.manifest.condition`.
+        seed: seed of the hash for `fraction`; another one gives another split.
+        condition: condition on columns, see `manifest.condition`.
     """
 
     keys: Sequence[str] | None = None
@@ -53,11 +57,11 @@ class Where(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Selection:
-    """Samples 0..n'-1 of a subset, in the order of the manifest; immutable.
+    """A selection: its samples 0..n'-1 are some of the manifest's, in the order of the manifest. Immutable.
 
     Attributes:
         manifest: the manifest that it selects from.
-        ordinals: int64, shape (n',), ascending: the base ordinal of each sample.
+        ordinals: int64, shape (n',), ascending: ordinal in the manifest of each sample.
         digest: 32 hex characters, of the manifest's digest and the ordinals.
         path: the mapped file: next to the manifest's folder, or in the fallback folder.
     """
@@ -78,10 +82,10 @@ class Selection:
             manifest: the manifest to select from.
             where: the conditions.
             fallback_dir: the same as for `from_ordinals`.
-            columns: returns columns of the manifest's samples; needed for `where.condition`.
+            columns: returns columns of the manifest's samples; required for `where.condition`, else None.
 
         Raises:
-            ConfigError: a condition is invalid, or selects nothing.
+            ConfigError: a condition is invalid, or no sample meets all.
             ManifestError: the file cannot be written.
         """
         ordinals = _select(manifest, where, columns)
@@ -93,10 +97,13 @@ class Selection:
     def from_ordinals(cls, manifest: Manifest, ordinals: Int64Array, fallback_dir: Path | None = None) -> Self:
         """Selects these samples, and writes `<manifest>.<digest>.arrows` next to the manifest's folder.
 
+        A file that is there already is opened instead.
+
         Args:
             manifest: the manifest to select from.
             ordinals: int64, shape (n',), strictly ascending, within 0..n-1, not empty.
-            fallback_dir: Where files are written if the manifest's folder is read-only for this process.
+            fallback_dir: folder where the file is written if that of the manifests is read-only for this process. None
+                means that there is no other folder.
 
         Raises:
             ConfigError: the ordinals are not like that.
@@ -126,11 +133,17 @@ class Selection:
 
     @classmethod
     def open(cls, manifest: Manifest, digest: str, folder: Path | None = None, *, verify: bool = False) -> Self:
-        """Maps a selection that was created before; `verify` compares its ordinals with the digest.
+        """Maps a selection that was created before.
+
+        Args:
+            manifest: the manifest that it selects from.
+            digest: digest of the selection.
+            folder: folder with its file; None means the folder that has the manifest's.
+            verify: whether to compare the ordinals with the digest.
 
         Raises:
-            ManifestError: there is none with that digest.
-            ManifestCorruptError: its file is malformed.
+            ManifestError: there is no file for that digest.
+            ManifestCorruptError: the file is malformed, or its ordinals do not have that digest (`verify`).
         """
         path = (folder or manifest.path.parent) / selection_name(manifest.digest, digest)
         if not path.is_file():
@@ -154,16 +167,16 @@ class Selection:
 
     @cached_property
     def chunk_samples(self) -> Int64Array:
-        """Selected samples per chunk of the manifest: int64, shape (M,), 0 for chunks that are not needed."""
+        """Number of selected samples of each chunk of the manifest: int64, shape (M,)."""
         edges = np.searchsorted(self.ordinals, self.manifest.chunk_first)
         return np.diff(edges).astype(np.int64)
 
     def to_base(self, ordinals: Int64Array) -> Int64Array:
-        """The manifest's ordinals of samples of this selection: int64, same shape."""
+        """Returns the ordinals in the manifest of samples of this selection: int64, same shape."""
         return self.ordinals[ordinals]
 
     def number(self, ordinal: int) -> int:
-        """The number in this selection of a sample, from its ordinal in the manifest."""
+        """Returns the number in this selection of one of its samples, from the sample's ordinal in the manifest."""
         return int(np.searchsorted(self.ordinals, ordinal))
 
 
@@ -175,6 +188,7 @@ def _write(path: Path, ordinals: Int64Array) -> None:
 
 
 def _select(manifest: Manifest, where: Where, columns: ColumnsOf | None) -> Int64Array:
+    """Returns the ordinals of the samples that meet all conditions, ascending; raises ConfigError as `create`."""
     if where.indices is None:
         candidates = np.arange(manifest.samples, dtype=np.int64)
     else:
@@ -204,10 +218,12 @@ def _select(manifest: Manifest, where: Where, columns: ColumnsOf | None) -> Int6
     return np.concatenate([np.empty(0, np.int64), *kept])
 
 
+# Returns whether each of the samples with these ordinals, which ascend, meets a condition.
 _Test = Callable[[Int64Array], NDArray[np.bool_]]
 
 
 def _label_test(manifest: Manifest, labels: Sequence[int | str]) -> _Test:
+    """Returns the test for `Where.labels`; raises ConfigError for unknown classes, or without whole objects."""
     _whole_objects_only(manifest, "labels")
     numbers = {name: number for number, name in enumerate(manifest.classes)}
     unknown = [
@@ -223,6 +239,7 @@ def _label_test(manifest: Manifest, labels: Sequence[int | str]) -> _Test:
 
 
 def _size_test(manifest: Manifest, sizes: tuple[int | None, int | None]) -> _Test:
+    """Returns the test for `Where.sizes`."""
     least, most = sizes
 
     def test(ordinals: Int64Array) -> NDArray[np.bool_]:
@@ -239,6 +256,7 @@ def _size_test(manifest: Manifest, sizes: tuple[int | None, int | None]) -> _Tes
 
 
 def _fraction_test(manifest: Manifest, fraction: object, seed: int) -> _Test:
+    """Returns the test for `Where.fraction`; raises ConfigError as `check_fraction`."""
     lower, upper = check_fraction(fraction)
 
     def test(ordinals: Int64Array) -> NDArray[np.bool_]:
@@ -260,10 +278,10 @@ def _fraction_test(manifest: Manifest, fraction: object, seed: int) -> _Test:
 
 
 def check_fraction(fraction: object) -> tuple[float, float]:
-    """Returns the two ends of a fraction.
+    """Returns the two ends of a fraction that a user has given.
 
     Raises:
-        ConfigError: it is not a pair of numbers, or they are not in order.
+        ConfigError: not a pair of numbers with 0 <= start < stop <= 1.
     """
     pair = fraction if isinstance(fraction, tuple | list) and len(fraction) == 2 else (None,)
     if not all(isinstance(end, int | float) for end in pair):
@@ -275,6 +293,7 @@ def check_fraction(fraction: object) -> tuple[float, float]:
 
 
 def _key_test(manifest: Manifest, patterns: Sequence[str]) -> _Test:
+    """Returns the test for `Where.keys`; no pattern matches nothing. Raises ConfigError without whole objects."""
     _whole_objects_only(manifest, "keys")
     matches = compile_pattern("|".join(map(translate, patterns))).match if patterns else None
 

@@ -1,4 +1,7 @@
-"""Manifest folders appear as a whole or not at all, and leftovers of a killed writer are removed.
+"""Writes folders and files that appear as a whole or not at all, and removes what a killed writer has left.
+
+Used by all that writes manifests, and files beside them: `indexing/publish.py`, `manifest/`, the engine's store of
+manifests, and tables of annotations.
 
 A writer works in `<root>/.building-<token>/`, holds a lock on `.building-<token>.lock` as long as it works, and renames
 the folder at the end. The kernel releases the lock when the process ends, so a folder whose lock is free is a leftover,
@@ -24,10 +27,12 @@ _LOCK = ".lock"
 
 @contextlib.contextmanager
 def workplace(root: Path) -> Iterator[Path]:
-    """Creates a temporary folder below `root` for one writer; removes it afterwards unless it was settled.
+    """Creates a temporary folder in `root` for one writer; removes it at the end unless `settle` has renamed it.
+
+    Creates `root` if it is missing, and removes leftovers of killed writers first.
 
     Raises:
-        ManifestError: an OSError of the root or of a file in it.
+        ManifestError: the folder cannot be made, or an OSError was raised inside.
     """
     try:
         root.mkdir(parents=True, exist_ok=True)
@@ -51,10 +56,14 @@ def settle(
     """Gives a finished folder its name; an intact one of that name stays, a broken one is replaced.
 
     Args:
-        place: folder with its files.
-        target: its final path.
+        place: the finished folder.
+        target: its final path, which is also returned.
         durable: whether the disk must have everything before the folder gets its name.
-        check: raises a ManifestError for a folder whose content does not match its name.
+        check: raises a ManifestError for a folder that has the name but not the right content.
+
+    Raises:
+        ManifestError: another writer has just made a folder of that name that `check` refuses.
+        OSError: a folder cannot be renamed, removed or written to the disk.
     """
     if durable:
         sync_all(place)
@@ -77,14 +86,14 @@ def settle(
 
 
 def settle_file(source: Path, target: Path) -> None:
-    """Gives a finished file its name; an existing one has the same content and is replaced."""
+    """Gives a finished file its name when the disk has it; replaces a file of that name. Raises OSError."""
     sync(source)
     os.replace(source, target)
     sync(target.parent)
 
 
 def sweep(root: Path) -> list[Path]:
-    """Removes the leftovers of killed writers below `root`; returns them."""
+    """Removes what killed writers have left in `root`, as far as it can be removed; returns the removed paths."""
     removed = []
     for lock in sorted(root.glob(f"{_PREFIX}*{_LOCK}")):
         with contextlib.suppress(OSError), lock.open("rb") as file:
@@ -100,7 +109,14 @@ def sweep(root: Path) -> list[Path]:
 
 @contextlib.contextmanager
 def one_at_a_time(path: Path) -> Iterator[None]:
-    """Lets one process of this machine work while the others wait; `path` is the lock file, which stays."""
+    """Lets one process of this machine work inside, while others wait at the entry; the lock file stays.
+
+    Args:
+        path: the lock file. It is created if it is missing, as its folder is.
+
+    Raises:
+        OSError: the lock file cannot be written.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("ab") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -109,7 +125,7 @@ def one_at_a_time(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _lock_file(path: Path) -> Iterator[None]:
-    """Holds a lock file; removes it at the end."""
+    """Creates a lock file, holds its lock while the context is open, and removes it at the end."""
     while True:
         with path.open("xb") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
@@ -124,13 +140,13 @@ def _lock_file(path: Path) -> Iterator[None]:
 
 
 def sync_all(folder: Path) -> None:
-    """Waits until a folder and its files are on the disk."""
+    """Waits until a folder and the files in it are on the disk; raises OSError."""
     for path in (*folder.iterdir(), folder):
         sync(path)
 
 
 def sync(path: Path) -> None:
-    """Waits until the content of a file, or the names in a folder, are on the disk."""
+    """Waits until the content of a file, or the names in a folder, are on the disk; raises OSError."""
     number = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(number)

@@ -1,9 +1,12 @@
-"""Tables of Arrow IPC streams, read as numpy views over one mapping.
+"""Reads a table from an Arrow IPC stream, as numpy views over one mapping.
+
+Used for the tables of a manifest (`manifest/table.py`), for columns and selections beside it, and by
+`annotations/table.py` and `batches/rows/table.py`.
 
 A file is a schema message, one record batch and the end mark, so any Arrow library reads it
-(`pyarrow.ipc.open_stream`). Columns are neither nullable nor compressed, so a column is its buffer. nanoarrow's own
-reader copies (20 MB of file cost 58 MB of anonymous memory, 2026-11-20): reading is `read_layout`, which checks every
-offset of the messages' metadata, plus `numpy.frombuffer`.
+(`pyarrow.ipc.open_stream`). Columns are neither nullable nor compressed, so the values of a column are the bytes of a
+buffer. nanoarrow's own reader copies them (20 MB of file cost 58 MB of anonymous memory, 2026-11-20). Here
+`read_layout` checks every offset of the messages' metadata, and `numpy.frombuffer` makes the views.
 """
 
 from __future__ import annotations
@@ -31,19 +34,31 @@ _INT = 2
 _BINARY = 4
 _FIXED_SIZE_BINARY = 15
 _LARGE_BINARY = 19
-# Metadata of a table with a dozen columns takes 2 KiB.
+# Longer metadata of a message is refused; that of a table with a dozen columns takes 2 KiB.
 _METADATA_LIMIT = 1 << 20
 
 
 class FieldLayout(msgspec.Struct, frozen=True):
-    """A column's name and type, e.g. "int64", "binary", "fixed_size_binary[16]"."""
+    """A column's name and Arrow type as text.
+
+    Attributes:
+        name: name of the column.
+        kind: such as "int64", "binary" or "fixed_size_binary[16]"; "type 5" for a type that is not read here.
+    """
 
     name: str
     kind: str
 
 
 class BatchLayout(msgspec.Struct, frozen=True):
-    """The only record batch of a file: rows, columns and the byte ranges of all buffers in the file."""
+    """Where the only record batch of a file has its bytes.
+
+    Attributes:
+        rows: number of rows.
+        fields: the columns, in order.
+        buffers: half-open byte ranges in the file, in order: of each column a validity buffer, then those of its
+            values.
+    """
 
     rows: int
     fields: tuple[FieldLayout, ...]
@@ -51,10 +66,15 @@ class BatchLayout(msgspec.Struct, frozen=True):
 
 
 def read_layout(content: memoryview | bytes, where: str) -> BatchLayout:
-    """Finds schema and record batch of a stream.
+    """Finds the columns and the byte ranges of all buffers of a stream; reads no values.
+
+    Args:
+        content: the whole stream.
+        where: name of the stream, for errors.
 
     Raises:
-        ManifestCorruptError: it is not such a stream, or points outside of it.
+        ManifestCorruptError: the bytes are not a schema and an uncompressed record batch, or a buffer is outside of
+            them.
     """
     try:
         return _layout(content)
@@ -65,7 +85,7 @@ def read_layout(content: memoryview | bytes, where: str) -> BatchLayout:
 
 
 class _BrokenError(Exception):
-    """Raised for anything that is not such a stream."""
+    """Raised where a stream breaks the rules of `read_layout`; `position` is the byte at which its message is."""
 
     def __init__(self, what: str, position: int) -> None:
         super().__init__(f"{what} (byte {position})")
@@ -73,6 +93,7 @@ class _BrokenError(Exception):
 
 
 def _layout(content: memoryview | bytes) -> BatchLayout:
+    """Does what `read_layout` promises; raises _BrokenError, or what a read outside of the bytes raises."""
     metadata, position = _metadata(content, 0)
     fields, body_bytes = _schema(metadata)
     metadata, body = _metadata(content, position + body_bytes)
@@ -95,7 +116,7 @@ def _layout(content: memoryview | bytes) -> BatchLayout:
 
 
 def _metadata(content: memoryview | bytes, position: int) -> tuple[bytes, int]:
-    """The metadata of the message at `position`, and the start of its body."""
+    """Returns the metadata of the message at byte `position`, and the byte at which its body begins."""
     mark, length = _PREFIX.unpack(content[position : position + _PREFIX.size])
     start = position + _PREFIX.size
     body = start + length
@@ -108,7 +129,7 @@ def _metadata(content: memoryview | bytes, position: int) -> tuple[bytes, int]:
 # 2026-11-23), which a mix does for every member in every process.
 @lru_cache(maxsize=16)
 def _schema(metadata: bytes) -> tuple[tuple[FieldLayout, ...], int]:
-    """Returns the columns, and the length of the body."""
+    """Returns the columns that a schema message has, and the bytes of its body; raises _BrokenError."""
     message = flatbuffer.Table.root(memoryview(metadata))
     body_bytes = message.number(3, "<q")
     if message.number(1, "<B") != _SCHEMA:
@@ -119,6 +140,7 @@ def _schema(metadata: bytes) -> tuple[tuple[FieldLayout, ...], int]:
 
 
 def _type_name(field: flatbuffer.Table) -> str:
+    """Returns the type of a column as `FieldLayout.kind`."""
     kind = field.number(2, "<B")
     details = field.table(3)
     if kind == _INT:
@@ -129,10 +151,11 @@ def _type_name(field: flatbuffer.Table) -> str:
 
 
 def map_table(path: Path, schema: Schema) -> Table:
-    """Maps a file and returns its columns as read-only views; takes no memory per row.
+    """Maps a file and returns its columns by name, as read-only views; takes no memory per row.
 
     Raises:
-        ManifestCorruptError: it is not such a file, has another schema, or an offset points outside.
+        ManifestCorruptError: the file cannot be mapped, is no stream of this module, or has other columns or types than
+            `schema`.
     """
     try:
         mapping = map_file(path)
@@ -142,10 +165,15 @@ def map_table(path: Path, schema: Schema) -> Table:
 
 
 def read_table(mapping: memoryview, schema: Schema, where: str) -> Table:
-    """Returns the columns of a file's bytes, as read-only views.
+    """Returns the columns of a file's bytes by name, as views of these bytes.
+
+    Args:
+        mapping: all bytes of the file.
+        schema: names and types of the columns, in their order.
+        where: name of the file, for errors.
 
     Raises:
-        ManifestCorruptError: it is not such a file, has another schema, or an offset points outside.
+        ManifestCorruptError: the bytes are no stream of this module, or have other columns or types than `schema`.
     """
     layout = read_layout(mapping, where)
     if [field.name for field in layout.fields] != list(schema):
@@ -156,7 +184,7 @@ def read_table(mapping: memoryview, schema: Schema, where: str) -> Table:
 
 
 class _Cursor:
-    """Takes the buffers of a batch, column by column."""
+    """Makes the columns of a record batch one after the other, each from the next buffers."""
 
     def __init__(self, mapping: memoryview, layout: BatchLayout, where: str) -> None:
         self._mapping = mapping
@@ -166,6 +194,7 @@ class _Cursor:
         self._ranges = iter(layout.buffers)
 
     def column(self, kind: ColumnType) -> Column:
+        """Returns the next column; raises ManifestCorruptError if it is of another type or longer than its buffers."""
         field = next(self._fields)
         if field.kind not in _ACCEPTED[kind]:
             self._fail(f"column {field.name} is {field.kind}, expected {kind}")

@@ -1,6 +1,8 @@
-"""Tables written as Arrow IPC streams: a schema message, one record batch and the end mark.
+"""Writes a table as an Arrow IPC stream: a schema message, one record batch and the end mark.
 
-Separate from reading: trainers only read, and save nanoarrow's 16 ms of CPU and 1 MB a process (2026-11-23).
+Used by `indexing/publish.py`, `annotations/table.py` and `batches/rows/table.py`, and for columns and selections beside
+a manifest. It is not in `reader.py`, because importing nanoarrow takes 16 ms of CPU and 1 MB a process (2026-11-23),
+and trainers only read.
 """
 
 from __future__ import annotations
@@ -16,7 +18,15 @@ from streamer.manifest.columns import BinaryColumn, Column, Table
 
 
 def write_table(path: Path, table: Table) -> int:
-    """Writes one table as an Arrow IPC stream; returns the file's length in bytes."""
+    """Writes one table to a file, replacing one that is there; returns the file's length in bytes.
+
+    Args:
+        path: the file.
+        table: one column or more by name, all of the same length, in the order in which they are written.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
     rows = {len(column) for column in table.values()}
     assert len(rows) == 1, f"columns of {path.name} differ in length: {rows}"
     with path.open("wb") as file:
@@ -39,6 +49,7 @@ def write_table(path: Path, table: Table) -> int:
 
 
 def _arrow_type(column: Column) -> object:
+    """Returns the nanoarrow type of a column; an array of two dimensions is one of byte strings of equal length."""
     if isinstance(column, BinaryColumn):
         wide = column.offsets.dtype == np.int64
         return (nanoarrow.large_binary if wide else nanoarrow.binary)(nullable=False)
