@@ -1,8 +1,9 @@
 """Arranges the samples of a plain dataset in the order of another one, to which it is joined.
 
-Of each chunk of the left dataset, the rows that its samples have are a chunk of their own, or a few: so a rank that
-opens a chunk of the left dataset fetches just these rows, in as many requests as they have runs. The result is a
-manifest of the same objects; a row that samples of several chunks have is in each of their chunks.
+Used by `loader/members/joins.py`. The other dataset is the left side of the join, the arranged one the right side, and
+its samples are the rows. The rows that the samples of one left chunk have become a chunk of their own, or a few. So a
+rank that opens a left chunk fetches just these rows, in as many requests as they have runs. The result is a manifest of
+the same objects. A row that samples of several left chunks have is in a chunk for each of them.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ from streamer.manifest.table import Manifest
 
 Int64Array = NDArray[np.int64]
 
-# Rows of one chunk of the left dataset that are longer together are several chunks: each is fetched as a whole, in
-# memory.
+# Longest chunk, but for the end of its last row: a chunk is fetched as a whole, in memory. The rows of one left chunk
+# that are longer together become several chunks.
 _MOST_CHUNK_BYTES = 32 << 20
 
 
@@ -35,8 +36,8 @@ class _Runs(msgspec.Struct, frozen=True, eq=False):
 
     Attributes:
         right: (n,) ordinals in the right manifest.
-        sizes: (n,) bytes.
-        first: (chunks + 1,) the first sample of each chunk.
+        sizes: (n,) length of each sample in bytes.
+        first: (chunks + 1,) number of each chunk's first sample, and n.
     """
 
     right: Int64Array
@@ -45,7 +46,7 @@ class _Runs(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def starts(self) -> Int64Array:
-        """(n,) byte of each sample in its chunk."""
+        """Byte of its chunk at which each sample begins: (n,)."""
         ends = np.cumsum(self.sizes)
         begin = ends - self.sizes
         return begin - np.repeat(begin[self.first[:-1]], np.diff(self.first))
@@ -54,17 +55,21 @@ class _Runs(msgspec.Struct, frozen=True, eq=False):
 def arrange(
     left: Manifest, right: Manifest, joined: tuple[Int64Array, Int64Array], indexer: Indexer, root: Path
 ) -> tuple[Path, Int64Array]:
-    """Writes a manifest with the samples of `right` in the order of `left`.
+    """Writes a manifest with those samples of `right` that are joined to `left`, in the order of `left`.
 
     Args:
         left: manifest of the dataset whose order counts.
         right: manifest of a plain dataset (not recoded).
-        joined: where the rows of each sample of `left` begin, (samples + 1,); and the rows, ordinals in `right`.
+        joined: place of the first row of each sample of `left`, (samples + 1,); and the rows, at least one, as ordinals
+            in `right`.
         indexer: the format of `right`.
-        root: the folder of manifests.
+        root: folder of manifests on the local disk.
 
     Returns:
-        The folder, and the rows as ordinals in the new manifest.
+        The folder of the new manifest, and the rows as ordinals in it.
+
+    Raises:
+        ManifestError: the folder cannot be written.
     """
     first, rows = joined
     chunk = np.repeat(np.arange(left.chunks), np.diff(first[left.chunk_first]))
@@ -99,7 +104,7 @@ def arrange(
 
 
 def _arrange_extents(right: Manifest, runs: _Runs) -> ManifestRows:
-    """Returns the rows of samples that are ranges of objects; neighbours in an object are one extent."""
+    """Returns the manifest's rows for samples of containers; samples that follow each other share an extent."""
     listing = _listing(right)
     owner, begin = _places(right, runs.right)
     stop = begin + runs.sizes
@@ -136,7 +141,7 @@ def _arrange_extents(right: Manifest, runs: _Runs) -> ManifestRows:
 
 
 def _places(right: Manifest, rows: Int64Array) -> tuple[Int64Array, Int64Array]:
-    """Returns the object of each sample, and its first byte there."""
+    """Returns the number of the object that has each sample of `right`, and the sample's first byte in it."""
     numbers, starts, stops = (right.column("extents", name).astype(np.int64) for name in ("object", "start", "stop"))
     before = np.append(0, np.cumsum(stops - starts))
     first_extent = right.column("chunks", "first_extent").astype(np.int64)
@@ -149,7 +154,7 @@ def _places(right: Manifest, rows: Int64Array) -> tuple[Int64Array, Int64Array]:
 
 
 def _listing(manifest: Manifest) -> Listing:
-    """The objects of a manifest."""
+    """Returns the objects of a manifest as a listing."""
     texts = {}
     for name in ("key", "version"):
         columns = [tables["objects"][name] for tables in manifest.tables]

@@ -1,4 +1,7 @@
-"""Builds a manifest: lists the objects, indexes them, packs their samples into chunks, and publishes the rows."""
+"""Builds a manifest: lists the objects, finds their samples, cuts these into chunks, and publishes the rows.
+
+Used by `engine/manifests/manifests.py`, `indexing/source.py` (in tasks) and `shards/finish.py`.
+"""
 
 from __future__ import annotations
 
@@ -48,18 +51,18 @@ from streamer.manifest.protocols import (
 )
 from streamer.manifest.table import Manifest
 
-# The longest magic of a format.
+# First bytes that are read of a doubtful file: the longest mark of a format.
 _START_BYTES = 16
-# Messages name so many parts that are left out, and count the rest.
+# Number of parts that a message names of those that are left out; it counts the others.
 _NAMED = 10
 _LEAVE_OUT = "leave them out (Index(damaged='skip'), --damaged skip)"
-# 8 containers whose chunks are kept, 16 without. With all of the fetcher's memory, 1 GiB, no page serves twice: .81 GB
-# more resident, 1.1 GB more of page faults and 1.6 CPU s more for 1.1 GB (2026-11-25).
+# Enough for 8 containers whose chunks are kept, or 16 others. With 1 GiB, all of the fetcher's memory, no page is used
+# twice: an index of 1.1 GB took 0.81 GB more of memory and 1.6 s more of CPU (2026-11-25).
 MEMORY_BYTES = 256 << 20
 
 
-# Indexes containers in other processes: yields the number of a container and its samples or blocks, or why it is
-# damaged, in any order, and notes about it. Raises StoreError if a store cannot be read.
+# Indexes containers in other processes: yields, in any order, the place of a container among those given, and what is
+# found in it, a note about it, or the error if it is damaged. Raises StoreError if a store cannot be read.
 Elsewhere = Callable[
     [Sequence[Container], Indexer],
     AsyncGenerator[tuple[int, Cut | list[Block] | Short | Partial | Note | ManifestError], None],
@@ -70,24 +73,23 @@ class BuildOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Options of a build.
 
     Attributes:
-        chunk_bytes: bytes, or "auto" for the rule in chunking.py.
+        chunk_bytes: wanted size of chunks in bytes, or "auto" for the rule in `manifest/chunking.py`.
         concurrency: requests in flight while indexing and listing.
         memory_bytes: total bytes of windows in memory; at least those of one container (see container_rows.py).
-        on_estimate: called with the cost after the listing; may raise to stop.
-        on_progress: called after each window and each object.
-        on_chunk: receives the chunks whose bytes were read for the index, with those bytes.
-        logs: records the findings; a build that was killed continues there.
+        on_estimate: called with the cost after the listing; may raise to stop. None means no call, as below.
+        on_progress: called after each window and each object; may raise to stop.
+        on_chunk: called with each chunk whose bytes were all read for the index, and those bytes.
+        logs: keep the findings, with which a build that was killed continues; None means that nothing is kept.
         in_key_order: whether raw files stay in the order of url and key, not of the hashes of their keys, which mix the
             classes of a chunk. Has no effect on containers.
         known: manifests from which the rows of unchanged objects are taken; those objects are not read.
-        order_of: the order of the objects that a url with braces names; see `list_objects`.
+        order_of: order of the objects that a url with braces names; see `list_objects`.
         on_note: called with a line about rows of a table that give no sample, or about samples that are left out.
         on_damage: called with a line about all containers, rows of tables and episodes that the index cannot use and
-            that are left out, and one for each of the first; None: they are an error.
-        elsewhere: indexes the containers in other processes; None: this process does.
-        doubtful: given the names of files that are samples, returns the place of one whose first bytes are to be looked
-            at, or None if that is not needed.
-        check_start: called with the url and the first bytes of the file that `doubtful` names; may raise.
+            that are left out, and one for each of the first. None means that they are an error.
+        elsewhere: indexes the containers in other processes. None means that this process does.
+        doubtful: returns the place, among the names of all files, of one whose first bytes are to be read; or None.
+        check_start: called with the url and the first bytes of the file that `doubtful` names; may raise to stop.
     """
 
     chunk_bytes: int | Literal["auto"] = "auto"
@@ -117,7 +119,7 @@ async def build(
     choose_format: ChooseFormat,
     options: BuildOptions | None = None,
 ) -> Manifest:
-    """Indexes a dataset and publishes its manifest as `<root>/<digest>/`.
+    """Indexes a dataset, publishes its manifest as `<root>/<digest>/`, and opens it.
 
     The result depends on the listing and the objects' bytes alone, not on the order of completion.
 
@@ -127,11 +129,11 @@ async def build(
         lister: lists urls, as an ObjectStore does.
         reader: reads ranges, as a Fetcher does.
         choose_format: returns the format, given the object names, as `formats.detect.chooser("auto")` does.
-        options: sizes, bounds and callbacks.
+        options: sizes, bounds and callbacks; None means the defaults.
 
     Raises:
-        ManifestError: there is nothing to index, an archive cannot be read, or the root cannot be written.
-        ConfigError: there are no urls, or a mixture of formats that "auto" does not know.
+        ManifestError: there is no sample, an object cannot be read, or the root cannot be written.
+        ConfigError: see `list_objects`; also if there are no urls, or `choose_format` finds no format.
         StoreError: the store failed.
     """
     options = options or BuildOptions()
@@ -166,7 +168,7 @@ async def build(
 
 
 async def _check_start(listing: Listing, reader: RangeReader, options: BuildOptions) -> None:
-    """Looks at the first bytes of a file whose name says nothing."""
+    """Reads the first bytes of the file that `doubtful` names, if it names one, and gives them to `check_start`."""
     # A thread looks: 10^6 names take half a second.
     place = await asyncio.to_thread(lambda: options.doubtful([decode_text(key) for key in listing.keys]))
     if place is not None and (record := listing.record(place)).size:
@@ -174,13 +176,13 @@ async def _check_start(listing: Listing, reader: RangeReader, options: BuildOpti
 
 
 def _describe_options(indexer: Indexer) -> str:
-    """Names the options of the format, which may be why there are no samples: a window longer than any object."""
+    """Returns the options of the format as part of a message, since they may be why samples are missing; or ""."""
     options = ", ".join(f"{name}={value!r}" for name, value in indexer.options.items())
     return f" (format {indexer.name!r} with {options})" if options else ""
 
 
 async def _whole_objects(listed: ListedDataset, options: BuildOptions) -> ManifestRows:
-    """Packs objects that are one sample each; reads none of them."""
+    """Packs objects that are one sample each into chunks; reads none of them. Reports cost and progress."""
     listing = listed.listing
     total_bytes = int(listing.sizes.sum())
     chunk_bytes = choose_chunk_bytes(options.chunk_bytes, listing.sizes, True)
@@ -243,7 +245,7 @@ async def _containers(
 
 
 def _leave_out(parts: Sequence[LeftOut], options: BuildOptions, what: str) -> None:
-    """Reports parts that the index cannot use, all at once; raises ManifestError unless they are to be left out."""
+    """Reports parts that the index cannot use to `on_damage`; without it, raises ManifestError if there are any."""
     if not parts:
         return
     named = [part.what for part in parts[:_NAMED]]
@@ -259,7 +261,7 @@ def _leave_out(parts: Sequence[LeftOut], options: BuildOptions, what: str) -> No
 
 
 def _estimate(surveyed: Surveyed, known: Collection[int], chunk_bytes: int) -> IndexEstimate:
-    """Returns the cost of indexing containers; `known` are the numbers of those that are not read again."""
+    """Returns the cost of indexing containers; `known` has the numbers of those that are not read again."""
     sizes = surveyed.listing.sizes
     most = surveyed.survey.read_bytes
     unknown = np.delete(sizes, list(known))
@@ -276,12 +278,12 @@ def _estimate(surveyed: Surveyed, known: Collection[int], chunk_bytes: int) -> I
 
 
 class _Indexed:
-    """One pass over all containers; counts its work for the progress.
+    """Indexes all containers once; counts its work for the progress.
 
     Attributes:
         longest: the longest of the containers that are shorter than a sample; None if there is none.
-        left_out: samples that blocks have left out (see `Block`), in the containers that were not known.
-        notes: those of all containers that were not known, by what they say.
+        left_out: number of samples that blocks have left out (see `Block`), without those of known containers.
+        notes: notes about all containers that were not known, by what they say.
     """
 
     def __init__(
@@ -306,11 +308,11 @@ class _Indexed:
 
     @property
     def rows_left_out(self) -> int:
-        """Number of rows or parts that are left out, of containers of which the rest is used."""
+        """Number of parts that are left out of containers whose other parts are used."""
         return sum(map(len, self._left_out.values()))
 
     async def rows(self, known: Mapping[int, Cut | list[Block]]) -> ManifestRows:
-        """Indexes the containers that are not known, and returns the rows of all; `known` has findings by number."""
+        """Indexes the containers that `known` does not have, and returns the rows of all; raises as `build`."""
         # Threads look at all of them: 10^6 take seconds.
         unknown = await asyncio.to_thread(self._count_known, known)
         indexed: list[Cut | list[Block] | None]
@@ -331,13 +333,13 @@ class _Indexed:
         return await asyncio.to_thread(lambda: self._join({**known, **dict(zip(unknown, indexed, strict=True))}))
 
     def _count_known(self, known: Mapping[int, Cut | list[Block]]) -> list[int]:
-        """Counts the containers that are known; returns the others."""
+        """Counts the containers that are known; returns the numbers of the others."""
         for number, cut in known.items():
             self._count_object(number, cut, 0)
         return [number for number in range(len(self._listing)) if number not in known]
 
     def _join(self, found: Mapping[int, Cut | list[Block] | None]) -> ManifestRows:
-        """Joins the rows of all containers, and reports what is left out."""
+        """Returns the rows of all containers and reports what is left out; raises ManifestError if all are damaged."""
         numbers = range(len(self._listing))
         cuts = [found[number] for number in numbers]
         listing = self._listing
@@ -363,7 +365,7 @@ class _Indexed:
 
     async def _index_or_leave(self, number: int) -> Cut | list[Block] | None:
         """Indexes a container; returns None if it is damaged and is to be left out."""
-        # Empty ones need nothing that would be waited for: 10^6 would take one turn of the loop.
+        # Empty containers wait for nothing: 10^6 of them would take one turn of the loop.
         await asyncio.sleep(0)
         passed = 0
 
@@ -393,7 +395,7 @@ class _Indexed:
             return None
 
     def _leave(self, number: int, error: ManifestError) -> None:
-        """Leaves out a container that cannot be read; raises if none is to be left out, or another is at fault."""
+        """Leaves out a container that cannot be read; raises the error if it is of another object, or none may be."""
         is_own = error.details.get("url") == self._survey.sources[number].record.url
         if self._options.on_damage is None or not ("reason" in error.details or is_own):
             raise error

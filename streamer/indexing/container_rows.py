@@ -1,10 +1,12 @@
-"""Indexes a container: drives its indexer, reads ahead, cuts chunks as they close, offers and logs them.
+"""Indexes one container: runs its indexer, reads ahead for it, and cuts, offers and logs its chunks as they close.
 
-Memory: at most `parallel_objects` containers are in progress. Each holds the window that its indexer works on, `ahead`
-    windows in flight, and, if chunks are offered, the windows of the chunk that is still open: no more than
-    `max_open_bytes` = max(2 x chunk_bytes, 8 MiB) plus one window. `Budget.divide` derives these from a number of
-    bytes; the bound that it keeps is max(memory_bytes, one container), with a container of at most (2 + ahead) x 8 MiB
-    + max_open_bytes, and of at most its object.
+Used by `indexing/build.py`, and by `indexing/tasks.py` in tasks. An indexer is a generator of the format that asks for
+ranges of the object, gets their bytes, and yields the samples that it finds.
+
+Memory: at most `Budget.parallel_objects` containers are in progress. Each holds the window that its indexer works on
+and `Budget.ahead` windows in flight. If chunks are offered, it also holds the windows of the chunk that is still open,
+at most `max_open_bytes` and one window. A container therefore takes at most (2 + ahead) x 8 MiB + max_open_bytes, and
+not more than its object has. `Budget.divide` keeps the sum below `memory_bytes`, unless one container needs more.
 """
 
 from __future__ import annotations
@@ -43,9 +45,9 @@ from streamer.manifest.protocols import (
     Span,
 )
 
-# Bytes that an indexer asks for at a time; see formats/reading.py.
+# Most bytes that an indexer asks for at a time (a window); see formats/reading.py.
 WINDOW_BYTES = 8 << 20
-# Concurrent small reads of one object: pages of an index, 4 KiB each.
+# Ranges of one object that are read at once where an indexer asks for several: pages of an index, 4 KiB each.
 _NEEDS_AT_ONCE = 256
 
 
@@ -57,13 +59,13 @@ class Budget(msgspec.Struct, frozen=True):
 
     @classmethod
     def divide(cls, memory_bytes: int, concurrency: int, sizes: NDArray[np.int64], kept_bytes: int) -> Budget:
-        """Divides `memory_bytes` (at least one container) and `concurrency` requests.
+        """Divides memory and requests: as many containers at once as fit, and reading ahead with what is left.
 
         Args:
-            memory_bytes: bytes of all windows together.
-            concurrency: requests in flight.
+            memory_bytes: bytes of all windows together; one container is indexed even if it needs more.
+            concurrency: requests in flight over all containers.
             sizes: sizes of the containers in bytes.
-            kept_bytes: bytes that a container holds for its open chunk.
+            kept_bytes: bytes that a container holds for its open chunk; 0 if no chunks are offered.
         """
         least = max(1, min(2 * WINDOW_BYTES + kept_bytes, int(sizes.max(initial=0))))
         parallel = max(1, min(concurrency, len(sizes), memory_bytes // least))
@@ -78,7 +80,15 @@ def max_open_bytes(chunk_bytes: int) -> int:
 
 
 class Container(msgspec.Struct, frozen=True):
-    """One object to index, how to cut it, and the log of its findings."""
+    """One object to index.
+
+    Attributes:
+        source: the object, and what the survey knows of it.
+        facts: facts from the survey.
+        format_name: name of the format, for the keys of chunks.
+        chunk_bytes: wanted size of chunks.
+        log: log of its findings; None if nothing is logged.
+    """
 
     source: Source
     facts: Facts
@@ -93,7 +103,12 @@ class Container(msgspec.Struct, frozen=True):
 
 
 class Partial(msgspec.Struct, frozen=True):
-    """What an index found in a container, and the parts of it that cannot be used."""
+    """What was found in a container of which some parts cannot be used.
+
+    Attributes:
+        found: what the other parts have, as `index_container` returns it.
+        left_out: the parts that cannot be used, at least one.
+    """
 
     found: Cut | list[Block] | Short
     left_out: list[LeftOut]
@@ -111,11 +126,20 @@ async def index_container(
 ) -> Cut | list[Block] | Short | Partial:
     """Indexes one container: cuts its samples into chunks, and offers those chunks whose bytes were all read.
 
-    Chunks that are in the container's log are neither read nor offered again.
+    Chunks that are in the container's log are neither read nor offered again; new ones are added to it.
+
+    Args:
+        container: the object.
+        indexer: its format.
+        reader: reads ranges.
+        ahead: windows that are read in advance.
+        on_chunk: called with each closed chunk and its bytes, before it is logged; None offers none.
+        on_read: called after each range that was read.
+        on_note: called with each note of the indexer, at the end.
 
     Returns:
-        The samples, cut into chunks, or the blocks, of which `blocks.cut_blocks` makes chunks, or why there are none;
-        with the parts that cannot be used, if there are some.
+        The samples, cut into chunks (`Cut`); the blocks, of which `blocks.cut_blocks` makes chunks; or `Short` if the
+        object is shorter than a sample. If some parts cannot be used, a `Partial` with that.
 
     Raises:
         ManifestError: the indexer failed.
@@ -148,7 +172,8 @@ async def index_container(
 async def _index_rest(
     steps: _Steps, windows: _ObjectWindows, chunks: _ClosedChunks, on_read: Callable[[Need], None]
 ) -> None:
-    # A thread does it: a window of small members takes 60 ms to parse, and the loop serves other clients.
+    """Runs an indexer to its end: reads what it asks for, and closes chunks after each of its steps."""
+    # A thread runs the steps: a window of small members takes 60 ms to parse, and the loop serves other clients.
     asked = await asyncio.to_thread(steps.advance, None)
     while asked is not None:
         answer: Answer
@@ -177,7 +202,7 @@ def _spans_from(found: LoggedSamples, first: int) -> tuple[NDArray[np.int64], ND
 
 
 class _Steps:
-    """A running indexer and its findings."""
+    """A running indexer: adds what it finds to `found`, `blocks`, `left_out`, `short` and `notes`."""
 
     def __init__(self, steps: Indexing, found: LoggedSamples, blocks: list[Block], left_out: list[LeftOut]) -> None:
         self._steps = steps
@@ -188,7 +213,7 @@ class _Steps:
         self.notes: list[Note] = []
 
     def advance(self, answer: Answer) -> Need | tuple[Need, ...] | Examine | None:
-        """Advances the indexer to its next need. Returns None when it is done."""
+        """Answers what the indexer asked for, and returns what it asks for next; None when it is done."""
         try:
             item = self._steps.send(answer)
             while not isinstance(item, Need | tuple | Examine):
@@ -210,7 +235,14 @@ class _Steps:
 
 
 class _ObjectWindows:
-    """Reads what an indexer needs, and what it will probably need next."""
+    """Reads what an indexer of one object asks for, and in advance what it will probably ask for next.
+
+    Args:
+        record: the object.
+        reader: reads ranges.
+        tasks: group in which requests run.
+        ahead: windows that are read in advance.
+    """
 
     def __init__(self, record: ObjectRecord, reader: RangeReader, tasks: asyncio.TaskGroup, ahead: int) -> None:
         self._record = record
@@ -222,7 +254,7 @@ class _ObjectWindows:
         self._last = Need(-1, -1)
 
     async def read(self, need: Need) -> memoryview:
-        """Returns the bytes of a need; if it continues the one before, the windows behind it are read ahead."""
+        """Returns the bytes of a need; if it begins where the last one ended, starts to read the windows behind it."""
         goes_on = need.start == self._last.stop
         if need not in self._coming:
             self.cancel()
@@ -241,12 +273,12 @@ class _ObjectWindows:
         return memoryview(await task)
 
     async def read_apart(self, asked: Need | tuple[Need, ...]) -> memoryview | tuple[memoryview, ...]:
-        """Reads ranges that say nothing about the next one: of other objects, or several at once."""
+        """Reads ranges that do not tell the next one: of another object, or several at once, which give a tuple."""
         contents = await read_needs(self._name_needs(asked), self._reader, _NEEDS_AT_ONCE)
         return tuple(contents) if isinstance(asked, tuple) else contents[0]
 
     def reserve(self, asked: Need | tuple[Need, ...]) -> AbstractAsyncContextManager[None]:
-        """Reserves memory for ranges that are read apart."""
+        """Returns a context in which memory is reserved for what `read_apart` reads."""
         return reserve_needs(self._name_needs(asked), self._reader)
 
     def _name_needs(self, asked: Need | tuple[Need, ...]) -> tuple[Need, ...]:
@@ -254,11 +286,11 @@ class _ObjectWindows:
         return tuple(need if need.object else Need(need.start, need.stop, self._record) for need in needs)
 
     async def examine(self, asked: Examine) -> Examined:
-        """Lets a recoder count the samples of an object."""
+        """Lets a recoder examine an object; raises ManifestError, see `survey.examine`."""
         return await examine(asked, self._reader)
 
     def cancel(self) -> None:
-        """Gives up what was read ahead (the indexer jumped, or is done)."""
+        """Cancels the requests for windows ahead, since the indexer has jumped or is done."""
         for task in self._coming.values():
             task.cancel()
         self._coming.clear()
@@ -271,7 +303,13 @@ class _ObjectWindows:
 
 
 class _ClosedChunks:
-    """Holds the bytes of the chunk that is still open; offers and logs the chunks that are closed."""
+    """Holds the bytes of the chunk that is still open; offers and logs the chunks that are closed.
+
+    Args:
+        container: the object.
+        on_chunk: called with a closed chunk and its bytes; None offers none, and then nothing is held.
+        found: the samples that the log already has.
+    """
 
     def __init__(self, container: Container, on_chunk: OnChunk | None, found: LoggedSamples) -> None:
         self._container = container
@@ -284,7 +322,14 @@ class _ClosedChunks:
             self._held.append((start, window))
 
     async def close(self, found: LoggedSamples, *, finished: bool) -> None:
-        """Offers, then logs, what is closed by the samples found so far: the log has no chunk that was not offered."""
+        """Offers, then logs, the chunks that cannot grow any more; drops the bytes that no open chunk needs.
+
+        A chunk in the log has been offered, unless its bytes were not read or not held any more.
+
+        Args:
+            found: all samples found so far.
+            finished: whether the indexer is done, so that the last chunk is closed, too.
+        """
         starts, stops = _spans_from(found, self._open_sample)
         size = self._container.record.size
         chunk_bytes = self._container.chunk_bytes
@@ -302,11 +347,12 @@ class _ClosedChunks:
         self._open_sample += closed
         if edges:
             self._held = [(base, window) for base, window in self._held if base + len(window) > position]
-        # A chunk whose beginning is missing is not offered: a very large sample is fetched again later.
+        # All bytes of a very large sample are dropped, and it is not offered: it is fetched again later.
         if sum(len(window) for _, window in self._held) > max_open_bytes(chunk_bytes) + WINDOW_BYTES:
             self._held.clear()
 
     async def _offer(self, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> None:
+        """Offers the chunk of these samples if chunks are offered and all its bytes are held."""
         if not self._on_chunk:
             return
         cut = cut_object(starts, stops, self._container.record.size, self._container.chunk_bytes)
@@ -330,7 +376,7 @@ class _ClosedChunks:
         await self._on_chunk(chunk, parts)
 
     def _bytes_of(self, ranges: NDArray[np.int64]) -> list[memoryview] | None:
-        """Returns the bytes of ranges from the windows that are held; None if some are not held any more."""
+        """Returns the bytes of ranges as parts of the windows that are held; None if some are not held any more."""
         parts = []
         for start, stop in ranges.tolist():
             position = start

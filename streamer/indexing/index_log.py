@@ -1,11 +1,13 @@
-"""The findings of an unfinished index, on disk: a restarted engine continues at the chunks that were open.
+"""Keeps the findings of an unfinished index on disk, so that a restarted engine continues at the chunks that were open.
 
-    <folder>/<name>      the samples of the closed chunks of one container; `name` is a digest of all that determines
-    them
+The engine gives `IndexLogs` to a build (`indexing/build.py`), and `indexing/container_rows.py` reads and continues the
+log of each container, in threads.
 
-A file is a sequence of records, each written at once and with a checksum. If a kill or a full disk cuts the last one
-short, it is removed when the file is read. Reading an object again is always correct, so an error of the disk never
-ends an index. Synchronous; used in threads.
+    <folder>/<name>      the samples of the closed chunks of one container
+
+The name is a digest of all that determines the samples. A file is a sequence of records, each written at once and with
+a checksum. If a kill or a full disk cuts the last one short, it is removed when the file is read. An object without a
+log is read again, which is always correct, so an error of the disk never ends an index.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from streamer.manifest.protocols import Indexer, Source
 logger = logging.getLogger(__name__)
 
 _CHECKSUM = Struct("<I")
-# Samples before this record, samples in it, the beginning of the next sample, whether the container ends there.
+# A record begins with the samples before it, those in it, the first byte of the next one, and whether there is none.
 _HEAD = Struct("<QQQ?")
 _SAMPLE_BYTES = 16
 
@@ -35,8 +37,8 @@ class LoggedSamples(msgspec.Struct):
     """The samples of the closed chunks of one container.
 
     Attributes:
-        starts, stops: byte ranges of the samples, in order.
-        position: beginning of the next sample.
+        starts, stops: half-open byte ranges of the samples in the object, in order.
+        position: byte at which the next sample begins.
         finished: whether there is no next sample.
     """
 
@@ -47,13 +49,22 @@ class LoggedSamples(msgspec.Struct):
 
 
 class LogWriting(msgspec.Struct):
-    """Whether the logs of an index are written: not to a disk that has refused a record and needs its space."""
+    """Says whether the logs of an index are written; they share it.
+
+    Attributes:
+        goes_on: whether records are written: no more after the disk has refused one, since it needs its space.
+    """
 
     goes_on: bool = True
 
 
 class IndexLog:
-    """The log of one container; file and folder are created with the first record."""
+    """The log of one container: `read` it once, then `append` to it. The first record creates file and folder.
+
+    Args:
+        path: the file.
+        writing: says whether records are written, for all logs of an index. None means that they are.
+    """
 
     def __init__(self, path: Path, writing: LogWriting | None = None) -> None:
         self._path = path
@@ -61,7 +72,10 @@ class IndexLog:
         self._samples = 0
 
     def read(self) -> LoggedSamples:
-        """Reads the records up to the first that is damaged or out of order; cuts off the rest."""
+        """Reads the records up to the first that is damaged or out of order, and cuts the rest off the file.
+
+        The result has no samples if there is no file, or if it cannot be read (logged).
+        """
         found = LoggedSamples()
         good = 0
         try:
@@ -95,12 +109,12 @@ class IndexLog:
         return found
 
     def append(self, starts: NDArray[np.int64], stops: NDArray[np.int64], position: int, *, finished: bool) -> None:
-        """Adds the samples of closed chunks; call `read` first.
+        """Adds a record with the samples of closed chunks. An error of the disk is logged and ends all writing.
 
         Args:
-            starts: first byte of each sample.
-            stops: byte behind each sample.
-            position: beginning of the next sample.
+            starts: int64, shape (n,): first byte of each sample in the object.
+            stops: int64, shape (n,): byte behind each sample.
+            position: byte at which the next sample begins.
             finished: whether there is no next sample.
         """
         head = _HEAD.pack(self._samples, len(starts), position, finished)
@@ -117,7 +131,12 @@ class IndexLog:
 
 
 class IndexLogs:
-    """The logs of one index."""
+    """Opens the logs of one index.
+
+    Args:
+        folder: folder of the logs.
+        writes: whether records are written, not only read.
+    """
 
     def __init__(self, folder: Path, *, writes: bool = True) -> None:
         self._folder = folder
@@ -127,7 +146,7 @@ class IndexLogs:
         return f"IndexLogs({str(self._folder)!r})"
 
     def open_log(self, source: Source, indexer: Indexer, chunk_bytes: int) -> IndexLog:
-        """Returns the log of one version of a container that is cut in one way."""
+        """Returns the log of a container: another one for each version, format, options and size of chunks."""
         record = source.record
         inputs = repr((record, source.notes, source.sidecar, indexer.name, indexer.options, chunk_bytes))
         name = blake2b(inputs.encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()

@@ -1,7 +1,8 @@
-"""Takes the rows of unchanged objects from earlier manifests, so that the objects are not read again.
+"""Takes the samples of unchanged objects from earlier manifests, so that the objects are not read again.
 
-The rows of an object depend on its bytes, the format and the facts alone. Its samples are taken from the rows and cut
-again; blocks cannot be cut again, so they need the same `chunk_bytes`.
+`indexing/build.py` calls it before it indexes the other objects. The rows of an object in a manifest depend on its
+bytes, the format and the facts alone. Samples are cut into chunks again; blocks cannot be, because of the hints that
+their chunks have, so they are taken only for the same `chunk_bytes`.
 """
 
 from __future__ import annotations
@@ -23,16 +24,23 @@ Int64Array = NDArray[np.int64]
 def take_over(
     sources: Sequence[Source], manifests: Sequence[Manifest], indexer: Indexer, facts: Facts, chunk_bytes: int
 ) -> dict[int, Cut | list[Block]]:
-    """Returns the manifests' findings about the sources, by the number of the source.
+    """Returns what the manifests know of the sources, by the number of the source; unknown ones are left out.
 
-    A source with an index file is left out: reading it costs little, and it may have been corrected.
+    A source with an index file is left out, too: reading it costs little, and it may have been corrected.
+
+    Args:
+        sources: the objects to index, as a survey returned them.
+        manifests: earlier manifests, of which the first one that knows an object counts.
+        indexer: the format.
+        facts: facts from the survey; a manifest with others knows nothing.
+        chunk_bytes: size of the chunks into which samples are cut.
     """
     found: dict[int, Cut | list[Block]] = {}
     for manifest in manifests:
         content = manifest.content
         asked = (indexer.name, indexer.revision, indexer.options, facts, False)
         if (content.format, content.revision, content.options, manifest.facts, content.whole_objects) != asked:
-            # Another format may find others.
+            # Another format, or the same one with other options or facts, may find other samples.
             continue
         rows = _Rows(manifest)
         for number, source in enumerate(sources):
@@ -44,7 +52,7 @@ def take_over(
 
 
 class _Rows:
-    """The rows of a manifest by object."""
+    """Finds the rows of a manifest by object; the manifest has no whole objects."""
 
     def __init__(self, manifest: Manifest) -> None:
         self._manifest = manifest
@@ -53,16 +61,20 @@ class _Rows:
         self._start = manifest.column("extents", "start").astype(np.int64)
         self._stop = manifest.column("extents", "stop").astype(np.int64)
         self._first_extent = np.append(manifest.column("chunks", "first_extent").astype(np.int64), len(owner))
-        # It is right for a chunk whose extents are all of one object.
+        # The object of a chunk's first extent is that of all, in a chunk whose extents are of one object.
         self._owner = owner[self._first_extent[:-1]]
-        # Rows of an object that are made of others, too, may change with those, which the rows do not name.
+        # Blocks that have bytes of several objects may change with an object that their rows do not name.
         self._are_of_one = not manifest.recoded or bool(
             np.array_equal(owner, np.repeat(self._owner, np.diff(self._first_extent)))
         )
         self._sample_start = np.empty(0) if manifest.recoded else manifest.column("samples", "start")
 
     def find(self, record: ObjectRecord, chunk_bytes: int) -> Cut | list[Block] | None:
-        """Finds the samples or blocks of an object. Returns None if it is unknown or has changed."""
+        """Returns the samples of an object, cut into chunks, or its blocks; None if they are not known for sure.
+
+        That is so if the object is unknown or has changed, if chunks of the manifest have blocks of several objects or
+        another size, or if a sample has no bytes.
+        """
         number = self._numbers.get(record.url)
         if number is None or self._manifest.object(number) != record or not self._are_of_one:
             return None
@@ -90,7 +102,7 @@ class _Rows:
         return cut_object(starts, stops, record.size, chunk_bytes)
 
     def _blocks(self, chunk: int) -> list[Block]:
-        """The blocks of a chunk, which share its record bytes in proportion to their samples."""
+        """Returns the blocks of a chunk; its record bytes are divided in proportion to the samples of each."""
         found = self._manifest.chunk(chunk)
         ranges = [(extent.start, extent.stop) for extent in found.extents]
         hints = decode_hints(found.hint)

@@ -1,4 +1,7 @@
-"""Lists all objects of a dataset's urls, in an order that does not depend on the store's."""
+"""Lists the objects of a dataset's urls, in an order that does not depend on the store's, and chooses their format.
+
+Used by `indexing/build.py` and `shards/finish.py`; `Listing` is what the other modules of `indexing/` work on.
+"""
 
 from __future__ import annotations
 
@@ -21,20 +24,21 @@ from streamer.manifest.model import ObjectRecord
 from streamer.manifest.protocols import ChooseFormat, Indexer, Lister
 
 _GLOB = "*?["
-# Returns the place of an object among those that a url names, by the object's url; None: they are in order of name.
+# Returns, for a url, the function that gives the place of an object from the object's url; None if they go by name.
 OrderOf = Callable[[str], Callable[[str], int] | None]
 
 
 class Listing(msgspec.Struct, frozen=True):
-    """The objects of a dataset; its columns have one entry per object.
+    """The objects of a dataset, in order; its columns have one entry per object.
 
     Attributes:
-        base: common beginning of all object urls; "" if they share no folder.
-        keys: the rest of each url, UTF-8.
-        versions: UTF-8.
-        sizes: int64, bytes.
-        labels: int32, class numbers by the folder below the url, -1 for none.
-        classes: names by their numbers: sorted, unless they are given.
+        urls: the urls that were listed.
+        base: common beginning of the urls of all objects, a folder; "" if they share none.
+        keys: the rest of each object's url (`encode_text`).
+        versions: version of each object (`encode_text`).
+        sizes: int64, length of each object in bytes.
+        labels: int32, class number by the folder right below the url, or -1 if there is none.
+        classes: class names by number, sorted unless the user has given them.
     """
 
     urls: tuple[str, ...]
@@ -49,7 +53,7 @@ class Listing(msgspec.Struct, frozen=True):
         return len(self.keys)
 
     def only(self, places: Sequence[int]) -> Listing:
-        """The objects at these places, in this order."""
+        """Returns the listing of the objects at these places, in this order."""
         return Listing(
             urls=self.urls,
             base=self.base,
@@ -61,18 +65,26 @@ class Listing(msgspec.Struct, frozen=True):
         )
 
     def record(self, index: int) -> ObjectRecord:
-        """Object number `index`."""
+        """Returns object number `index`."""
         return ObjectRecord(
             self.base + decode_text(self.keys[index]), int(self.sizes[index]), decode_text(self.versions[index])
         )
 
     def url(self, index: int) -> bytes:
-        """The whole address of an object, UTF-8."""
+        """Returns the url of object number `index` (`encode_text`)."""
         return encode_text(self.base) + self.keys[index]
 
 
 class _UrlListing(msgspec.Struct):
-    """The objects below one url, by key; their urls begin with `folder`."""
+    """The objects below one url, in order.
+
+    Attributes:
+        url: the url that was listed.
+        folder: beginning of the objects' urls, as the store spells it.
+        keys: the rest of each object's url.
+        versions: version of each object (`encode_text`).
+        sizes: length of each object in bytes.
+    """
 
     url: str
     folder: str
@@ -98,13 +110,14 @@ class _UrlListing(msgspec.Struct):
 
 
 class ListedDataset(msgspec.Struct, frozen=True):
-    """The objects below all urls.
+    """The objects below all urls, and their format.
 
     Attributes:
         indexer: the format chosen for these objects.
         listing: the objects that it accepts.
         others: the objects that it rejects, by url; empty for whole objects.
-        table: The folder below which folders may be partitions; see `SurveyContext`.
+        table: folder below which names of folders may be values (partitions), see `SurveyContext.base`; "" if each url
+            is an object.
     """
 
     indexer: Indexer
@@ -113,7 +126,7 @@ class ListedDataset(msgspec.Struct, frozen=True):
     table: str = ""
 
 
-# Names that are put in order sooner than a thread is asked.
+# Fewer names are sorted on the loop, which takes less time than asking a thread.
 _FEW = 2000
 
 
@@ -124,18 +137,21 @@ async def list_objects(
     concurrency: int,
     order_of: OrderOf = lambda url: None,
 ) -> ListedDataset:
-    """Lists all urls, a few at a time, and chooses the format for the objects found.
+    """Lists all urls, and chooses the format for the objects found, without hidden ones and streamer's own.
+
+    The objects are in the order of the urls, then by name, or as `order_of` says.
 
     Args:
         urls: prefixes, objects, patterns.
         lister: lists a url.
         choose_format: chooses the format, given the names of all objects.
         concurrency: urls that are listed at once.
-        order_of: returns where an object is among those that a url names, None if they are in order of their names.
+        order_of: see `OrderOf`.
 
     Raises:
-        ManifestError: a url has no objects, or two urls name the same object.
-        ConfigError: a url is not UTF-8, or a folder is none of the classes that are given.
+        ManifestError: a url has no objects or none that the format accepts, or an object is listed twice.
+        ConfigError: a url is not UTF-8, a folder is none of the classes that are given, or no format is found.
+        StoreError: a store cannot be listed.
     """
     for url in urls:
         if not is_utf_8(url):
@@ -171,6 +187,7 @@ def _choose(urls: tuple[str, ...], found: list[_UrlListing], choose_format: Choo
 
 
 async def _list_one(url: str, lister: Lister, order_of: OrderOf) -> _UrlListing:
+    """Lists one url; raises ManifestError if it has no objects or one twice."""
     # Columns instead of records: building from 10^6 files takes 417 MB at its peak instead of 459 (2026-11-20).
     names: list[str] = []
     versions: list[bytes] = []
@@ -194,7 +211,7 @@ async def _list_one(url: str, lister: Lister, order_of: OrderOf) -> _UrlListing:
 def _sort_objects(
     url: str, names: list[str], versions: list[bytes], sizes: array[int], place_of: Callable[[str], int] | None
 ) -> _UrlListing:
-    """Returns the objects of a url in order; raises ManifestError if one comes twice."""
+    """Returns the objects of a url by name, or by `place_of`; raises ManifestError if one comes twice."""
     order = sort_places(names)
     if (twice := next((names[a] for a, b in pairwise(order) if names[a] == names[b]), None)) is not None:
         raise ManifestError(
@@ -215,7 +232,13 @@ def _sort_objects(
 
 
 def _folder(url: str, names: Sequence[str], marks: str = _GLOB) -> str:
-    """The folder that a url names, as the store spells it in the sorted names of its objects."""
+    """Returns the folder that a url names, as the store spells it in the urls of its objects.
+
+    Args:
+        url: the url that was listed.
+        names: the urls of its objects, sorted; the first and the last one are enough.
+        marks: characters with which a pattern in the url begins.
+    """
     magic = min((place for mark in marks if (place := url.find(mark)) >= 0), default=len(url))
     stem = url[:magic]
     if magic < len(url) or url in names:
@@ -236,7 +259,7 @@ def _folder(url: str, names: Sequence[str], marks: str = _GLOB) -> str:
 
 
 def _common_folder(paths: Sequence[str]) -> str:
-    """The longest folder that contains all paths; "" if they share no more than a scheme."""
+    """Returns the longest folder that contains all paths; "" if they share no more than a scheme."""
     levels = zip(*(path.split("/")[:-1] for path in paths), strict=False)
     shared = [level[0] for level in takewhile(lambda level: len(set(level)) == 1, levels)]
     folder = "".join(f"{name}/" for name in shared)
@@ -244,9 +267,9 @@ def _common_folder(paths: Sequence[str]) -> str:
 
 
 def _visible(part: _UrlListing) -> _UrlListing:
-    """Leaves out what is in hidden folders, which no format sees.
+    """Returns the objects that are not in hidden folders; raises ManifestError if all are.
 
-    Hidden files are left out by `_select_objects`: the metadata of zarr have such names.
+    Hidden files stay, because the metadata of zarr have such names; `_select_objects` leaves out the others.
     """
     if _names_one(part) or _names_each(part):
         return part
@@ -271,7 +294,7 @@ def _visible(part: _UrlListing) -> _UrlListing:
 
 
 def _names_one(part: _UrlListing) -> bool:
-    """Whether the url is that of an object: what the user names himself is accepted whatever its name is."""
+    """Whether the url is that of one object, which is accepted whatever its name is."""
     return len(part.keys) == 1 and part.url.endswith(part.keys[0])
 
 
@@ -281,7 +304,7 @@ def _names_each(part: _UrlListing) -> bool:
 
 
 def _select_objects(part: _UrlListing, chosen: Indexer) -> list[int]:
-    """Returns the places of the objects of a url that are part of the dataset; raises ManifestError if none is."""
+    """Returns the places of the objects that the format accepts; raises ManifestError if it accepts none."""
     if _names_one(part):
         return [0]
     # Formats of this package look themselves; those of others need not.
@@ -347,5 +370,5 @@ def _join(urls: tuple[str, ...], parts: list[_UrlListing], given: Sequence[str] 
 
 
 def _class_name(key: str) -> str:
-    """The folder right below the url, as in torchvision's ImageFolder; "" for a file without one."""
+    """Returns the folder right below the url, as in torchvision's ImageFolder; "" for a file without one."""
     return key.partition("/")[0] if "/" in key else ""

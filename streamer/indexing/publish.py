@@ -1,4 +1,8 @@
-"""Writes manifest folders: from rows, or again from a manifest that is open."""
+"""Writes manifest folders: from rows, or from a manifest that is open.
+
+`indexing/build.py`, `indexing/arrange.py` and `shards/finish.py` write rows. The engine writes a lost manifest again,
+and a manifest at another endpoint.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +23,14 @@ from streamer.manifest.validation import base_keys, foreign, stamp_keys
 
 
 def publish(rows: ManifestRows, root: Path) -> Path:
-    """Writes the manifest folder `<root>/<digest>/` and returns it; an existing one stays.
+    """Writes the manifest folder `<root>/<digest>/` and returns it; an intact one of that name stays.
+
+    Args:
+        rows: the whole dataset.
+        root: folder of manifests on the local disk.
 
     Raises:
-        ManifestError: the folder cannot be written.
+        ManifestError: the folder cannot be written, or there are too many urls or classes for root.json.
     """
     with workplace(root) as place:
         parts = []
@@ -57,7 +65,7 @@ def publish(rows: ManifestRows, root: Path) -> Path:
 
 
 def publish_again(manifest: Manifest, root: Path) -> Path:
-    """Writes again the folder of an open manifest whose files another program has removed; returns the folder.
+    """Writes the folder `<root>/<digest>/` of an open manifest whose files another program has removed; returns it.
 
     Raises:
         ManifestError: the folder cannot be written.
@@ -74,10 +82,17 @@ def publish_again(manifest: Manifest, root: Path) -> Path:
 
 
 def publish_at(manifest: Manifest, root: Path, endpoint: str) -> Path:
-    """Writes the manifest of the same objects at an endpoint: with other keys of chunks, else the same.
+    """Writes the manifest of the same objects at another endpoint; returns its folder, `<root>/<digest>/`.
+
+    The keys of its chunks include the endpoint; all else is the same.
+
+    Args:
+        manifest: manifest without an endpoint.
+        root: folder of manifests on the local disk.
+        endpoint: address that a client of a shared engine has named.
 
     Raises:
-        ManifestCorruptError: a chunk has no key.
+        ManifestCorruptError: the key of a chunk is not that of its objects and ranges.
         ManifestError: the folder cannot be written.
     """
     keys = bytearray()

@@ -1,6 +1,7 @@
 """Turns findings about objects into the rows of a manifest, with numbers that count through all objects.
 
-`build.py` and `arrange.py` make rows with it, `publish.py` writes them.
+`indexing/build.py`, `indexing/arrange.py` and `shards/finish.py` make rows with it, and `indexing/publish.py` writes
+them.
 """
 
 from __future__ import annotations
@@ -35,22 +36,36 @@ Int64Array = NDArray[np.int64]
 
 
 class PartRows(msgspec.Struct, frozen=True):
-    """One part of a manifest: its tables by name, and the number that the first row of each has in all parts."""
+    """One part of a manifest.
+
+    Attributes:
+        tables: its tables by name.
+        first: by table, number of the part's first row, counted through all parts.
+    """
 
     tables: dict[str, Table]
     first: dict[str, int]
 
 
 class ManifestRows(msgspec.Struct, frozen=True):
-    """A whole dataset, before it is written.
+    """A whole dataset of M chunks, n samples and e extents, before it is written.
 
     Attributes:
-        first_sample, first_extent: int64, shape (M + 1,), as in `Cut`.
+        listing: the objects, in the order of their samples.
+        format: name of the format.
+        chunk_bytes: wanted size of chunks.
+        whole_objects: whether every object is one sample; then the extents are the objects.
+        first_sample, first_extent: int64, shape (M + 1,), as in `Cut`, counted through all objects.
         chunk_keys: uint8, shape (M, 16).
-        local_bytes: int64, shape (M,); planned lengths for recoded chunks.
-        sample_start: uint32, shape (n,); empty for recoded chunks.
-        extent_object: uint32, number of each extent's object; empty for whole objects.
-        fetch_bytes: int64, shape (M,), for recoded chunks; None: equal to `local_bytes`.
+        local_bytes: int64, shape (M,): lengths of chunks on the SSD; planned ones if they are recoded.
+        sample_start: uint32, shape (n,), as in `Cut`; empty for recoded chunks.
+        extent_object: uint32, shape (e,): number of each extent's object; empty for whole objects.
+        extent_start, extent_stop: int64, shape (e,): byte ranges in the objects; empty for whole objects.
+        indexer: the format; None for a manifest without options and revision.
+        facts: facts about the dataset.
+        fetch_bytes: int64, shape (M,): lengths of recoded chunks as fetched; None means equal to `local_bytes`.
+        hints: of each recoded chunk, `Chunk.hint`; else empty.
+        codec: codec of all chunks.
     """
 
     listing: Listing
@@ -82,7 +97,7 @@ class ManifestRows(msgspec.Struct, frozen=True):
         return self.codec != Codec.IDENTITY
 
     def parts(self, part_samples: int = PART_SAMPLES) -> Iterator[PartRows]:
-        """Cuts the rows into parts of whole chunks, with at most `part_samples` samples each (or one chunk)."""
+        """Yields the rows in parts of whole chunks, with at most `part_samples` samples each (or one chunk)."""
         chunk = objects = 0
         chunks = len(self.chunk_keys)
         while chunk < chunks:
@@ -146,9 +161,9 @@ def rows_of_objects(
     Args:
         listing: the objects.
         format_name: name of the format.
-        chunk_bytes: size of the chunks, as the manifest states it.
-        order: places of the objects in the listing, in the order of the samples.
-        first: (chunks + 1,) the first sample of each chunk.
+        chunk_bytes: wanted size of chunks, which the manifest states.
+        order: int64, shape (n,): places in the listing of the objects, in the order of the samples.
+        first: int64, shape (chunks + 1,): number of each chunk's first sample, and n.
     """
     ordered = listing.only(order.tolist())
     position = np.concatenate([[0], np.cumsum(ordered.sizes)]).astype(np.int64)
@@ -177,7 +192,14 @@ def rows_of_objects(
 
 
 class Contained(msgspec.Struct, frozen=True):
-    """Containers: the objects in the order of their samples, and the facts known before they are indexed."""
+    """Makes the rows of a dataset of containers.
+
+    Attributes:
+        listing: the containers, in the order of their samples.
+        indexer: the format.
+        facts: facts from the survey.
+        chunk_bytes: size of chunks into which samples were cut, and into which blocks are cut here.
+    """
 
     listing: Listing
     indexer: Indexer
@@ -185,10 +207,11 @@ class Contained(msgspec.Struct, frozen=True):
     chunk_bytes: int
 
     def rows(self, found: Sequence[Cut | list[Block]]) -> ManifestRows:
-        """Returns the rows of the dataset from the cut samples or the blocks of each object.
+        """Returns the rows of the dataset from the cut samples or the blocks of each object, in their order.
 
         Raises:
-            ManifestError: one object has blocks and another samples, or a block is too large.
+            ManifestError: one object has blocks and another samples; a block is too large, has bytes of an object that
+                is not listed, or shares parts in another way than other blocks.
         """
         cuts = [each for each in found if isinstance(each, Cut)]
         if len(cuts) == len(found):
@@ -204,7 +227,7 @@ class Contained(msgspec.Struct, frozen=True):
         return self._rows_of_blocks(blocks)
 
     def _rows_of_samples(self, cuts: Sequence[Cut]) -> ManifestRows:
-        """Returns the rows of samples that are cut into chunks, a cut for each object."""
+        """Returns the rows of samples that are cut into chunks; `cuts` has one for each object."""
         owner = np.repeat(np.arange(len(cuts), dtype=np.uint32), [len(cut.extent_start) for cut in cuts])
         name = self.indexer.name
         keys = []
@@ -277,7 +300,11 @@ class Contained(msgspec.Struct, frozen=True):
         )
 
     def _ranges(self, chunks: Sequence[tuple[int, list[Block]]]) -> list[tuple[int, int, int]]:
-        """Returns object, start and stop of each range; raises ManifestError if the survey has no such object."""
+        """Returns object number, start and stop of each range; raises ManifestError if the object is not listed.
+
+        Args:
+            chunks: of each chunk, number of its object and its blocks.
+        """
         of_several = any(block.objects for _, members in chunks for block in members)
         numbers = {self.listing.url(i): i for i in range(len(self.listing))} if of_several else {}
         ranges = []
@@ -295,7 +322,7 @@ class Contained(msgspec.Struct, frozen=True):
         return ranges
 
     def _block_keys(self, chunks: Sequence[tuple[int, list[Block]]]) -> NDArray[np.uint8]:
-        """Returns the keys of chunks of blocks, (chunks, 16)."""
+        """Returns the keys of chunks of blocks, (chunks, 16); `chunks` as for `_ranges`."""
         indexer = self.indexer
         options = key_options(self.indexer.options, self.facts.fields)
         keys = [

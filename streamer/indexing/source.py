@@ -1,4 +1,7 @@
-"""Makes the manifest of a dataset: indexes it on an executor, or reads it from a url."""
+"""Makes the manifest of a dataset without an engine: indexes it on an executor, or reads it from a url.
+
+Used by `streamer index --executor` (`cli/index_command.py`) and `streamer pack` (`shards/prepared.py`).
+"""
 
 from __future__ import annotations
 
@@ -29,16 +32,16 @@ _READS_AT_ONCE = 16
 
 
 class DatasetSource(Discreet, msgspec.Struct, frozen=True, kw_only=True):
-    """A dataset.
+    """Says where a dataset is and how it is read.
 
     Attributes:
         urls: prefixes, objects or patterns.
-        format: its name, or "auto".
+        format: name of the format, or "auto".
         format_options: options of the format.
-        extensions: extensions of the raw files that are samples; None: see `formats.folder.class_folders`.
-        manifest: url of a built manifest (`streamer index --out`); None: the dataset is indexed.
-        earlier: url where an earlier index may have left a manifest, such as beside the data: containers that have not
-            changed since then are not read again.
+        extensions: extensions of the raw files that are samples; None means the usual ones (`formats/folder.py`).
+        manifest: url of a built manifest (`streamer index --out`); None means that the dataset is indexed.
+        earlier: url where an earlier index may have left a manifest, such as beside the data; None if there is none.
+            Containers that have not changed since then are not read again.
         options: storage options as fsspec takes them.
     """
 
@@ -58,20 +61,24 @@ async def manifest_of_source(
     options: BuildOptions,
     on_note: Callable[[str], None] = lambda note: None,
 ) -> Manifest:
-    """Writes the manifest of a dataset to a local folder: indexes it in tasks, or reads it from a url.
+    """Writes the manifest of a dataset to a local folder and opens it: indexes in tasks, or reads it from a url.
 
     Args:
         source: the dataset.
-        folder: folder for the manifest.
+        folder: folder of manifests on the local disk.
         runner: runs the tasks.
-        options: options of the build. The runner decides where it runs.
+        options: options of the build; `known`, `elsewhere`, `on_note` and `order_of` are set here.
         on_note: called with a line about what gives no sample.
+
+    Raises:
+        ManifestError: there is no such manifest, or it is damaged, or see `build`.
+        ConfigError, StoreError: see `build`.
     """
     async with Fetcher(FetchConfig(), StoreOpener(source.options)) as fetcher:
         if source.manifest is not None:
             files = await manifest_files(fetcher, source.manifest)
             return install_files(files, folder, shown(source.manifest))
-        # Places of earlier indexes of these objects.
+        # Earlier indexes of these objects may have left manifests at these urls.
         places = [source.earlier] if source.earlier else []
         if len(source.urls) == 1 and UrlPattern.parse(source.urls[0]).single:
             places.append(f"{source.urls[0].rstrip('/')}/{BESIDE}")
@@ -96,7 +103,12 @@ async def manifest_of_source(
 
 
 async def manifest_files(fetcher: Fetcher, url: str) -> list[tuple[str, bytes]]:
-    """Returns the files of the manifest at a url, by name; raises ManifestError if there is none."""
+    """Reads the files of the manifest at a url; returns (name, content) of each, by name.
+
+    Raises:
+        ManifestError: there is no manifest.
+        StoreError: the store failed.
+    """
     folder = f"{url.rstrip('/')}/"
     files = select_files([record for page in await fetcher.list(folder) for record in page])
     if not files:

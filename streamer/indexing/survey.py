@@ -1,4 +1,8 @@
-"""Runs a format's survey: which objects contain samples, and the facts about all of them."""
+"""Runs a format's survey, which says which objects contain samples, and facts about all of them.
+
+Used by `indexing/build.py`; `indexing/container_rows.py` reads with its helpers. A survey is a generator of the format
+that asks for ranges of objects and gets their bytes.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +36,10 @@ from streamer.manifest.table import Manifest
 
 
 def refuse_pointers(reader: RangeReader) -> RangeReader:
-    """Returns a reader that refuses pointers of Git LFS; it has recoders if the given one has."""
+    """Returns a reader that raises ManifestError for an object that is a pointer of Git LFS, and else reads the same.
+
+    It bounds memory and examines objects if the given reader does.
+    """
     return _CheckedExaminer(reader) if isinstance(reader, Examiner) else _CheckedReader(reader)
 
 
@@ -43,7 +50,7 @@ class _CheckedReader:
         self._reader = reader
 
     async def read(self, extent: Extent) -> bytes:
-        """Returns exactly the bytes of `extent`."""
+        """Returns exactly the bytes of `extent`; raises ManifestError for a pointer, and what the reader raises."""
         content = await self._reader.read(extent)
         if extent.start == 0 and extent.object.size < POINTER_BYTES and is_pointer(content):
             record = extent.object
@@ -57,24 +64,27 @@ class _CheckedReader:
 
 
 class _CheckedExaminer(_CheckedReader):
-    """Also lets a recoder count samples."""
+    """Does the same, and also lets a recoder count samples."""
 
     async def examine(self, asked: Examine) -> Examined:
-        """Recodes an object as one block, and counts; raises ManifestError as `read`."""
+        """Recodes an object as one block, and counts its samples; raises ManifestError for a pointer, too."""
         if asked.object.size < POINTER_BYTES:
             await self.read(Extent(asked.object, 0, asked.object.size))
         assert isinstance(self._reader, Examiner)
         return await self._reader.examine(asked)
 
 
+# Ending of the file beside a manifest with what its survey leaves for the next one.
 _SUFFIX = ".survey"
 
 
 class Surveyed(msgspec.Struct, frozen=True):
-    """The objects to index, in the order of the samples; row i of the listing is source i of the survey.
+    """The objects to index, in the order of the samples.
 
     Attributes:
-        damages: errors of objects that the survey could not read, and which are not among these.
+        listing: the objects; number i is source i of the survey.
+        survey: what the format found.
+        damages: errors of objects that the survey could not read; these objects are left out of the listing.
     """
 
     listing: Listing
@@ -88,15 +98,15 @@ async def survey_objects(
     """Surveys the listed objects.
 
     Args:
-        listed: The objects.
-        reader: Reads what the survey needs of them.
-        concurrency: Requests at once.
-        skips: Whether an object that the survey cannot read is left out, as the first one that says which fields all
-            have, and the others are surveyed without it.
-        memories: What earlier surveys have left; see `SurveyContext`.
+        listed: the objects and their format.
+        reader: reads what the survey needs of them.
+        concurrency: requests at once.
+        skips: whether an object that the survey cannot read is left out, and the others are surveyed without it. It may
+            be the object that says which fields all have.
+        memories: what earlier surveys have left, see `SurveyContext`.
 
     Raises:
-        ManifestError: the format's survey failed, or names an object twice or one that was not listed.
+        ManifestError: the survey failed, or no object is left; or it names an object twice, or one that was not listed.
         StoreError: the reader failed.
     """
     reader = refuse_pointers(reader)
@@ -123,10 +133,15 @@ async def survey_objects(
 
 
 def _choose_sources(listed: ListedDataset, found: Survey, accepted: int) -> Listing:
-    """Returns the listing of the objects that a survey names.
+    """Returns the listing of the objects that a survey names, in its order.
+
+    Args:
+        listed: all objects.
+        found: result of the survey.
+        accepted: number of objects that the survey was given, for the error.
 
     Raises:
-        ManifestError: it names one twice, or one that was not listed.
+        ManifestError: the survey names an object twice, or one that was not listed.
     """
     places = {listed.listing.record(place).url: place for place in range(len(listed.listing))}
     chosen = [places.get(source.record.url, -1) for source in found.sources]
@@ -146,7 +161,7 @@ async def _survey_objects(
     concurrency: int,
     memories: Sequence[bytes],
 ) -> Survey:
-    """Runs one survey of these objects."""
+    """Runs the survey once over the accepted objects; its steps run in threads. Arguments as `survey_objects`."""
     indexer = listed.indexer
     if isinstance(indexer, ContextSurveyor):
         steps = indexer.survey_with(SurveyContext(listed.table, memories), accepted, listed.others)
@@ -175,14 +190,14 @@ async def _survey_objects(
 
 
 def reserve_needs(needs: Sequence[Need], reader: RangeReader) -> AbstractAsyncContextManager[None]:
-    """Reserves memory for ranges of named objects while they are read and parsed, if the reader bounds it."""
+    """Returns a context in which memory for ranges of named objects is reserved, if the reader bounds its memory."""
     if not isinstance(reader, BoundedReader):
         return nullcontext()
     return reader.hold([Extent(need.object, need.start, need.stop) for need in needs if need.object is not None])
 
 
 async def read_needs(needs: tuple[Need, ...], reader: RangeReader, concurrency: int) -> list[memoryview]:
-    """Reads ranges of named objects, many at once."""
+    """Reads ranges of named objects, at most `concurrency` at once; returns their bytes in the same order."""
 
     async def read(need: Need) -> memoryview:
         assert need.object is not None, "a need of several, or of a survey, names its object"
@@ -192,13 +207,14 @@ async def read_needs(needs: tuple[Need, ...], reader: RangeReader, concurrency: 
 
 
 async def examine(asked: Examine, reader: RangeReader) -> Examined:
-    """Lets a recoder examine an object; raises ManifestError if the reader has none."""
+    """Lets a recoder examine an object; raises ManifestError if the reader has no recoders, or the recoder fails."""
     if not isinstance(reader, Examiner):
         raise ManifestError(f"{asked.object.url} can be indexed by an engine only: it has to be unpacked")
     return await reader.examine(asked)
 
 
 def _advance(steps: Surveying, answer: Answer | ManifestError) -> Survey | Need | tuple[Need, ...] | Examine:
+    """Gives a survey its answer, or raises the error in it; returns what it asks for next, or its result."""
     try:
         return steps.throw(answer) if isinstance(answer, ManifestError) else steps.send(answer)
     except StopIteration as end:
@@ -207,13 +223,13 @@ def _advance(steps: Surveying, answer: Answer | ManifestError) -> Survey | Need 
 
 
 def keep_memory(manifest: Manifest, memory: bytes) -> None:
-    """Writes the memory of a survey; raises ManifestError if it cannot be written."""
+    """Writes the memory of a survey beside its manifest; raises ManifestError if it cannot be written."""
     path = _place(manifest)
     KeptFiles(path.parent).write(path.name, lambda made: made.write_bytes(memory))
 
 
 def read_memories(manifests: Sequence[Manifest]) -> list[bytes]:
-    """Returns what the surveys of these manifests have left; those that have left nothing are passed over."""
+    """Returns the memories that the surveys of these manifests have left; a manifest without one is passed over."""
     found = []
     for manifest in manifests:
         # It may be removed with its manifest at any time.

@@ -1,4 +1,8 @@
-"""Indexes in tasks of an executor: lists a large prefix in ranges of keys, and indexes containers in groups."""
+"""Indexes in tasks of an executor: lists a large prefix in ranges of keys, and indexes containers in groups.
+
+`indexing/source.py` gives `TaskLister` and `IndexTasks` to a build. `shards/` opens stores with `StoreOpener`, and lists
+its shards with `FetchedLists`, without tasks.
+"""
 
 from __future__ import annotations
 
@@ -32,17 +36,23 @@ from streamer.store import ObjectStore, open_store
 from streamer.store.addresses.patterns import UrlPattern
 from streamer.store.addresses.urls import Address
 
-# Other characters are escaped differently by some clients, and so sort at another place.
+# Keys that every client sends unchanged. Some clients escape other characters, so that a key sorts at another place.
 _CLEAN = re.compile(r"(?!\.{1,2}(/|$))[-.\w=]+(/(?!\.{1,2}(/|$))[-.\w=]+)*", re.ASCII)
 _LETTERS = "".join(sorted(f"-./=_{string.digits}{string.ascii_letters}"))
-# Characters compared behind the common beginning of two keys.
+# Characters behind the common beginning of two keys that `key_between` looks at.
 _WINDOW = 6
-# Pages of a part are doubled each time, up to this number: 64,000 keys, two to six seconds.
+# Most pages that one task lists: 64,000 keys, two to six seconds.
 _MAX_PAGES = 64
 
 
 class KeyRange(msgspec.Struct, frozen=True):
-    """The keys after `after`, up to `until` (empty: to the end), of which `pages` pages are listed at once."""
+    """A range of keys that is to be listed.
+
+    Attributes:
+        after: the range begins behind this key.
+        until: last key of the range; "" means that it has no end.
+        pages: pages that the next task lists.
+    """
 
     after: str
     until: str = ""
@@ -57,14 +67,19 @@ class KeyRange(msgspec.Struct, frozen=True):
         return bool(self.until) and key > self.until
 
     def rest(self, last: str) -> KeyRange | None:
-        """Returns the range behind the last listed key; None if nothing is left."""
+        """Returns the range behind the last listed key, with twice as many pages; None if nothing is left."""
         if self.until and last >= self.until:
             return None
         return KeyRange(last, self.until, min(2 * self.pages, _MAX_PAGES))
 
 
 class KeyRanges:
-    """The ranges that are still to be listed, of which at most `limit` are listed at the same time."""
+    """Keeps the ranges that are still to be listed, and halves them so that there are enough for all tasks.
+
+    Args:
+        rest: the range to list.
+        limit: tasks that run at the same time.
+    """
 
     def __init__(self, rest: KeyRange, limit: int) -> None:
         self._waiting = deque([rest])
@@ -73,21 +88,21 @@ class KeyRanges:
         self._divide()
 
     def take(self) -> KeyRange | None:
-        """Returns the next range to list; None if there is none now."""
+        """Returns the next range to list, which then counts as running; None if there is none now."""
         if not self._waiting:
             return None
         self._running += 1
         return self._waiting.popleft()
 
     def finish(self, rest: KeyRange | None) -> None:
-        """Records that a range was listed, except for the rest."""
+        """Records that a running range was listed but for its rest (None if it was listed to its end)."""
         self._running -= 1
         if rest is not None:
             self._waiting.append(rest)
         self._divide()
 
     def _divide(self) -> None:
-        """Halves waiting ranges until there are enough."""
+        """Halves waiting ranges until as many are waiting or running as may run; a range may be too short for that."""
         whole: list[KeyRange] = []
         while self._waiting and self._running + len(self._waiting) + len(whole) < self._limit:
             found = self._waiting.popleft()
@@ -105,7 +120,7 @@ def is_clean(key: str) -> bool:
 
 
 def key_between(after: str, until: str) -> str:
-    """Returns a clean key about in the middle between two keys; "" if none was found. `until` may be empty: no end."""
+    """Returns a clean key about in the middle between two keys; "" if none is found. An empty `until` means no end."""
     same = 0
     while same < min(len(after), len(until)) and after[same] == until[same]:
         same += 1
@@ -124,7 +139,7 @@ def key_between(after: str, until: str) -> str:
 
 
 def _number(text: str, base: int) -> int:
-    """Returns the first characters as digits of a number; the end of the text is 0."""
+    """Returns the first `_WINDOW` characters as digits of a number to a base; behind the end of the text they are 0."""
     number = 0
     for letter in text[:_WINDOW]:
         number = number * base + min(bisect_left(_LETTERS, letter) + 1, base - 1)
@@ -133,43 +148,49 @@ def _number(text: str, base: int) -> int:
 
 # Objects in the order of their keys, as a store lists them at once.
 Page = Sequence[ObjectRecord]
+# What is found in a container, or why it cannot be indexed.
 Found: TypeAlias = Cut | list[Block] | Short | Partial | ManifestError
-# The place of a container in its task, and what is found in it; in any order.
+# Place of a container in its task, and what is found in it or a note about it; in any order.
 Findings: TypeAlias = list[tuple[int, Found | Note]]
-# Pages of 1,000 objects that are listed without tasks, because a task for fewer costs more than it saves.
+# Pages of 1,000 objects that are listed without tasks: for fewer, a task costs more than it saves.
 _FIRST_PAGES = 20
-# A task costs about 60 pages of ranges that turn out empty; 10^7 keys take the time of 600 pages (simulated).
+# Most tasks that list at the same time. One more costs about 60 requests for ranges that turn out empty; with this many,
+# 10^7 keys take the time of 600 pages (simulated).
 _MAX_TASKS = 32
-# A task that dies costs as much again; one of 1 GB takes a second at 10 Gbit/s.
+# Most bytes and containers of a task. A task that dies is done again; one of 1 GB takes a second at 10 Gbit/s.
 _TASK_BYTES = 1 << 30
 _TASK_CONTAINERS = 256
-# At least this many tasks for each that runs at once, so that the last ones end together.
+# Tasks for each one that runs at the same time, at least: so the last ones end together.
 _SHARES = 4
 
 
 class StoreOpener(Discreet, msgspec.Struct, frozen=True):
-    """Opens stores with these options; can be sent to other processes."""
+    """Opens stores with given storage options; can be sent to other processes.
+
+    Attributes:
+        options: storage options as fsspec takes them.
+    """
 
     options: Mapping[str, object]
 
     def __call__(self, url: str | Address) -> ObjectStore:
-        """Opens the store of a url."""
+        """Opens the store of a url; raises ConfigError, see `open_store`."""
         return open_store(url, self.options)
 
 
 class FetchedLists(msgspec.Struct, frozen=True):
-    """Lists through a fetcher, with its retries and time limits."""
+    """Lists through a fetcher, with its retries and time limits; a `manifest.protocols.Lister`."""
 
     fetcher: Fetcher
 
     async def list(self, url: str) -> AsyncIterator[Sequence[ObjectRecord]]:
-        """Lists as `ObjectStore.list` does."""
+        """Yields pages as `ObjectStore.list` does, once all are listed."""
         for page in await self.fetcher.list(url):
             yield page
 
 
 class TaskReader:
-    """Reads for an index in a task; what can only be counted by decompressing it is decompressed in this process."""
+    """Reads for an index in a task. An object that a recoder must examine is decoded in the task's own process."""
 
     def __init__(self, fetcher: Fetcher) -> None:
         self._fetcher = fetcher
@@ -181,14 +202,25 @@ class TaskReader:
         return await self._fetcher.read(extent)
 
     async def examine(self, asked: Examine) -> Examined:
-        """Recodes an object, which is read as a whole: one at a time."""
+        """Reads an object as a whole, recodes it as one block, and counts its samples; one object at a time.
+
+        Raises:
+            ManifestError: the object cannot be decoded.
+            StoreError: the object cannot be read.
+        """
         async with self._one_object:
             content = await self.read(Extent(asked.object, 0, asked.object.size))
             return await asyncio.to_thread(examine_here, self._recoders, asked, content)
 
 
 class ListTask(Discreet, msgspec.Struct, frozen=True):
-    """Some pages of the objects below a folder."""
+    """A task that lists some pages of the objects below a folder.
+
+    Attributes:
+        folder: url of the folder.
+        keys: range of keys below it, and number of pages.
+        options: storage options as fsspec takes them.
+    """
 
     folder: str
     keys: KeyRange
@@ -196,7 +228,13 @@ class ListTask(Discreet, msgspec.Struct, frozen=True):
 
 
 class ListedPages(msgspec.Struct, frozen=True):
-    """The objects that a task has listed, in columns (sizes: int64 of this machine), and the range that is left."""
+    """Result of a `ListTask`.
+
+    Attributes:
+        urls, versions: url and version of each listed object.
+        sizes: length of each object in bytes, as int64 in the byte order of this machine.
+        rest: range that is left of the task's; None if it was listed to its end.
+    """
 
     urls: list[str]
     versions: list[str]
@@ -204,12 +242,18 @@ class ListedPages(msgspec.Struct, frozen=True):
     rest: KeyRange | None
 
     def records(self) -> list[ObjectRecord]:
-        """Returns the objects."""
+        """Returns the listed objects."""
         return list(map(ObjectRecord, self.urls, array("q", self.sizes), self.versions))
 
 
 class TaskLister:
-    """Lists large prefixes on an executor if the store lists keys in order; a `manifest.protocols.Lister`."""
+    """Lists large prefixes on an executor if the store lists keys in order; a `manifest.protocols.Lister`.
+
+    Args:
+        fetcher: lists the first pages, and all of them where tasks do not help.
+        runner: runs the tasks.
+        options: storage options as fsspec takes them.
+    """
 
     def __init__(self, fetcher: Fetcher, runner: Runner, options: Mapping[str, object]) -> None:
         self._fetcher = fetcher
@@ -217,7 +261,7 @@ class TaskLister:
         self._options = options
 
     async def list(self, url: str) -> AsyncIterator[Page]:
-        """Lists as `ObjectStore.list` does, but the pages may come in another order."""
+        """Yields pages as `ObjectStore.list` does, but perhaps in another order; raises StoreError."""
         pattern = UrlPattern.parse(url)
         max_pages = _FIRST_PAGES if pattern.single and self._fetcher.lists_from(url) else None
         pages = await self._fetcher.list(url, enough=lambda found: len(found) == max_pages)
@@ -233,6 +277,7 @@ class TaskLister:
                     yield page
 
     async def _list_in_tasks(self, folder: str, last: str) -> AsyncGenerator[Page, None]:
+        """Yields the objects below a folder whose urls come after `last`."""
         ranges = KeyRanges(KeyRange(last[len(folder) :]), min(self._runner.most_tasks, _MAX_TASKS))
 
         def next_task() -> ListTask | None:
@@ -251,6 +296,7 @@ def list_range(task: ListTask) -> ListedPages:
 
 
 async def _list(task: ListTask) -> ListedPages:
+    """Does what `list_range` promises: ends behind a clean key, or at the end of the range."""
     folder = task.folder
     keys = task.keys
 
@@ -271,14 +317,21 @@ async def _list(task: ListTask) -> ListedPages:
 
 
 def _has_key_order(pages: Sequence[Page], folder: str) -> bool:
-    """Whether keys ascend, and the last is one behind which a listing may begin."""
+    """Whether the listed keys ascend, and the last one is clean, so that another listing may begin behind it."""
     urls = [record.url for page in pages for record in page]
     in_folder = urls[0].startswith(folder) and is_clean(urls[-1][len(folder) :])
     return in_folder and all(before < after for before, after in pairwise(urls))
 
 
 class ContainersTask(Discreet, msgspec.Struct, frozen=True):
-    """A task: the containers from number `first` on."""
+    """A task that indexes some containers.
+
+    Attributes:
+        first: place of the first one among all containers.
+        containers: the containers.
+        indexer: their format.
+        options: storage options as fsspec takes them.
+    """
 
     first: int
     containers: Sequence[Container]
@@ -287,7 +340,12 @@ class ContainersTask(Discreet, msgspec.Struct, frozen=True):
 
 
 class IndexTasks(Discreet, msgspec.Struct, frozen=True):
-    """Indexes containers on an executor, with storage options as fsspec takes them; see `build.Elsewhere`."""
+    """Indexes containers on an executor; a `build.Elsewhere`.
+
+    Attributes:
+        runner: runs the tasks.
+        options: storage options as fsspec takes them.
+    """
 
     runner: Runner
     options: Mapping[str, object]
@@ -295,7 +353,11 @@ class IndexTasks(Discreet, msgspec.Struct, frozen=True):
     async def __call__(
         self, containers: Sequence[Container], indexer: Indexer
     ) -> AsyncGenerator[tuple[int, Found | Note], None]:
-        """Yields, in any order, the place of a container and what is found in it, an error, or a note about it."""
+        """Yields, in any order, the place of a container, and what is found in it, an error, or a note about it.
+
+        Raises:
+            StoreError: an object cannot be read.
+        """
         tasks = iter(
             ContainersTask(first, containers[first:stop], indexer, self.options)
             for first, stop in groups([each.record.size for each in containers], self.runner.most_tasks)
@@ -307,7 +369,12 @@ class IndexTasks(Discreet, msgspec.Struct, frozen=True):
 
 
 def groups(sizes: Sequence[int], most_tasks: int) -> Iterator[tuple[int, int]]:
-    """Yields half-open ranges of containers with about the same number of bytes, one for each task. Pure."""
+    """Divides containers into tasks with about the same number of bytes; yields the half-open range of each.
+
+    Args:
+        sizes: sizes of the containers in bytes, in order.
+        most_tasks: tasks that run at the same time.
+    """
     limit = min(_TASK_BYTES, sum(sizes) // (_SHARES * most_tasks))
     first = filled = 0
     for number, size in enumerate(sizes):
@@ -321,11 +388,12 @@ def groups(sizes: Sequence[int], most_tasks: int) -> Iterator[tuple[int, int]]:
 
 
 def index_containers(task: ContainersTask) -> tuple[int, Findings]:
-    """Indexes containers: returns the number of the first, and the findings, or errors, in each; raises StoreError."""
+    """Indexes containers in a task; returns `task.first` and the findings in each. Raises StoreError."""
     return task.first, asyncio.run(_index(task))
 
 
 async def _index(task: ContainersTask) -> Findings:
+    """Indexes the containers of a task, several at once; a damaged one is found as its error."""
     bounds = BuildOptions()
     sizes = np.array([container.record.size for container in task.containers], np.int64)
     budget = Budget.divide(bounds.memory_bytes, bounds.concurrency, sizes, 0)
