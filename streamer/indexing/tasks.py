@@ -1,7 +1,7 @@
 """Indexes in tasks of an executor: lists a large prefix in ranges of keys, and indexes containers in groups.
 
-`indexing/source.py` gives `TaskLister` and `IndexTasks` to a build. `shards/` opens stores with `StoreOpener`, and lists
-its shards with `FetchedLists`, without tasks.
+`indexing/source.py` gives `TaskLister` and `IndexTasks` to a build. `shards/` opens stores with `StoreOpener`, and
+lists its shards with `FetchedLists`, without tasks.
 """
 
 from __future__ import annotations
@@ -154,8 +154,8 @@ Found: TypeAlias = Cut | list[Block] | Short | Partial | ManifestError
 Findings: TypeAlias = list[tuple[int, Found | Note]]
 # Pages of 1,000 objects that are listed without tasks: for fewer, a task costs more than it saves.
 _FIRST_PAGES = 20
-# Most tasks that list at the same time. One more costs about 60 requests for ranges that turn out empty; with this many,
-# 10^7 keys take the time of 600 pages (simulated).
+# Most tasks that list at the same time. Each costs the time of about 60 pages, for ranges that turn out empty. With so
+# many tasks, 10^7 keys take the time of 600 pages (simulated).
 _MAX_TASKS = 32
 # Most bytes and containers of a task. A task that dies is done again; one of 1 GB takes a second at 10 Gbit/s.
 _TASK_BYTES = 1 << 30

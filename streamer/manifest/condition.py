@@ -1,6 +1,7 @@
-"""Conditions on columns: "width >= 256 and lang == 'en'", parsed to a few operations of numpy.
+"""Conditions on columns: "width >= 256 and lang == 'en'", evaluated with numpy; and the values of a column.
 
-The text is parsed as a Python expression, of which only these parts are allowed; it is never executed.
+`manifest/selection.py` selects samples by them (`where=` of a user), and `loader/members/` finds the columns that they
+name. A condition is parsed as a Python expression, of which only these parts are allowed; it is never executed.
 
     and, or, not, ( )                      of conditions
     == != < <= > >=, also 0 < width < 9    of columns, numbers and texts
@@ -31,6 +32,7 @@ from streamer.manifest.columns import BinaryColumn
 
 Int64Array = NDArray[np.int64]
 Flags = NDArray[np.bool_]
+# The types that values of a column have.
 Kind = Literal["bool", "int", "uint", "float", "text"]
 
 # Most characters of a condition.
@@ -56,11 +58,11 @@ _CALCULATED: dict[type[ast.operator], np.ufunc] = {
 
 
 class ColumnValues(msgspec.Struct, frozen=True, eq=False):
-    """A column, one value per sample.
+    """A column, with at most one value for each sample.
 
     Attributes:
-        kind: kind of the values.
-        valid: bool, shape (n,): whether the sample has a value.
+        kind: type of the values.
+        valid: bool, shape (n,): whether each row has a value.
         values: int64 (0 and 1 for "bool"), uint64 or float64, shape (n,); for texts a column of their UTF-8.
     """
 
@@ -74,19 +76,19 @@ class ColumnValues(msgspec.Struct, frozen=True, eq=False):
         return len(self.valid)
 
     def join_to(self, rows: Int64Array) -> JoinedValues:
-        """Returns the column of other samples that are joined to these.
+        """Returns this column for other samples, each of which has the value of the row that it is joined to.
 
         Args:
-            rows: int64, shape (samples,): number of the sample here to which each one is joined, or -1 if none is.
+            rows: int64, shape (samples,): row of this column for each of the other samples, or -1 if it has none.
         """
         return JoinedValues(self.kind, self.valid, self.values, rows)
 
     def places(self, ordinals: Int64Array) -> tuple[Int64Array, Flags]:
-        """Returns the row in `values` of each of these samples, and which of them have a value; shape (k,) each."""
+        """Returns the row in `values` of each of these samples, and whether it has a value; shape (k,) each."""
         return ordinals, self.valid[ordinals]
 
     def value(self, row: int) -> str | int | float | bool | None:
-        """Returns the value in a row of `values`, or None if it has none."""
+        """Returns the value in a row of `values` as a Python object, or None if the row has none."""
         if not self.valid[row]:
             return None
         if isinstance(self.values, BinaryColumn):
@@ -96,10 +98,10 @@ class ColumnValues(msgspec.Struct, frozen=True, eq=False):
 
 
 class JoinedValues(ColumnValues, frozen=True, eq=False):
-    """A column of other samples, to which these are joined.
+    """A column of another dataset, to whose rows the samples of this one are joined.
 
     Attributes:
-        rows: int64, shape (samples,): number of the sample there to which each one is joined, or -1 if none is.
+        rows: int64, shape (samples,): row in `values` of each sample of this dataset, or -1 if it has none.
     """
 
     rows: Int64Array
@@ -116,6 +118,7 @@ class JoinedValues(ColumnValues, frozen=True, eq=False):
         return places, (rows >= 0) & self.valid[places]
 
 
+# Returns the columns of these names, in their order.
 ColumnsOf = Callable[[Sequence[str]], Sequence[ColumnValues]]
 
 
@@ -127,7 +130,7 @@ class _Truth(msgspec.Struct, frozen=True, eq=False):
 
 
 class _Numbers(msgspec.Struct, frozen=True, eq=False):
-    """Numbers of some samples, or one number for all, and which of them have one (True: all)."""
+    """Numbers of some samples, or one number for all; and which samples have one, where True means all of them."""
 
     values: NDArray[Any] | int | float
     valid: Flags | bool = True
@@ -169,10 +172,11 @@ class Condition:
         text: the condition as the user writes it.
 
     Attributes:
-        columns: names of the columns that it uses, each once.
+        text: the same.
+        columns: names of the columns that it uses, each once, sorted.
 
     Raises:
-        ConfigError: it is not such a condition; says where.
+        ConfigError: the text is not a condition, is too long or too deep, or names no column.
     """
 
     def __init__(self, text: object) -> None:
@@ -214,11 +218,11 @@ class Condition:
         """Returns a function that is given ordinals and returns for which of them the condition is true.
 
         Args:
-            columns_of: returns the columns of these names.
+            columns_of: returns the columns that the condition names; its errors are passed on.
             samples: number of samples of the dataset.
 
         Raises:
-            ConfigError: values that cannot be compared.
+            ConfigError: types that cannot be compared.
         """
         columns = dict(zip(self.columns, columns_of(self.columns), strict=True))
         for name, column in columns.items():
@@ -249,7 +253,7 @@ _ALLOWED = (
 
 
 class _Evaluation:
-    """Evaluates nodes of a condition for the samples with these ordinals; raises ConfigError for wrong ones."""
+    """Evaluates nodes of a condition for the samples with these ordinals; raises ConfigError for wrong types."""
 
     def __init__(self, condition: Condition, columns: dict[str, ColumnValues], ordinals: Int64Array) -> None:
         self._condition = condition
@@ -257,7 +261,7 @@ class _Evaluation:
         self._ordinals = ordinals
 
     def truth(self, node: ast.expr) -> _Truth:
-        """Returns where a node that is true or false is true."""
+        """Returns where a node is true; it is a condition, or a column of truth values."""
         match node:
             case ast.BoolOp(op=op, values=values):
                 return self._combine([self.truth(value) for value in values], every=isinstance(op, ast.And))
@@ -288,7 +292,7 @@ class _Evaluation:
         return _Truth(true, known)
 
     def _compare(self, left: ast.expr, right: ast.expr, op: ast.cmpop) -> _Truth:
-        """Returns where one comparison of two operands is true."""
+        """Returns where one comparison is true: by `is`, by `in`, or of two operands."""
         if isinstance(op, ast.Is | ast.IsNot):
             present = isinstance(op, ast.IsNot)
             none = isinstance(right, ast.Constant) and right.value is None

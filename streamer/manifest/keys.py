@@ -1,5 +1,7 @@
 """Tables of keys: which samples of a dataset have a key, sorted on the disk and mapped.
 
+`loader/members/keys.py` makes them, for joins (`manifest/joined.py`) and for reading a sample by its key.
+
     <folder>/head.json     kind of the keys, number of rows, and what is known of repeated keys
     <folder>/high.u64      first half of the hash of each row's key, ascending
     <folder>/low.u64       second half, ascending where the first halves are equal
@@ -41,7 +43,7 @@ HIGH_NAME = "high.u64"
 LOW_NAME = "low.u64"
 ORDINAL_NAME = "ordinal.i64"
 _ROW = np.dtype([("high", "<u8"), ("low", "<u8"), ("ordinal", "<i8")])
-# First bits of a hash that choose its bucket: of 10^8 rows each has 9.4 MB.
+# First bits of a hash that choose its bucket; of 10^8 rows, each bucket has 9.4 MB.
 _BUCKET_BITS = 8
 _INT64 = range(-(2**63), 2**63)
 # Keys that are yielded together.
@@ -51,12 +53,12 @@ _COLUMNS = ((HIGH_NAME, "high"), (LOW_NAME, "low"), (ORDINAL_NAME, "ordinal"))
 
 
 class Keys(msgspec.Struct, frozen=True, eq=False):
-    """The hashes of some keys.
+    """The hashes of the keys of some samples.
 
     Attributes:
-        kind: kind of the keys, or "" if there are none.
+        kind: kind of the keys, or "" if no sample has one.
         high, low: uint64, shape (n,): the halves of each hash.
-        missing: bool, shape (n,): whether the sample has no key.
+        missing: bool, shape (n,): whether the sample has no key; its hash has no meaning then.
     """
 
     kind: Kind
@@ -68,7 +70,11 @@ class Keys(msgspec.Struct, frozen=True, eq=False):
         return len(self.high)
 
     def places_of(self, key: object) -> Int64Array:
-        """Returns the places of a key among these: int64, ascending, empty if it is not there."""
+        """Returns the places of a key among these: int64, ascending, empty if it is not there.
+
+        Raises:
+            ManifestError: it cannot be a key, see `hash_values`.
+        """
         wanted = hash_values([key])
         found: Int64Array = np.flatnonzero((self.high == wanted.high) & (self.low == wanted.low) & ~self.missing)
         return found if wanted.kind == self.kind else found[:0]
@@ -79,9 +85,9 @@ class KeyHead(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         kind: kind of its keys, or "" if it has none.
-        rows: samples with a key.
-        missing: samples without one.
-        repeated: keys that several samples have.
+        rows: number of samples with a key.
+        missing: number of samples without one.
+        repeated: number of keys that several samples have.
         example: ordinals of two samples with the same key; empty if no key is repeated.
     """
 
@@ -113,7 +119,7 @@ class KeyTable:
         """Maps the table in a folder.
 
         Raises:
-            ManifestError: there is none.
+            ManifestError: the folder has no head.
             ManifestCorruptError: a file is missing or malformed.
         """
         head = read_head(path, KeyHead, "table of keys")
@@ -127,7 +133,7 @@ class KeyTable:
         return f"KeyTable({self.path}, {len(self)} rows)"
 
     def find(self, keys: Keys) -> tuple[Int64Array, Int64Array]:
-        """Returns the first row of each key, and its number of rows, 0 if it is not there: int64, shape (n,) each."""
+        """Returns the place of each key's first row, and its number of rows, 0 if it has none: int64, (n,) each."""
         # The keys are looked up in the order of the table, so that neighbours are in one page of memory.
         order = np.argsort(keys.high)
         wanted = keys.high[order]
@@ -151,16 +157,20 @@ class KeyTable:
         return first, counts
 
     def rows_of(self, key: object) -> Int64Array:
-        """Returns the ordinals of the samples with a key: int64, ascending, empty if there are none."""
+        """Returns the ordinals of the samples with a key: int64, ascending, empty if there are none.
+
+        Raises:
+            ManifestError: it cannot be a key, see `hash_values`.
+        """
         first, counts = self.find(hash_values([key]))
         return self.ordinals[int(first[0]) : int(first[0] + counts[0])]
 
 
 def hash_values(values: Iterable[object]) -> Keys:
-    """Hashes keys: texts or bytes, or whole numbers. None is not a key.
+    """Hashes keys: either texts and bytes, or whole numbers. None means that a sample has no key.
 
     Raises:
-        ManifestError: a key of another type, as NaN is, or numbers among texts; `details` has its place, `index`.
+        ManifestError: a key of another type, as NaN is, or a number among texts; `details` has its place as `index`.
     """
     texts: list[bytes | None] = []
     numbers: list[int | None] = []
@@ -196,7 +206,7 @@ def hash_values(values: Iterable[object]) -> Keys:
 
 
 def _encode_key(text: str) -> bytes:
-    """Returns a text as UTF-8; bytes of a file's name that are none are kept."""
+    """Returns a text as UTF-8; bytes of a file's name that are no UTF-8 are kept as they were."""
     try:
         return encode_text(text)
     except UnicodeEncodeError:
@@ -205,24 +215,33 @@ def _encode_key(text: str) -> bytes:
 
 
 def number_keys(numbers: Words, missing: NDArray[np.bool_] | None = None) -> Keys:
-    """Hashes whole numbers of 64 bits with a sign, given modulo 2^64; `missing` says which samples have none."""
+    """Hashes whole numbers of 64 bits with a sign.
+
+    Args:
+        numbers: uint64, shape (n,): the numbers modulo 2^64.
+        missing: bool, shape (n,): whether the sample has no number; None means that all have one.
+    """
     none = np.zeros(len(numbers), np.bool_) if missing is None else missing
     return Keys("" if none.all() else "number", mix(numbers.astype(np.uint64)), np.zeros(len(numbers), np.uint64), none)
 
 
 def write_keys(batches: Iterable[Keys], place: Path) -> None:
-    """Writes keys in the order of their samples: `high.u64`, `low.u64` and `missing.u8` of a folder."""
+    """Writes keys in the order of their samples: `high.u64`, `low.u64` and `missing.u8` of a folder, which exists.
+
+    Raises:
+        OSError: a file cannot be written.
+    """
     with ExitStack() as files:
         high, low, missing = (files.enter_context((place / name).open("wb")) for name in _LISTED)
         for keys in batches:
             high.write(keys.high.tobytes())
             low.write(keys.low.tobytes())
-            # The second bit (2) says that it is a text: its hash does not.
+            # The second bit (2) says that the key is a text, since its hash does not say it.
             missing.write((keys.missing | np.uint8(2 * (keys.kind == "text"))).astype(np.uint8).tobytes())
 
 
 def read_keys(place: Path, samples: int) -> Iterator[Keys]:
-    """Maps what `write_keys` has written for so many samples, and yields it in batches.
+    """Maps the keys of `samples` samples that `write_keys` has written, and yields them in order, in batches.
 
     Raises:
         ManifestCorruptError: a file is missing, or has another length.
@@ -240,10 +259,10 @@ def read_keys(place: Path, samples: int) -> Iterator[Keys]:
 
 
 def build_keys(batches: Iterable[tuple[int, Keys]], place: Path) -> KeyHead:
-    """Writes the table of keys, sorted, into a folder.
+    """Writes a table of keys, sorted, into a folder.
 
     Args:
-        batches: the keys of consecutive samples, each with the number of its first sample.
+        batches: keys of consecutive samples, each time with the ordinal of the first one.
         place: the folder, which exists.
 
     Returns:
@@ -251,6 +270,7 @@ def build_keys(batches: Iterable[tuple[int, Keys]], place: Path) -> KeyHead:
 
     Raises:
         ManifestError: some keys are numbers and some texts.
+        OSError: a file cannot be written.
     """
     buckets = place / "buckets"
     buckets.mkdir()
@@ -309,11 +329,16 @@ def _sort_and_write(buckets: Sequence[BinaryIO], place: Path, kind: Kind, missin
 
 
 def read_head(path: Path, kind: type[_Head], name: str) -> _Head:
-    """Reads the head of a table in a folder; `name` says in an error what is not there.
+    """Reads `head.json` of a folder.
+
+    Args:
+        path: the folder.
+        kind: type of the head.
+        name: what the folder has, for errors.
 
     Raises:
-        ManifestError: there is none.
-        ManifestCorruptError: it is malformed.
+        ManifestError: the file cannot be read.
+        ManifestCorruptError: the file is malformed.
     """
     try:
         return msgspec.json.decode((path / HEAD_NAME).read_bytes(), type=kind)
@@ -324,10 +349,15 @@ def read_head(path: Path, kind: type[_Head], name: str) -> _Head:
 
 
 def map_numbers(path: Path, count: int, dtype: str) -> NDArray[np.uint64]:
-    """Maps a file of `count` numbers of one dtype.
+    """Maps a file of `count` numbers, read-only; without numbers no file is needed.
+
+    Args:
+        path: the file.
+        count: number of numbers.
+        dtype: their dtype, such as "<u8"; the result has it, whatever the annotation says.
 
     Raises:
-        ManifestCorruptError: it is missing, or has another length.
+        ManifestCorruptError: the file is missing, or has another length.
     """
     if count == 0:
         return np.empty(0, dtype)

@@ -1,6 +1,8 @@
-"""Interfaces of the manifest builder: its inputs and its progress callbacks.
+"""Interfaces between indexing, formats and stores: what an index asks for, what it finds, and what it reports.
 
-The builder knows neither stores nor formats; it is given a `Lister`, a `RangeReader` and an `Indexer`.
+Every format is an `Indexer`, and `indexing/build.py` ("the builder" here) runs it. The builder knows neither stores nor
+formats: it is given a `Lister`, a `RangeReader` and an `Indexer`, by the engine or by `indexing/source.py`. A survey
+and an index are generators: they yield what they need, and get the bytes by `send`.
 """
 
 from __future__ import annotations
@@ -20,9 +22,10 @@ if TYPE_CHECKING:
 
 
 class Need(msgspec.Struct, frozen=True):
-    """An indexer asks for the bytes `[start, stop)` of an object; it gets them by `send`.
+    """A survey or index asks for a range of an object; it gets the bytes by `send`.
 
     Attributes:
+        start, stop: half-open byte range.
         object: an object of the listing, or None for the one that is being indexed.
     """
 
@@ -40,7 +43,7 @@ class Examine(msgspec.Struct, frozen=True):
     Attributes:
         object: an object of at most `blocks.MOST_FETCH_BYTES`.
         format, options, facts: the format of the dataset, its options, and the facts about it.
-        hint: the recoder's input besides the bytes.
+        hint: what the recoder needs besides the bytes.
         reads: whether the answer has the records, not only their number and length.
     """
 
@@ -53,7 +56,13 @@ class Examine(msgspec.Struct, frozen=True):
 
 
 class Examined(msgspec.Struct, frozen=True):
-    """The number of samples of an object, the bytes of their records, and with `Examine.reads` the records."""
+    """What a recoder makes of an object.
+
+    Attributes:
+        samples: number of samples.
+        record_bytes: total length of their records.
+        records: the records, one after the other; empty without `Examine.reads`.
+    """
 
     samples: int
     record_bytes: int
@@ -68,12 +77,12 @@ class Span(msgspec.Struct, frozen=True):
 
 
 class Short(msgspec.Struct, frozen=True):
-    """An object has no sample, because it is shorter than one.
+    """An index says that an object has no sample, because it is shorter than one.
 
     Attributes:
-        length: length of the object.
-        unit: unit of the length, and how much a sample has, as the message goes on.
-        remedy: the option that takes shorter objects, or "" if there is none.
+        length: length of the object, in `unit`.
+        unit: unit of the length, and how much a sample has, as words that follow the length in a message.
+        remedy: words for a message that name the option with which shorter objects have samples; "" if there is none.
     """
 
     length: float
@@ -88,10 +97,10 @@ class Note(msgspec.Struct, frozen=True):
     """An index says what it has left out of an object, or what the user may not have meant.
 
     Attributes:
-        what: a sentence that begins with what is counted ("episodes are shorter ..."). Notes with the same one, of all
-            objects, become one line.
-        count: how many there are.
-        example: the first of them.
+        what: a sentence that begins with what is counted ("episodes are shorter ..."). Notes with the same sentence, of
+            all objects, become one line.
+        count: number of what is counted.
+        example: the first one, in words.
     """
 
     what: str
@@ -100,12 +109,12 @@ class Note(msgspec.Struct, frozen=True):
 
 
 class LeftOut(msgspec.Struct, frozen=True):
-    """A part of the dataset cannot be used, and the rest of its object can: a row of a table, an episode.
+    """A survey or index says that a part of an object cannot be used (a row of a table, an episode); the rest can.
 
-    Unless the user asked to leave such parts out, the build ends with an error that names all of them.
+    Unless the user asked to leave such parts out, the build ends with an error that names them.
 
     Attributes:
-        what: Which part, and why.
+        what: which part, and why, in words.
     """
 
     what: str
@@ -116,9 +125,9 @@ class Source(msgspec.Struct, frozen=True):
 
     Attributes:
         record: the object.
-        notes: facts from the survey about it (its entry in an index of the whole dataset).
-        sidecar: the object that contains an index of it.
-        chunk_bytes: size of its chunks; set by the builder, for formats that choose the size of a block.
+        notes: what the survey knows of it (its entry in an index file of the whole dataset), in the format's own bytes.
+        sidecar: the object that contains an index of it; None if there is none.
+        chunk_bytes: wanted size of its chunks; set by the builder, for formats that choose the size of a block.
         key: its path below the dataset's url; set by the builder, for formats whose samples are named by it.
     """
 
@@ -130,14 +139,14 @@ class Source(msgspec.Struct, frozen=True):
 
 
 class Survey(msgspec.Struct, frozen=True):
-    """The facts known before the objects are indexed.
+    """Result of a survey: what is known before the objects are indexed.
 
     Attributes:
         sources: the objects that contain samples, in the order of the samples.
         facts: facts about the whole dataset.
-        read_bytes: the most bytes that the index will read, or None for all bytes of the objects.
-        rows: rows of the table that says what the samples are, or 0 if there is none. A row is a sample, unless it is
-            left out.
+        read_bytes: most bytes that indexing will read; None means all bytes of the objects.
+        rows: number of rows of the table that says what the samples are, or 0 if there is none. A row is a sample,
+            unless it is left out.
         left_out: parts that cannot be used, such as rows of a table that name no object.
         memory: bytes for the next survey of the dataset (`SurveyContext.memories`), kept beside the manifest.
     """
@@ -154,24 +163,25 @@ class SurveyContext(msgspec.Struct, frozen=True):
     """What a survey is told besides the objects.
 
     Attributes:
-        base: Folder that the urls of the dataset share, up to the first pattern; "" if each url is an object.
-        memories: What earlier surveys of the dataset have left (`Survey.memory`), the newest first.
+        base: folder that the urls of the dataset share, up to the first pattern; "" if each url is an object.
+        memories: what earlier surveys of the dataset have left (`Survey.memory`), the newest first.
     """
 
     base: str = ""
     memories: Sequence[bytes] = ()
 
 
+# What is sent to a survey or index: the bytes of its need, or None to start it and after what it has found.
 Answer: TypeAlias = memoryview | tuple[memoryview, ...] | Examined | None
-# A survey yields its needs (several at once as a tuple, which is answered with a tuple), and is sent the bytes.
+# A survey yields its needs, several at once as a tuple, which is answered with a tuple; it returns its result.
 Surveying: TypeAlias = Generator[Need | tuple[Need, ...] | Examine, Answer, Survey]
-# An index also yields samples or blocks in order of position, never both in one dataset, or why there are none; and
-# notes.
+# An index also yields what it finds: samples (spans) or blocks, in the order of the object and never both in a dataset;
+# why there are none; notes; and parts that cannot be used.
 Indexing: TypeAlias = Generator[Need | tuple[Need, ...] | Examine | Span | Block | Short | Note | LeftOut, Answer, None]
 
 
 class Indexer(Protocol):
-    """The part of a format that the builder needs, so that indexes import no format."""
+    """The part of a format that the builder needs, so that the builder imports no format."""
 
     @property
     def name(self) -> str:
@@ -180,7 +190,7 @@ class Indexer(Protocol):
 
     @property
     def revision(self) -> int:
-        """A number, 0 at first, which grows when the same bytes get other records (recoder) or hints (index)."""
+        """Number of changes so far after which the same bytes get other records or other hints."""
         ...
 
     @property
@@ -194,18 +204,18 @@ class Indexer(Protocol):
         ...
 
     def accepts(self, key: str) -> bool:
-        """Whether an object found by listing a prefix is part of the dataset."""
+        """Whether an object found by listing a prefix is part of the dataset, by its path below the url."""
         ...
 
     def explain_empty(self, keys: Sequence[str]) -> str:
-        """Returns why none of the objects of these names holds samples, or "" if the format does not know."""
+        """Returns why none of the objects of these names is accepted, as the end of a message; "" if not known."""
         ...
 
     def survey(self, accepted: Sequence[ObjectRecord], others: Mapping[str, ObjectRecord]) -> Surveying:
         """Chooses the objects that contain samples, and finds the facts about them. Not called for `whole_objects`.
 
         Args:
-            accepted: the objects that `accepts` takes, in the order of the urls, then by name.
+            accepted: the objects that the format accepts, in the order of the urls, then by name.
             others: the other objects below the urls, by url.
 
         Raises:
@@ -216,13 +226,13 @@ class Indexer(Protocol):
     def index(self, source: Source, facts: Facts, start: int = 0) -> Indexing:
         """Finds the samples of one object: yields `Need`s (answered with bytes), and what it finds (see `Indexing`).
 
-        Formats that read all bytes ask for them forward, each once: the chunks among them are offered to the cache.
+        A format that reads all bytes asks for them in order, each once, so that chunks can be offered to the cache.
         Spans are in order and do not overlap.
 
         Args:
             source: the object.
             facts: the facts from the survey.
-            start: the byte where a sample begins that an earlier run over this object found; it is the first one found.
+            start: byte at which to begin: that of the first sample that an earlier run over this object has not kept.
 
         Raises:
             ManifestError: the object cannot be read. The text names it and the offset.
@@ -237,15 +247,15 @@ class ContextSurveyor(Protocol):
     def survey_with(
         self, context: SurveyContext, accepted: Sequence[ObjectRecord], others: Mapping[str, ObjectRecord]
     ) -> Surveying:
-        """Surveys objects as `Indexer.survey` does, and is told the context."""
+        """Surveys objects as `Indexer.survey` does, which is not called then."""
         ...
 
 
 class Lister(Protocol):
-    """Lists objects; every ObjectStore is one, and `TaskLister`, which lists in tasks."""
+    """Lists objects: an ObjectStore, or `TaskLister`, which lists in tasks."""
 
     def list(self, url: str) -> AsyncIterator[Sequence[ObjectRecord]]:
-        """Yields pages of the objects below `url`, with size and version."""
+        """Yields pages of the objects below `url`, with size and version; raises StoreError."""
         ...
 
 
@@ -253,16 +263,16 @@ class RangeReader(Protocol):
     """Reads ranges, with retries and pinned versions; the engine and tasks of an executor have one each."""
 
     async def read(self, extent: Extent) -> bytes:
-        """Returns exactly the bytes of `extent`."""
+        """Returns exactly the bytes of `extent`; raises StoreError."""
         ...
 
 
 @runtime_checkable
 class BoundedReader(Protocol):
-    """A reader that bounds the metadata that are in memory at once, as the engine does and tasks do not."""
+    """A reader that bounds the bytes of metadata in memory at once: the engine's; that of tasks does not."""
 
     def hold(self, ranges: Sequence[Extent]) -> AbstractAsyncContextManager[None]:
-        """Reserves memory for what is read and parsed inside.
+        """Returns a context in which memory for the ranges is reserved: they are read and parsed inside.
 
         Raises:
             ManifestError: the ranges together are longer than what this reader allows.
@@ -272,13 +282,13 @@ class BoundedReader(Protocol):
 
 @runtime_checkable
 class Examiner(Protocol):
-    """A reader that has recoders: neither this package nor that of indexes imports them."""
+    """A reader that has recoders, which neither this room nor `indexing/build.py` imports."""
 
     async def examine(self, asked: Examine) -> Examined:
         """Recodes an object as one block, and counts its samples.
 
         Raises:
-            ManifestError: it cannot be decoded.
+            ManifestError: the object cannot be decoded.
         """
         ...
 
@@ -289,10 +299,10 @@ class IndexEstimate(msgspec.Struct, frozen=True):
     Attributes:
         objects: number of objects to index.
         total_bytes: sum of their sizes.
-        read_bytes: most bytes that will be read (0 if the listing is enough).
+        read_bytes: most bytes that will be read; 0 if the listing is enough.
         requests: most range requests, of 8 MiB each if all bytes are read.
-        chunk_bytes: size of the chunks.
-        known_bytes: sizes of the objects whose samples are in an earlier manifest.
+        chunk_bytes: wanted size of chunks.
+        known_bytes: sum of the sizes of objects that are not read, because an earlier manifest has their samples.
     """
 
     objects: int
@@ -307,12 +317,12 @@ class BuildProgress(msgspec.Struct, frozen=True):
     """Progress of a build.
 
     Attributes:
-        objects_done: indexed objects.
-        objects: number of listed objects.
-        bytes_done: bytes of the objects that were passed, read or skipped.
-        total_bytes: sizes of all objects together.
+        objects_done: number of indexed objects.
+        objects: number of objects to index.
+        bytes_done: bytes of the objects that an index has passed, whether it read or skipped them.
+        total_bytes: sum of the sizes of all objects.
         read_bytes: bytes read so far.
-        samples: samples of the indexed objects.
+        samples: number of samples of the indexed objects.
     """
 
     objects_done: int
@@ -326,15 +336,19 @@ class BuildProgress(msgspec.Struct, frozen=True):
 class IndexedChunk(Chunk, frozen=True):
     """A chunk whose bytes were read for the index, before its number is known.
 
-    `index` and `first_sample` are -1, because they depend on objects that are still being read. Key, extents, lengths
-    and `sample_offsets` (int64, samples + 1 chunk-local boundaries) are final, which is all that a cache needs.
+    `index` and `first_sample` are -1, because they depend on objects that are still being read. All else is final.
+
+    Attributes:
+        sample_offsets: int64, shape (samples + 1,): byte of the chunk at which each sample begins, and its length.
     """
 
     sample_offsets: NDArray[np.int64] | None = None
 
 
+# Callbacks of a build, see `indexing.build.BuildOptions`; `OnChunk` gets a chunk and its bytes as parts, in order.
 OnEstimate = Callable[[IndexEstimate], None]
 OnProgress = Callable[[BuildProgress], None]
 OnNote = Callable[[Note], None]
 OnChunk = Callable[[IndexedChunk, list[memoryview]], Awaitable[None]]
+# Chooses the format of a dataset from the paths of its objects below the urls; raises ConfigError.
 ChooseFormat = Callable[[Iterable[str]], Indexer]

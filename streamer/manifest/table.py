@@ -1,5 +1,6 @@
-"""The manifest as readers see it: numpy views over mapped files.
+"""Opens a manifest for reading: its objects, chunks and samples as numpy views over mapped files.
 
+Used by the engine, by trainers and their workers (`loader/`, `batches/`), by `indexing/`, `shards/` and the commands.
 Shapes: M chunks, n samples; k is the length of an argument.
 """
 
@@ -37,12 +38,14 @@ class Manifest:
         format: name of the container format.
         recoded: whether a recoder makes other bytes of the fetched ones; then the chunk files have the starts of
             samples, and the manifest has none.
+        path: the folder.
         urls: the indexed urls, as they were written when this folder was made.
         classes: class names by label: the names of folders, sorted, or those in the files of the dataset.
-        chunk_bytes: size of the chunks that the samples were cut into.
+        chunk_bytes: wanted size of the chunks that the samples were cut into.
         total_bytes: sum of the sizes of all objects.
-        content: the content of root.json about the tables.
-        tables: the columns of each table, per part.
+        samples, chunks, objects: their numbers.
+        content: the part of root.json that the digest covers.
+        tables: of each part, the columns of each table.
     """
 
     def __init__(self, path: Path, root: Root, tables: list[dict[str, Table]]) -> None:
@@ -97,12 +100,12 @@ class Manifest:
 
     @property
     def digests(self) -> list[dict[str, str]]:
-        """The digest that each table should have, per part."""
+        """Of each part, the digest that each table should have."""
         return [{name: run.digest for name, run in part.tables.items()} for part in self.content.parts]
 
     @property
     def facts(self) -> Facts:
-        """Facts about the whole dataset."""
+        """Facts about the whole dataset; without any, all fields are empty."""
         return self.content.facts or Facts()
 
     @property
@@ -148,12 +151,12 @@ class Manifest:
         return _frozen(found[0] if len(found) == 1 else np.concatenate(found)).view(np.int32)
 
     def column(self, table: str, name: str) -> NDArray[np.generic]:
-        """Returns a numeric column of a table, over all parts; read-only."""
+        """Returns a column of numbers (or keys) of a table, over all parts; read-only, copied if there are several."""
         found = [_array(tables[table], name) for tables in self.tables]
         return _frozen(found[0] if len(found) == 1 else np.concatenate(found))
 
     def find_chunks(self, ordinals: NDArray[np.integer]) -> Int64Array:
-        """Returns the number of the chunk in which each of these samples is: int64, shape (k,)."""
+        """Returns the number of the chunk that has each of these samples, which exist: int64, shape (k,)."""
         return self.chunk_first.searchsorted(ordinals, "right") - 1
 
     def chunk(self, index: int) -> Chunk:
@@ -194,9 +197,9 @@ class Manifest:
         )
 
     def sample_offsets(self, chunk: int) -> Int64Array:
-        """Returns where the samples of a chunk begin in it, and its end, in bytes: int64, shape (samples + 1,).
+        """Returns the bytes at which the samples of a chunk begin in it, and its length: int64, shape (samples + 1,).
 
-        Not for recoded datasets, whose manifest does not know it.
+        Not for recoded datasets, whose chunk files have the starts of samples.
         """
         first = int(self.chunk_first[chunk])
         stop = int(self.chunk_first[chunk + 1])
@@ -233,7 +236,7 @@ class Manifest:
         return chunk, self._starts(ordinals), stop
 
     def name(self, ordinal: int) -> SampleName:
-        """Returns path and label of a sample that is a whole object; for others an empty name. Raises IndexError."""
+        """Returns path and label of a sample that is a whole object, else an empty name; raises IndexError."""
         if not 0 <= ordinal < self.samples:
             raise IndexError(f"sample {ordinal} of {self.samples}")
         if not self.whole_objects:
@@ -261,7 +264,7 @@ class Manifest:
         )
 
     def extent_of(self, ordinal: int) -> Extent:
-        """Returns the object and the byte range of a sample; that of a sample without bytes is empty.
+        """Returns where a sample is in its object: see `Chunk.extent_of`.
 
         For a sample of a recoded dataset it is the range from the first to the last byte of its chunk.
 

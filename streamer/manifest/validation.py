@@ -1,9 +1,10 @@
-"""Verifies that a manifest is what was written, by its digests, and that its values make sense.
+"""Verifies that a manifest is what was written, by its digests, and that its values and keys make sense.
 
-A manifest may come from a url: a range that points outside must be found before a reader follows it. A key names a file
-in a cache that several users and buckets share: the writer of a manifest could put the key of another dataset's chunk
-into it, and have other bytes kept under that name. So keys are computed again from what the manifest says of each
-chunk, and a foreign one is refused.
+`manifest/transfer.py` and `manifest/staging.py` verify manifests that they install, and `engine/datasets.py` checks the
+keys of others. A manifest may come from a url: a range that points outside must be found before a reader follows it. A
+key names a file in a cache that several users and buckets share. The writer of a manifest could put the key of another
+dataset's chunk into it, and have other bytes kept under that name. So keys are computed again from what the manifest
+says of each chunk, and a chunk with another key than its own is refused.
 """
 
 from __future__ import annotations
@@ -30,24 +31,24 @@ from streamer.manifest.table import Manifest
 
 Int64Array = NDArray[np.int64]
 
-# Most chunks whose keys are computed together: their rows are copied.
+# Most chunks whose keys are computed together; their rows are copied.
 _BATCH = 1024
-# Among the details of the error for a foreign key.
+# The broken rule that the error for a wrong key names in its details.
 KEYS_RULE = "keys are those of their chunks"
-# Among the details of the error for a manifest of a version that kept logins of urls, or of another program.
+# The broken rule of a manifest of another program, or of a version of streamer that kept the logins of urls.
 SECRETS_RULE = "urls have no logins and no signatures"
 _RANGE_BYTES = 16
 # The ranges of a block of which nothing was written; see `tables.tiles.blocks_of`.
 _NOTHING = ((0, 1),)
 _START_BYTES = 4
-# No object of any store is as long. Sums of 500 such lengths fit into int64, and it is exact as a float.
+# No object of any store is this long. Sums of 500 such lengths fit into int64, and the number is exact as a float.
 MAX_OBJECT_BYTES = 1 << 53
-# Chunks are shorter: all ranges of one are planned at once, 131,072 of 8 MiB.
+# Chunks are shorter than this: all ranges of a chunk are planned at once, at most 131,072 of 8 MiB.
 MAX_CHUNK_BYTES = 1 << 40
 
 
 def open_and_verify(path: Path) -> Manifest:
-    """Opens a manifest and verifies it.
+    """Opens a manifest and verifies it; reads all of its tables.
 
     Raises:
         ManifestError: see `Manifest.open` and `verify`.
@@ -61,7 +62,7 @@ def verify(manifest: Manifest) -> None:
     """Compares the content of every table with its digest (1 GB/s), and checks that its ranges and keys make sense.
 
     Raises:
-        ManifestCorruptError: names the file, or the violated rule.
+        ManifestCorruptError: a table does not have its digest, or a rule is broken, which the error names.
     """
     for part, (digests, tables) in enumerate(zip(manifest.digests, manifest.tables, strict=True)):
         for name, table in tables.items():
@@ -81,7 +82,7 @@ def verify(manifest: Manifest) -> None:
 
 
 def _has_secrets(manifest: Manifest) -> bool:
-    """Whether a url, of an object or indexed, has a login or signature, which only the user's options may have."""
+    """Whether an indexed url or that of an object has a login or signature; only the user's options may have one."""
     base = manifest.content.base
     if any(map(has_secret, (base, *manifest.urls))):
         return True
@@ -97,7 +98,7 @@ def _has_secrets(manifest: Manifest) -> bool:
 
 
 def _check_values(manifest: Manifest) -> None:
-    """Checks that samples are inside chunks and extents inside objects, and lengths add up; 0.1 s per 10^7 samples."""
+    """Raises ManifestCorruptError unless samples are in chunks, extents in objects, and lengths add up (10 ns each)."""
     strings = [
         column
         for tables in manifest.tables
@@ -140,7 +141,7 @@ def _column(manifest: Manifest, table: str, name: str) -> Int64Array:
 
 
 def _extent_rules(manifest: Manifest) -> dict[str, bool | np.bool_]:
-    """Returns the rules of extents and whether each holds; not all are there if a first one is broken."""
+    """Returns whether each rule of extents holds; the later rules are left out if one of the first two is broken."""
     number, start, stop = (_column(manifest, "extents", name) for name in ("object", "start", "stop"))
     first = np.append(_column(manifest, "chunks", "first_extent"), len(number))
     in_order = first[0] == 0 and bool((first[1:] > first[:-1]).all())
@@ -162,7 +163,7 @@ def _extent_rules(manifest: Manifest) -> dict[str, bool | np.bool_]:
 
 
 def sums_of(lengths: Int64Array, first: Int64Array) -> Int64Array:
-    """Returns the sum of each group of lengths, or -1 if it is no length of a chunk (also where it wraps around).
+    """Returns the sum of each group of lengths, int64, shape (m,); -1 for one of `MAX_CHUNK_BYTES` or more.
 
     Args:
         lengths: int64, shape (n,).
@@ -190,10 +191,12 @@ def _require(manifest: Manifest, rules: dict[str, bool | np.bool_]) -> None:
 
 
 def check_keys(manifest: Manifest) -> None:
-    """Compares every key with the chunk that it names; 5 us a chunk of a container, 25 us one of blocks (2026-11-28).
+    """Computes the key of every chunk and compares it with the one that the manifest has.
+
+    Takes 5 us for a chunk of a container, 25 us for one of blocks (2026-11-28).
 
     Raises:
-        ManifestCorruptError: a key is that of another chunk.
+        ManifestCorruptError: a chunk has another key.
     """
     stored = manifest.chunk_keys.tobytes()
     endpoint = manifest.content.endpoint
@@ -203,10 +206,12 @@ def check_keys(manifest: Manifest) -> None:
 
 
 def check_key(manifest: Manifest, chunk: int) -> None:
-    """Compares the key of one chunk with it. Skips blocks of several objects, for which that takes too long.
+    """Computes the key of one chunk and compares it with the one that the manifest has.
+
+    Does nothing for a chunk of blocks of several objects, for which that takes too long.
 
     Raises:
-        ManifestCorruptError: its key is that of another chunk.
+        ManifestCorruptError: the chunk has another key.
     """
     keys = _Keys(manifest)
     if manifest.recoded and not keys.is_of_one(manifest.chunk(chunk)):
@@ -217,13 +222,13 @@ def check_key(manifest: Manifest, chunk: int) -> None:
 
 
 def stamp_keys(folder: Path) -> None:
-    """Writes a file beside a manifest's folder that says: the keys in its files, as they are now, were checked."""
+    """Writes a file beside a manifest's folder: the keys in its files, as they are now, were checked."""
     with suppress(OSError):  # Without it they are checked again.
         _stamp_path(folder).write_text(_describe_files(folder))
 
 
 def has_key_stamp(folder: Path) -> bool:
-    """Whether `stamp_keys` was called for a manifest's folder, and its files have not changed since."""
+    """Whether `stamp_keys` has written its file for a folder, and the folder's files have not changed since."""
     try:
         return _stamp_path(folder).read_text() == _describe_files(folder)
     except (OSError, UnicodeDecodeError):
@@ -235,18 +240,18 @@ def _stamp_path(folder: Path) -> Path:
 
 
 def _describe_files(folder: Path) -> str:
-    """Returns name, size and time of each file of a folder, a line each."""
+    """Returns a line for each file of a folder, with its name, size and time of change."""
     files = [(entry.name, entry.stat()) for entry in os.scandir(folder)]
     return "".join(f"{name} {status.st_size} {status.st_mtime_ns}\n" for name, status in sorted(files))
 
 
 def base_keys(manifest: Manifest) -> Iterator[bytes | None]:
-    """Yields the key of each chunk as it is without an endpoint (`key_at_endpoint`), or None if no key can be right."""
+    """Yields the computed key of each chunk, as it is without an endpoint, or None if no key can be right."""
     return _Keys(manifest).between(0, manifest.chunks)
 
 
 def foreign(manifest: Manifest, chunk: int) -> ManifestCorruptError:
-    """Returns the error for a chunk whose key is not its own."""
+    """Returns the error for a chunk that has another key than the computed one."""
     return ManifestCorruptError(
         f"{manifest.path}: broken rule: the key of chunk {chunk} is not that of its objects, versions and ranges; the "
         "manifest was changed after it was written, or a version of streamer that made other keys has written it: "
@@ -275,7 +280,7 @@ class _Keys:
         self._heads: dict[str, bytes] = {}
 
     def between(self, first: int, stop: int) -> Iterator[bytes | None]:
-        """Yields the keys of the chunks `[first, stop)`, as they are without an endpoint; see `base_keys`."""
+        """Yields the computed keys of the chunks `[first, stop)`; see `base_keys`."""
         if self._manifest.recoded:
             yield from map(self._find_block_key, map(self._manifest.chunk, range(first, stop)))
             return
@@ -290,7 +295,7 @@ class _Keys:
     # ------------------------------------------------------------ chunks that are kept as they are fetched
 
     def _object_keys(self, part: int, first: int, stop: int) -> Iterator[bytes]:
-        """Yields the keys of chunks of whole objects, which are in one part."""
+        """Yields the keys of the chunks `[first, stop)`, of whole objects, which are all in this part."""
         edges = self._manifest.chunk_first[first : stop + 1].tolist()
         start = edges[0]
         end = edges[-1]
@@ -307,7 +312,7 @@ class _Keys:
         )
 
     def _extent_keys(self, part: int, first: int, stop: int) -> Iterator[bytes]:
-        """Yields the keys of chunks of extents, which are in one part."""
+        """Yields the keys of the chunks `[first, stop)`, of extents, which are all in this part."""
         edges = self._manifest.chunk_first[first : stop + 1].tolist()
         run = self._runs[part]
         rows = min(stop + 1, run["chunks"].first + run["chunks"].count)
@@ -327,7 +332,7 @@ class _Keys:
         )
 
     def _rows(self, part: int, table: str, name: str, first: int, stop: int) -> NDArray[np.generic]:
-        """Returns the rows `[first, stop)` of a numeric column, counted over all parts; all are in this part."""
+        """Returns the rows `[first, stop)` of a column of numbers, counted over all parts; all are in this part."""
         column = self._manifest.tables[part][table][name]
         assert isinstance(column, np.ndarray)
         before = self._firsts[table][part]
@@ -358,7 +363,7 @@ class _Keys:
         """Yields the keys of consecutive chunks.
 
         Args:
-            names: the named object of each extent.
+            names: object of each extent (`name_extent`).
             ranges: start and stop of each extent, shape (e, 2).
             extents: place of each chunk's first extent, and their number.
             starts: chunk-local start of each sample.
@@ -380,8 +385,8 @@ class _Keys:
     def _find_block_key(self, chunk: Chunk) -> bytes | None:
         """Returns the key of a chunk of blocks, or None if no object of the manifest gives the one that it has.
 
-        A key names the object whose index has found the blocks. If they consist of several objects, the row does not
-        say which one that is: it is the same as for the chunk before, or one that follows.
+        A key includes the object whose index has found the blocks. If their bytes are of several objects, the chunk's
+        row does not say which object that is: it is the same as for the chunk before, or a later one.
         """
         blocks = _blocks(chunk)
         if blocks is None:
@@ -394,7 +399,7 @@ class _Keys:
         complete = [
             msgspec.structs.replace(block, objects=tuple(next(owners).object for _ in block.ranges)) for block in blocks
         ]
-        # Rows that were never written have a byte of the object with which they are indexed, and do not name it.
+        # A block of which nothing was written has a byte of the indexed object, and its key does not name the object.
         partly = [own if block.ranges == _NOTHING else block for own, block in zip(blocks, complete, strict=True)]
         ways = [complete] if partly == complete else [complete, partly]
         for number in range(self._owner, self._manifest.objects):
@@ -406,7 +411,7 @@ class _Keys:
         return None
 
     def _key_of_object(self, record: ObjectRecord, blocks: Sequence[Block]) -> bytes:
-        """Returns the key of these blocks, if the index of this object has found them."""
+        """Returns the key that these blocks have if the index of this object has found them."""
         head = self._heads.get(record.url)
         if head is None:
             content = self._manifest.content
@@ -417,7 +422,7 @@ class _Keys:
 
 
 def _blocks(chunk: Chunk) -> list[Block] | None:
-    """Returns the blocks of a chunk, as far as its key depends on them, or None if its row contradicts itself."""
+    """Returns the blocks of a chunk with all that its key depends on, or None if its row contradicts itself."""
     ranges = [(extent.start, extent.stop) for extent in chunk.extents]
     blocks = list[Block]()
     try:
