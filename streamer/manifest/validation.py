@@ -98,7 +98,7 @@ def _has_secrets(manifest: Manifest) -> bool:
 
 
 def _check_values(manifest: Manifest) -> None:
-    """Raises ManifestCorruptError unless samples are in chunks, extents in objects, and lengths add up (10 ns each)."""
+    """Raises ManifestCorruptError unless samples are in chunks, extents in objects, and lengths add up."""
     strings = [
         column
         for tables in manifest.tables

@@ -1,11 +1,15 @@
-"""Which rank reads which sample when: pure functions of (seed, epoch, manifest, geometry). No asyncio, no torch.
+"""Decides which rank reads which sample when, by pure functions of (seed, epoch, manifest, geometry).
+
+`batches/` makes batches in this order, `loader/` sends the engine its schedule and keeps its state, and `tools/` plans
+and checks it. An epoch has n samples in M chunks. They are cut into L lanes, in which K chunks are open together, k of
+each lane. A global batch has B samples, which R ranks share. No module imports asyncio or torch.
 
 hashing.py    splitmix64, the only source of chance; a permutation of [0, n) without a table
 spec.py       what fixes an order; the automatic choice of lanes and window
-cut.py        chunks to lanes
+cut.py        chunks to lanes; a piece is the part of a chunk that one lane has
 deal.py       pieces of a lane to groups: the moving window of open chunks
 decode.py     places in the lanes to ordinals
-epoch.py      positions to ordinals
+epoch.py      positions to ordinals: the order of one dataset
 rank_split.py positions of a batch to ranks, also where caches hold parts of the data, and positions past the end
 audit.py      digests of the samples of an epoch, and their comparison
 protocol.py   what a rank asks of the order of a dataset or a mix
@@ -51,7 +55,7 @@ __all__ = [
     "worker_batches",
 ]
 
-# Imported at first use: a worker process needs few of them.
+# The modules are imported at the first use of one of their names, because a worker process needs few of them.
 _MODULES = {
     "epoch": ("EpochOrder",),
     "plan": ("BatchIndex", "RankPlan", "worker_batches"),

@@ -1,12 +1,16 @@
-"""The deal: how the pieces of a lane are mixed, k open at a time, and how to find a position in it.
+"""Mixes the pieces of a lane, of which k are open at a time: deals them to groups, and finds a sample's group.
 
-Piece j of a lane is cut in k_j = min(k, j+1) slices; slice t goes to group j+t. So the groups
-follow each other, each opens one new piece, and at most k pieces are open. A piece of fewer samples
-than slices leaves some slices empty: it is spread over the window as the others are. (Cutting it
-in `size` slices instead would close it early: with 4 samples per chunk, K=256, L=8, B=256 the
-variance of a batch's mean was 3.33 x that of a full shuffle instead of 1.04 x; 2026-11.) Everything
-here follows from the prefix sum of the pieces' sizes: the samples before group g are those of the
-pieces before g-k+1 and at most k-1 terms. No array over samples.
+Used by `order/epoch.py` and `order/growing/order.py` (whose rounds are dealt as epochs are), and by `order/decode.py`
+and `order/schedule.py`, which ask for groups. A piece is the part of a chunk that one lane has.
+
+Piece j of a lane is cut in k_j = min(k, j+1) slices, and slice t goes to group j+t. So the groups follow each other,
+each opens one new piece, and at most k pieces are open. A piece of fewer samples than slices leaves some slices empty:
+it is spread over the window as the others are. (Cutting it in as many slices as it has samples would close it early:
+with 4 samples per chunk, 256 open chunks, 8 lanes and a batch of 256, the variance of a batch's mean was 3.33 x that of
+a full shuffle instead of 1.04 x; 2026-11.)
+
+Everything here follows from the prefix sum of the pieces' sizes: the samples before group g are those of the pieces
+before g-k+1, and at most k-1 terms. There is no array over samples.
 """
 
 from __future__ import annotations
@@ -16,18 +20,18 @@ import numpy as np
 
 from streamer.order.hashing import Integers
 
-# Elements of one (groups, k) matrix: 8 of them live at once, 4 MB in all.
+# Elements of one (groups, k) matrix; 8 matrices live at once, 4 MB in all.
 _MATRIX = 1 << 16
 
 
 class Slices(msgspec.Struct, frozen=True, eq=False):
-    """The slices of some groups, oldest piece first; a missing slice has no samples.
+    """The slices of G groups, of each group k slices, of the oldest piece first; a missing slice has no samples.
 
     Attributes:
-        piece: (G, k) piece number in the lane.
-        begin, end: (G, k) half-open run of the piece's own order.
-        size: (G, k) samples of the piece.
-        start: (G,) samples of the lane before the group.
+        piece: (G, k) number of the piece in its lane; negative, or too large, for a missing slice.
+        begin, end: (G, k) half-open run of places in the piece's own order.
+        size: (G, k) number of samples of the piece.
+        start: (G,) number of samples of the lane before the group.
     """
 
     piece: Integers
@@ -38,13 +42,13 @@ class Slices(msgspec.Struct, frozen=True, eq=False):
 
 
 class Deal(msgspec.Struct, frozen=True, eq=False):
-    """The groups of all lanes of one epoch. Pieces are numbered through all lanes.
+    """The groups of all L lanes of one epoch or round, with T pieces in all.
 
     Attributes:
-        window: k.
-        prefix: (T+1,) samples before each piece, through all lanes.
-        first: (L+1,) pieces before each lane.
-        start: (L+1,) samples before each lane.
+        window: k, number of pieces that are open together in a lane.
+        prefix: (T+1,) number of samples before each piece, through all lanes.
+        first: (L+1,) number of pieces before each lane.
+        start: (L+1,) number of samples before each lane.
     """
 
     window: int
@@ -53,11 +57,11 @@ class Deal(msgspec.Struct, frozen=True, eq=False):
     start: Integers
 
     def slices(self, lanes: Integers, groups: Integers) -> Slices:
-        """Looks up groups, at most `rows()` at a time.
+        """Returns the slices of some groups; `parts` says how many groups to ask for at a time.
 
         Args:
             lanes: (G,) lane of each group.
-            groups: (G,) group number in its lane, from 0. Groups past the last one are empty.
+            groups: (G,) number of each group in its lane, from 0. Groups past the last one are empty.
         """
         k = self.window
         turn = np.arange(k - 1, -1, -1, dtype=np.int64)
@@ -74,12 +78,17 @@ class Deal(msgspec.Struct, frozen=True, eq=False):
         return Slices(piece=piece, begin=begin, end=end, size=size, start=start)
 
     def find(self, lanes: Integers, indices: Integers) -> Integers:
-        """The groups that hold the `indices`-th samples of `lanes`, both (N,)."""
+        """Returns the number in its lane of the group that has each of some samples: (N,).
+
+        Args:
+            lanes: (N,) lane of each sample.
+            indices: (N,) number of each sample in its lane as it is dealt, from 0.
+        """
         found = np.empty(len(lanes), dtype=np.int64)
         for part in self.parts(len(lanes)):
             lane = lanes[part]
             index = indices[part]
-            # Group g starts between the pieces g-k+1 and g of the lane before the deal: k candidates.
+            # Group g starts between the starts of the pieces g-k+1 and g, so that k groups are possible.
             low = np.searchsorted(self.prefix, self.start[lane] + index, side="right") - 1
             low = low - self.first[lane]
             high = low + self.window
@@ -91,15 +100,20 @@ class Deal(msgspec.Struct, frozen=True, eq=False):
         return found
 
     def parts(self, rows: int) -> list[slice]:
-        """Cuts rows into slices that keep a (rows, k) matrix small."""
+        """Divides `rows` groups or samples into runs for which (run, k) matrices are small."""
         step = max(1, _MATRIX // self.window)
         return [slice(i, i + step) for i in range(0, rows, step)]
 
 
 def slice_count(piece: Integers, size: Integers, window: int) -> Integers:
-    """Returns k_j, the number of slices of piece j; small at the start, so that the window grows.
+    """Returns k_j, the number of slices of each piece; it is small at the start of a lane, so that the window grows.
 
-    A piece of one sample has it in the first slice, whatever their number: then 1 is exact.
+    A piece of one sample has it in the first slice, however many there are: such a piece gets 1.
+
+    Args:
+        piece: number of each piece in its lane.
+        size: samples of each piece; any shape, as that of `piece`.
+        window: k.
     """
     return np.where(size > 1, np.maximum(1, np.minimum(piece + 1, window)), 1)
 

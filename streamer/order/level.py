@@ -1,7 +1,10 @@
-"""Equal cost per rank: which rows of a lane share a batch, chosen among those that come at about the same time.
+"""Chooses which rows of a lane share a batch, so that every rank has the same cost; and keeps what fixes that.
 
-The rows of one lane change places inside a superwindow, a power of two of consecutive batches. Nothing of another lane
-enters, and nothing of the number of ranks: lanes stay with their nodes, and batches stay elastic.
+`order/balanced_order.py` distributes rows by it. Specs (`order/spec.py`, `order/mix/`) have `BalanceSpec`, and ask
+`level_of` what it demands of lanes. A row is a row of packed documents, or a sample that is not packed.
+
+The rows of one lane change places inside a superwindow, a power of two of consecutive batches. Other lanes and the
+number of ranks have no influence. So lanes stay with their nodes, and any number of ranks has the same batches.
 """
 
 from __future__ import annotations
@@ -15,8 +18,8 @@ from streamer.base.sorting import unique
 from streamer.errors import ConfigError
 from streamer.order.hashing import Integers, Words
 
-# Rows of a superwindow in a lane: with 128, 256, 512, 1,024 the dearest of 64 ranks with 4 rows of 8,192 tokens each
-# costs 1.3, 0.9, 0.6, 0.5 % more than the mean (2026-11-24).
+# Most rows of a superwindow in a lane. With 128, 256, 512, 1,024 rows, the dearest of 64 ranks with 4 rows of 8,192
+# tokens each costs 1.3, 0.9, 0.6, 0.5 % more than the mean (2026-11-24).
 MOST_ROWS = 1024
 
 
@@ -24,10 +27,10 @@ class BalanceSpec(msgspec.Struct, frozen=True):
     """The parts that decide which rows share a batch.
 
     Attributes:
-        rows: rows of a rank and step that are made level together.
-        linear, quadratic: cost of a document of n tokens: linear x n + quadratic x n**2.
-        batch: B, rows of the global batch that it is made for.
-        lengths: identity of the measured lengths of samples that are not packed; left out of the parts where empty.
+        rows: rows of a rank and step, whose sum is to be the same for all ranks.
+        linear, quadratic: coefficients of the cost of a document of n tokens, linear x n + quadratic x n**2.
+        batch: rows of the global batch.
+        lengths: identity of the measured lengths of samples that are not packed; "" for packed rows.
 
     Raises:
         ConfigError: a part outside of these rules.
@@ -51,36 +54,36 @@ class BalanceSpec(msgspec.Struct, frozen=True):
             )
 
     def count_units(self, batch_size: int) -> int:
-        """Returns the units of a batch of which each is of one lane: rows that are made level together."""
+        """Returns how many units a batch of `batch_size` rows has: runs of rows of one lane that are made level."""
         return batch_size // gcd(self.rows, batch_size)
 
     def check_lanes(self, lanes: int, batch_size: int) -> None:
-        """Makes sure that lanes divide a global batch.
+        """Makes sure that `lanes` divides the global batch.
 
         Raises:
-            ConfigError: they do not.
+            ConfigError: it does not.
         """
         check_lanes("balance=", lanes, batch_size)
 
     def resize(self, batch_size: int) -> BalanceSpec:
-        """Returns the same for another global batch."""
+        """Returns the same parts for another global batch."""
         return msgspec.structs.replace(self, batch=batch_size)
 
     def parts(self) -> dict[str, str | int]:
-        """Returns the parts by the names that messages use."""
+        """Returns the parts by the names that messages and states use; "lengths" only where it is not empty."""
         parts = {f"balance.{name}": getattr(self, name) for name in self.__struct_fields__}
         return parts if self.lengths else {name: value for name, value in parts.items() if name != "balance.lengths"}
 
 
 class NoLevel:
-    """The level of an order in which nothing is made level."""
+    """Stands for `BalanceSpec` in an order in which nothing is made level."""
 
     def count_units(self, batch_size: int) -> int:
-        """Returns the units of a batch of which each is of one lane: its samples."""
+        """Returns `batch_size`: each sample of a batch is a unit, see `BalanceSpec.count_units`."""
         return batch_size
 
     def check_lanes(self, lanes: int, batch_size: int) -> None:
-        """Takes any lanes."""
+        """Takes any number of lanes."""
 
     def resize(self, batch_size: int) -> msgspec.UnsetType:
         """Returns `UNSET`, with which a spec leaves the part out."""
@@ -92,15 +95,20 @@ class NoLevel:
 
 
 def level_of(stored: BalanceSpec | msgspec.UnsetType) -> BalanceSpec | NoLevel:
-    """Returns the level of a spec: its `BalanceSpec`, or `NoLevel` where the spec leaves the part out (`UNSET`)."""
+    """Returns the part `balance` of a spec, or `NoLevel` where the spec leaves it out (`UNSET`)."""
     return NoLevel() if isinstance(stored, msgspec.UnsetType) else stored
 
 
 def check_lanes(what: str, lanes: int, batch_size: int) -> None:
-    """Makes sure that lanes divide the global batch, for what needs that.
+    """Makes sure that `lanes` divides the global batch.
+
+    Args:
+        what: the option that needs it, for the error.
+        lanes: number of lanes.
+        batch_size: the global batch.
 
     Raises:
-        ConfigError: they do not.
+        ConfigError: it does not divide the batch.
     """
     if batch_size % lanes:
         raise ConfigError(
@@ -109,11 +117,11 @@ def check_lanes(what: str, lanes: int, batch_size: int) -> None:
 
 
 def superwindow(rows: int, max_rows: int) -> int:
-    """Returns T, the batches that are made level together: the largest power of two with at most `max_rows` rows.
+    """Returns the number of batches of a superwindow: the largest power of two with at most `max_rows` rows of a lane.
 
     Args:
-        rows: Rows of a lane in a batch.
-        max_rows: Rows of a superwindow in a lane; at least one batch is taken.
+        rows: rows of a lane in a batch.
+        max_rows: most rows of a superwindow in a lane; one batch is taken even if it has more.
     """
     return 1 << max(0, (max_rows // rows).bit_length() - 1)
 
@@ -121,14 +129,15 @@ def superwindow(rows: int, max_rows: int) -> int:
 def level(costs: Integers, turns: int, group: int, keys: Words, turn_keys: Words) -> Integers:
     """Distributes the rows of a lane over the batches of a superwindow.
 
-    Groups of `group` rows are made level as far as possible. Groups of like cost share a batch, in all lanes, so that
-    what cannot be made level (a document as long as a row) comes to all ranks in the same step.
+    Rows are put in groups of `group`, whose sums of costs differ as little as possible. Groups of like cost share a
+    batch, in all lanes. So a cost that cannot be made level (of a document as long as a row) comes to all ranks in the
+    same step.
 
     Args:
         costs: (N,) the cost of each row; N is a multiple of `turns` x `group`.
         turns: number of batches of the superwindow.
-        group: rows that are made level together.
-        keys: (N / group,) hashes of the lane, which place groups inside of a batch.
+        group: rows of a group.
+        keys: (N / group,) hashes of the lane, which order the groups of a batch.
         turn_keys: (turns,) hashes that all lanes share, which order the batches.
 
     Returns:
@@ -151,12 +160,12 @@ def level(costs: Integers, turns: int, group: int, keys: Words, turn_keys: Words
 
 
 def level_members(costs: Integers, members: Integers, group: int, keys: Words, turn_keys: Words) -> Integers:
-    """Does the same as `level` in a mix: rows change places with rows of their own member, so batches keep its shares.
+    """Does what `level` does in a mix: rows change places with rows of their member, so batches keep all shares.
 
     Args:
         costs: (N,) the cost of each row; N is a multiple of batches x `group`.
-        members: (N,) number of the member in each place.
-        group: rows that are made level together.
+        members: (N,) number of each row's member.
+        group: rows of a group.
         keys: (N / group,) hashes of the lane, which order groups of equal sums in a batch.
         turn_keys: (batches,) hashes that all lanes share, which order the batches.
 
@@ -181,7 +190,7 @@ def level_members(costs: Integers, members: Integers, group: int, keys: Words, t
             rows = dearest[: len(mine)]
             dearest = dearest[len(mine) :]
             least = mine[np.lexsort((keys[of], batch, sums[of]))]
-            # Rows that make any group too dear are in the first batches of that order, in all lanes.
+            # Rows that make any group cost more than the mean go to the first batches by `ranks`, in all lanes.
             above = int(np.argmin(np.append(sums[groups[least]] + costs[rows] > mean, False)))
             first = mine[np.lexsort((keys[of], sums[of], batch))][:above]
             placed = np.append(first, least[~np.isin(least, first)])

@@ -1,4 +1,8 @@
-"""One rank's epoch: its samples batch by batch, and the chunks they need."""
+"""Plans one rank's epoch: its samples batch by batch, and the chunks that they need.
+
+`batches/samples/plans.py` keeps a `RankPlan` for each epoch, in the rank and in its workers; `loader/` and `tools/` use
+the rules of the last batch.
+"""
 
 from __future__ import annotations
 
@@ -14,20 +18,20 @@ from streamer.order.protocol import Batches, Needs, SampleOrder
 from streamer.order.rank_split import LaneRun, LaneSplit, RankSplit
 from streamer.order.schedule import Schedule, merge
 
-# Cells of the (batches, lanes) matrix of a block: 1 MB.
+# Most cells of the (batches, lanes) matrix of batches that are computed together: 1 MB.
 _BLOCK_CELLS = 1 << 17
 
 LastBatch = Literal["fill", "short", "drop"]
-"""The last batch of an epoch where samples are missing: filled with marked repeats, short, or left out."""
+"""What becomes of the last batch if samples are missing: "fill" it with marked repeats, make it "short", "drop" it."""
 
 
 class BatchIndex(msgspec.Struct, frozen=True, eq=False):
     """One rank's samples of one batch.
 
     Attributes:
-        positions: (B/R,) places in the epoch; from n on they are padding. Fewer in a short batch.
-        ordinals: (B/R,) samples; of a mix their codes.
-        repeated: (B/R,) True where the sample only fills the batch up.
+        positions: positions in the epoch; those behind its end are padding.
+        ordinals: the sample at each position: its ordinal, or in a mix or growing dataset its code.
+        repeated: whether each sample is there only to fill the batch up.
     """
 
     positions: Integers
@@ -41,16 +45,21 @@ class RankPlan:
     Owned by one thread; keeps one block of computed batches.
 
     Args:
-        order: the epoch; one that is decided round by round computes no batch of a round that is not known.
-        global_batch: B, samples over all ranks.
-        world: R, ranks; must divide B. Any R gives the same global batches.
-        rank: this rank.
+        order: order of the epoch. Where it is decided in rounds, only batches of known rounds can be asked for.
+        global_batch: samples of a batch over all ranks.
+        world: number of ranks, which divides `global_batch`. Any number gives the same global batches.
+        rank: number of this rank.
         last_batch: what becomes of an incomplete last batch; "short" is for a single rank only.
-        start: the position of batch 0; not the order's origin only after a resume with another global batch.
-        runs: samples of each lane that this rank takes of a batch (`lane_split`); empty: ranks share it in equal runs.
+        start: position of batch 0. It differs from the order's origin only after a resume with another global batch.
+        runs: samples of each lane that this rank takes of a batch (see `LaneSplit`); empty if the ranks share a batch
+            in equal runs.
+
+    Attributes:
+        batches: number of batches of the epoch.
 
     Raises:
-        ConfigError: R does not divide B; no such rank; start outside 0..n; "short" for several ranks.
+        ConfigError: the ranks cannot share the batch equally; there is no such rank; `start` is outside of the epoch;
+            "short" for several ranks.
     """
 
     def __init__(
@@ -86,18 +95,18 @@ class RankPlan:
 
     @property
     def samples(self) -> int:
-        """Samples this rank yields in the epoch, repeats included."""
+        """Number of samples that this rank yields in the epoch, repeats included."""
         return sample_count(self.order.samples - self.start, self.rank_split, self.last_batch)
 
     def position(self, batch: int) -> int:
-        """Returns the position delivered when all batches before `batch` are; a `State` keeps it."""
+        """Returns the position at which a batch begins: a `State` keeps it when all batches before are delivered."""
         return self.start + batch * self.rank_split.global_batch
 
     def batch(self, batch: int) -> BatchIndex:
-        """This rank's samples of a batch, 0 <= batch < batches.
+        """Returns this rank's samples of a batch; computes and keeps those of some batches around it, too.
 
         Raises:
-            IndexError: no such batch.
+            IndexError: there is no such batch, or it is in a round that is not known.
         """
         self._check_batch(batch)
         if batch not in self._block:
@@ -127,10 +136,10 @@ class RankPlan:
         return BatchIndex(positions, ordinals, self.order.repeats(positions))
 
     def find_repeats(self, batch: int) -> Flags:
-        """Returns which samples of this rank's batch only fill it up, without computing the samples.
+        """Returns `BatchIndex.repeated` of this rank's batch, without computing the samples.
 
         Raises:
-            IndexError: no such batch.
+            IndexError: there is no such batch.
         """
         self._check_batch(batch)
         positions = self.rank_split.positions(np.array([self.position(batch)], np.int64))[0]
@@ -139,12 +148,16 @@ class RankPlan:
         return self.order.repeats(positions)
 
     def schedule(self, start_batch: int = 0, stop_batch: int | None = None) -> Schedule:
-        """The chunks of this rank's batches start_batch..stop_batch-1, clipped to these batches.
+        """Returns the chunks of this rank's batches start_batch..stop_batch-1, and their uses in these batches.
 
-        Costs as much as the chunks of these batches, wherever they are.
+        Takes time for the chunks of these batches, not for those of earlier ones.
+
+        Args:
+            start_batch: the first batch.
+            stop_batch: the batch behind the last one; None means the end of the epoch.
 
         Raises:
-            IndexError: not 0 <= start_batch <= stop_batch <= batches.
+            IndexError: not 0 <= start_batch <= stop_batch <= batches, or a round is not known.
         """
         stop = self.batches if stop_batch is None else stop_batch
         if not 0 <= start_batch <= stop <= self.batches:
@@ -169,7 +182,7 @@ class RankPlan:
 
 
 def check_last_batch(last_batch: LastBatch | None, world: int) -> LastBatch:
-    """Returns what becomes of the last batch, or None if it is short on one rank and filled on several.
+    """Returns what becomes of the last batch; None means "short" on one rank and "fill" on several.
 
     Raises:
         ConfigError: "short" on several ranks.
@@ -184,32 +197,32 @@ def check_last_batch(last_batch: LastBatch | None, world: int) -> LastBatch:
 
 
 def batch_count(samples: int, global_batch: int, last_batch: LastBatch) -> int:
-    """Number of batches of a size: whole ones only, or rounded up."""
+    """Returns the number of batches of so many samples: only whole ones with "drop", else rounded up."""
     return samples // global_batch if last_batch == "drop" else -(-samples // global_batch)
 
 
 def sample_count(samples: int, rank_split: RankSplit, last_batch: LastBatch) -> int:
-    """Number of samples that a rank yields in an epoch of `samples`, repeats included."""
+    """Returns the number of samples that a rank yields of `samples` over all ranks, repeats included."""
     if last_batch == "short":
         return samples
     return batch_count(samples, rank_split.global_batch, last_batch) * rank_split.per_rank
 
 
 def worker_batches(start_batch: int, stop_batch: int, worker: int, workers: int) -> range:
-    """Returns the batches that worker `worker` of `workers` of a plain DataLoader yields, whole.
+    """Returns the batches that one worker of a plain torch DataLoader yields, each as a whole.
 
-    torch asks its workers in turn, beginning with worker 0, so this restores the order of the
-    batches for any number of workers. Where the dataset was not told the batch size, the plan has
-    global_batch = world: one sample of this rank per "batch", and torch makes the batches.
+    torch asks its workers in turn, beginning with worker 0. So every `workers`-th batch restores the order of the
+    batches for any number of workers. Where the dataset was not told the batch size, the plan has global_batch = world:
+    a "batch" is one sample of this rank, and torch makes the batches.
 
     Args:
         start_batch: first batch after a resume, else 0.
-        stop_batch: one past the last.
+        stop_batch: the batch behind the last one.
         worker: torch's worker id, or 0 without workers.
         workers: number of workers, or 1 without workers.
 
     Raises:
-        ConfigError: no such worker.
+        ConfigError: there is no such worker.
     """
     if not 0 <= worker < workers:
         raise ConfigError(f"worker={worker} is not in 0..{workers - 1}", field="num_workers")

@@ -1,4 +1,8 @@
-"""Predicts the quality and the cost of an order before a byte is read, and describes them in words."""
+"""Predicts how well an order mixes and what it costs, before a byte is read, and describes both in words.
+
+Used by `tools/explain_command.py` (`streamer explain`), by `loader/kinds/` for warnings, and by `order/mix/explain.py`.
+B is the global batch, n the samples, M the chunks, L the lanes, K the chunks that are open together, k those of a lane.
+"""
 
 from __future__ import annotations
 
@@ -13,30 +17,29 @@ from streamer.order.hashing import Integers
 from streamer.order.rank_split import RankSplit
 from streamer.order.spec import OrderSpec
 
-# A request per sample costs more time and money than it can be worth below this mean size.
+# Below this mean size of a sample, a request for each sample costs more time and money than it can be worth.
 SAMPLE_SHUFFLE_FLOOR_BYTES = 256 * 1024
-# A variance of 2 x is that of a batch half as large: below it little can be gained.
+# Twice the variance of a full shuffle is that of a batch half as large. An order below that can gain little.
 WELL_MIXED = 2.0
 # S3 standard, us-east-1, 2025: 0.0004 USD per 1,000 GET requests.
 GET_PRICE_USD = 0.4e-6
-# The size of the chunk that a request fetches in block order.
+# Bytes that a request fetches with shuffle="block".
 _BLOCK_REQUEST_BYTES = 8 * 1024 * 1024
 
 
 def vif_bound(spec: OrderSpec, chunk_samples: Integers, global_batch: int, *, correlation: float = 1.0) -> float:
     """Returns a bound of the variance of a batch's mean, as a multiple of that of a full shuffle.
 
-    1 + rho (B/L - 1) (1/k - L/M), while B is at most half of the open samples: a batch takes B/L
-    samples of each lane, from k of its M/L chunks. Never above 1 + rho (s - 1), what whole chunks
-    of s samples would give.
+    It is 1 + rho (B/L - 1) (1/k - L/M) while B is at most half of the open samples: a batch takes B/L samples of each
+    lane, from k of its M/L chunks. It is never above 1 + rho (s - 1), what whole chunks of s samples would give.
 
     Args:
         spec: the order.
         chunk_samples: (M,) samples per chunk.
         global_batch: B.
-        correlation: rho, the correlation of samples of one chunk; 1: chunks sorted by label.
+        correlation: rho, the correlation of samples of one chunk; 1 where chunks are sorted by label.
 
-    Source: measured over whole epochs with K = M/16, 0.52 to 1.03 x this bound (benchmarks/order.py, 2026-11-20).
+    Measured over whole epochs with K = M/16: 0.52 to 1.03 x this bound (benchmarks/order.py, 2026-11-20).
     """
     if spec.shuffle == "none":
         return 1.0 + correlation * (global_batch - 1)
@@ -46,7 +49,7 @@ def vif_bound(spec: OrderSpec, chunk_samples: Integers, global_batch: int, *, co
 
 
 def is_bound_checked(spec: OrderSpec, chunk_samples: Integers, global_batch: int) -> bool:
-    """Whether B is at most half of the samples of K chunks, where `vif_bound` was checked."""
+    """Whether the global batch is at most half of the open samples: for such batches, `vif_bound` was measured."""
     mean = float(chunk_samples.sum()) / max(1, int(np.count_nonzero(chunk_samples)))
     return global_batch <= spec.lanes * spec.lane_window * mean / 2
 
@@ -55,11 +58,11 @@ class LaneSpread(msgspec.Struct, frozen=True):
     """How the lanes are spread over the nodes.
 
     Attributes:
-        nodes: machines with equal numbers of consecutive ranks.
-        crossing: lanes that more than one node draws from: their chunks are fetched once per node.
-        store_factor: store bytes of an epoch over all nodes / bytes of the dataset, without a cache.
-        suggested_lanes: nearest lane count at which no two nodes share a lane; None if not needed, or if none exists
-            (without shuffle).
+        nodes: number of machines, each with the same number of consecutive ranks.
+        crossing: lanes that more than one node draws from; each of these nodes fetches their chunks.
+        store_factor: bytes that all nodes fetch in an epoch without a cache, divided by those of the dataset.
+        suggested_lanes: nearest number of lanes at which no two nodes share a lane; None if no lane is shared, or
+            without shuffle.
     """
 
     nodes: int
@@ -93,7 +96,12 @@ def describe_lane_spread(spec: OrderSpec, global_batch: int, nodes: int) -> str:
 
 
 def lane_spread(spec: OrderSpec, global_batch: int, nodes: int) -> LaneSpread:
-    """Predicts which lanes cross nodes.
+    """Predicts which lanes several nodes draw from.
+
+    Args:
+        spec: the order.
+        global_batch: B.
+        nodes: number of machines.
 
     Raises:
         ConfigError: the nodes cannot share the batch equally.
@@ -111,16 +119,20 @@ def lane_spread(spec: OrderSpec, global_batch: int, nodes: int) -> LaneSpread:
 
 
 def near_lanes(spec: OrderSpec, global_batch: int, nodes: int) -> int:
-    """The multiple of `nodes` that divides B and is nearest to L, the larger of two as near."""
+    """Returns the number of lanes nearest to L, as a ratio, that `nodes` divides and that divides the global batch."""
     fits = [n for n in range(nodes, global_batch + 1, nodes) if global_batch % n == 0]
     return min(reversed(fits), key=lambda lanes: max(lanes / spec.lanes, spec.lanes / lanes))
 
 
 def check_sample_shuffle(samples: int, total_bytes: int) -> None:
-    """Refuses shuffle="sample" if a request per sample is too expensive.
+    """Refuses shuffle="sample" if a request for each sample is too expensive.
+
+    Args:
+        samples: number of samples.
+        total_bytes: bytes of all objects.
 
     Raises:
-        ConfigError: the mean sample is below 256 KiB; the text has the price of both.
+        ConfigError: samples have less than 256 KiB on average; the text has the prices of both kinds of shuffle.
     """
     mean = total_bytes / max(1, samples)
     if mean >= SAMPLE_SHUFFLE_FLOOR_BYTES:
@@ -136,7 +148,7 @@ def check_sample_shuffle(samples: int, total_bytes: int) -> None:
 
 
 def explain(spec: OrderSpec, chunk_samples: Integers, global_batch: int, total_bytes: int, nodes: int = 1) -> str:
-    """Describes the order in words, for `streamer explain` and the log.
+    """Describes the order in words, a line for each aspect, for `streamer explain` and the log.
 
     Args:
         spec: the order.
@@ -196,7 +208,7 @@ def _advise(spec: OrderSpec, chunk_samples: Integers, global_batch: int, total_b
 
 
 def find_good_window(spec: OrderSpec, chunk_samples: Integers, global_batch: int) -> int | None:
-    """The smallest window in whole chunks per lane that mixes well; None if there are too few chunks or samples."""
+    """Returns the smallest K that mixes well, of k doubled again and again; None if there are too few chunks."""
     lane_chunks = -(-int(np.count_nonzero(chunk_samples)) // spec.lanes)
     lane_window = spec.lane_window
     # The bound falls with every additional chunk.

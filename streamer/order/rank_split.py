@@ -1,13 +1,16 @@
 """Decides which rank takes which sample of a global batch.
 
-A batch is the positions [a, a+B). Sorted by (lane, position) they are dealt in R equal runs, so a
-rank draws from few lanes and needs the chunks of few lanes. The batch does not depend on R.
+`order/plan.py` splits batches by it, all orders map padding by `real_positions`, and `loader/rank/sharing.py` makes the
+table for nodes that share caches. B is the global batch, R the number of ranks, L that of lanes.
+
+A batch has the positions [a, a+B), and position p is in lane p mod L. Sorted by (lane, position) they are dealt in R
+equal runs, so a rank draws from few lanes and needs the chunks of few lanes. The batch does not depend on R.
 
 Where nodes share their caches, lanes are split by the content of the caches: a table says how many samples of each lane
-of a batch each node takes. It decides only which rank takes which sample: the batches are the same for every table. It
-exists only if the lanes divide the batch, so that each lane has equally many samples in every batch.
+of a batch each node takes. The table decides only which rank takes which sample: the batches are the same for every
+table. It exists only if L divides B, so that each lane has the same number of samples in every batch.
 
-Positions past the end of an epoch fill up the last batch with samples that a rank has open anyway.
+Positions behind the end of an epoch fill up the last batch with samples that a rank has open anyway.
 """
 
 from __future__ import annotations
@@ -25,14 +28,14 @@ from streamer.order.hashing import Integers
 
 
 def real_positions(positions: Integers, samples: int | Integers, lanes: int) -> Integers:
-    """Maps padding onto the positions it repeats: p >= n to p - L ceil((p-n+1)/L).
+    """Maps padding, the positions p >= n, to the positions that it repeats: p - L ceil((p-n+1)/L). Others stay.
 
-    That is the end of the same lane, whose chunk the same rank has open. With fewer samples than lanes most lanes have
-    no such place: then p mod n.
+    So padding repeats the end of the same lane, whose chunk the same rank has open. With fewer samples than lanes, most
+    lanes have no sample: then p mod n.
 
     Args:
-        positions: (N,) of an epoch.
-        samples: n of the epoch, at least 1; or (N,) n of what each position is in.
+        positions: (N,) positions in an epoch.
+        samples: n, number of samples of the epoch, at least 1; or (N,) the n for each position.
         lanes: L.
 
     Raises:
@@ -52,10 +55,10 @@ class RankSplit(msgspec.Struct, frozen=True):
     """One rank's place in every global batch.
 
     Attributes:
-        lanes: L of the order.
-        global_batch: B, samples.
-        world: R, ranks; divides B.
-        rank: 0 <= rank < R; the ranks of a node are consecutive.
+        lanes: number of lanes of the order.
+        global_batch: samples of a batch over all ranks.
+        world: number of ranks, which divides the batch.
+        rank: number of this rank, from 0; the ranks of a node are consecutive.
 
     Raises:
         ConfigError: R does not divide B, or there is no such rank.
@@ -78,11 +81,11 @@ class RankSplit(msgspec.Struct, frozen=True):
 
     @property
     def per_rank(self) -> int:
-        """Samples of this rank per batch."""
+        """Number of samples of this rank in a batch."""
         return self.global_batch // self.world
 
     def positions(self, starts: Integers) -> Integers:
-        """Returns this rank's positions in batches that start at (G,) positions: (G, B/R), by lane, then position."""
+        """Returns this rank's positions in batches that begin at `starts`, (G,): (G, B/R), by lane, then position."""
         first, counts = self._lane_runs(starts)
         lane_offset = np.cumsum(counts, axis=1) - counts
         rows = np.arange(len(starts), dtype=np.int64)[:, None]
@@ -95,14 +98,14 @@ class RankSplit(msgspec.Struct, frozen=True):
         return positions
 
     def rank_lanes(self, start: int) -> Integers:
-        """The lanes this rank draws from in any batch of a run of batches from `start` on."""
+        """Returns the lanes that this rank draws from in any of the batches that follow each other from `start` on."""
         begin = self.rank * self.per_rank
         end = begin + self.per_rank
         if self.global_batch % self.lanes == 0:
             share = self.global_batch // self.lanes
             return np.arange(begin // share, (end - 1) // share + 1, dtype=np.int64)
         used = np.zeros(self.lanes, dtype=np.bool_)
-        # If L does not divide B the ranks' lanes move, with a period of L / gcd(L, B) batches.
+        # If L does not divide B, the lanes of a rank change, with a period of L / gcd(L, B) batches.
         for turn in range(self.lanes // gcd(self.lanes, self.global_batch)):
             _, counts = self._lane_runs(np.array([start + turn * self.global_batch], dtype=np.int64))
             stop = np.cumsum(counts[0])
@@ -118,24 +121,24 @@ class RankSplit(msgspec.Struct, frozen=True):
 
 
 LaneRun: TypeAlias = tuple[int, int, int]
-"""A rank's samples of one lane of each batch: the lane, the first of its samples, and how many follow."""
+"""A rank's samples of one lane in each batch: the lane, the first of the lane's samples there, and how many."""
 
 
 def split_lanes(lanes: int, per_lane: int, room: Sequence[int], held: Integers) -> Integers:
-    """Assigns each lane to the nodes that hold most of it, as far as they have space.
+    """Makes the table: gives each lane to the nodes that hold most of it, as far as they have samples to take.
 
-    Lanes that no node holds go to the nodes in order: if nothing is held, each rank has the samples that it has without
-    a table. Compared with a stable matching of lanes and nodes, a lost or added node moves 1 / nodes of the lanes
-    instead of 2 to 5 / nodes (simulated with 16 and 256 nodes, 2026-11-22).
+    Lanes that no node holds go to the nodes in order. So if nothing is held, each rank has the samples that it has
+    without a table. A node that is lost or added moves 1 / nodes of the lanes; with a stable matching of lanes and
+    nodes it would move 2 to 5 / nodes (simulated with 16 and 256 nodes, 2026-11-22).
 
     Args:
         lanes: L.
         per_lane: samples of a lane in each batch.
-        room: samples of each node in each batch; their sum is lanes x per_lane.
-        held: (L, nodes) bytes of each lane that each node holds.
+        room: samples that each node takes of each batch; their sum is lanes x per_lane.
+        held: (L, nodes) bytes of each lane in each node's cache.
 
     Returns:
-        (L, nodes) samples of each lane in each batch that each node takes.
+        (L, nodes) number of samples of each lane that each node takes of each batch.
     """
     table = np.zeros((lanes, len(room)), np.int64)
     need, left = [per_lane] * lanes, list(room)
@@ -158,12 +161,12 @@ def split_lanes(lanes: int, per_lane: int, room: Sequence[int], held: Integers) 
 
 
 def lane_runs(table: Integers, node: int, share: slice) -> tuple[LaneRun, ...]:
-    """The samples of one rank, from those of its node in the order of the lanes.
+    """Returns which samples of each lane one rank takes of a batch: a part of those that its node takes, by lane.
 
     Args:
         table: result of `split_lanes`.
-        node: node of the rank.
-        share: its half-open part of the node's samples of a batch.
+        node: number of the rank's node.
+        share: half-open part of the node's samples, in the order of the lanes, that is the rank's.
     """
     before = table[:, :node].sum(axis=1)
     stop = np.cumsum(table[:, node])
@@ -175,10 +178,10 @@ def lane_runs(table: Integers, node: int, share: slice) -> tuple[LaneRun, ...]:
 
 
 class LaneSplit(RankSplit, frozen=True):
-    """One rank's place in every global batch according to a table. The lanes divide the batch.
+    """One rank's place in every global batch according to a table. The number of lanes divides the batch.
 
     Attributes:
-        runs: the rank's runs by lane; together `per_rank` samples.
+        runs: result of `lane_runs`: the rank's samples of each lane, together `per_rank`.
     """
 
     runs: tuple[LaneRun, ...]

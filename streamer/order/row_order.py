@@ -1,7 +1,8 @@
-"""The order of rows: that of a dataset or a mix whose chunks are sets, and whose samples are the rows of the sets.
+"""Orders rows of packed documents: as samples are ordered, with sets in place of chunks and rows in place of samples.
 
-All that the order of samples promises holds for rows: it is a bijection, the same for any number of ranks, and known
-at any position without the positions before it. Only what it needs from the cache is in chunks.
+`batches/rows/planned.py` makes it where documents are packed, and `order/balanced_order.py` builds on `OuterOrder`. All
+that the order of samples promises holds for rows: it is a bijection, the same for any number of ranks, and known at any
+position without the positions before it. Only what a rank needs from the cache is counted in chunks.
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ Inner = TypeVar("Inner", bound=SampleOrder)
 
 
 class OuterOrder(Generic[Inner]):
-    """A `SampleOrder` of rows that answers as another order does; subclasses have answers of their own.
+    """A `SampleOrder` that gives the answers of another order; subclasses change some of them.
 
     Attributes:
-        inner: the other order.
+        inner: the other order, of rows or samples; "rows" below.
     """
 
     def __init__(self, inner: Inner) -> None:
@@ -47,12 +48,12 @@ class OuterOrder(Generic[Inner]):
 
     @property
     def samples(self) -> int:
-        """Rows of the epoch."""
+        """The position one past the last of the epoch."""
         return self.inner.samples
 
     @property
     def lanes(self) -> int:
-        """L."""
+        """The number of lanes."""
         return self.inner.lanes
 
     @property
@@ -61,11 +62,11 @@ class OuterOrder(Generic[Inner]):
         return self.inner.block_samples
 
     def find_known(self, position: int) -> tuple[int, int]:
-        """Returns all positions; of a growing dataset those of the round."""
+        """Returns the half-open positions that are known with `position`; see `SampleOrder.find_known`."""
         return self.inner.find_known(position)
 
     def ordinals(self, positions: Integers) -> Integers:
-        """Returns the rows at some positions, (N,); of a mix their codes."""
+        """Returns the rows at some positions: (N,); in a mix or growing dataset their codes."""
         return self.inner.ordinals(positions)
 
     def repeats(self, positions: Integers) -> Flags:
@@ -73,16 +74,16 @@ class OuterOrder(Generic[Inner]):
         return self.inner.repeats(positions)
 
     def chunks(self, ordinals: Integers) -> tuple[Integers, Integers]:
-        """Returns the chunks of some rows and the passes of their uses."""
+        """Returns chunk and pass of some rows; see `SampleOrder.chunks`."""
         return self.inner.chunks(ordinals)
 
 
 class RowOrder(OuterOrder["EpochOrder | MixOrder | GrowingOrder"]):
-    """A `SampleOrder` of rows. Owned by one thread.
+    """The order of rows: says which chunks they need, where the inner order says which sets. Owned by one thread.
 
     Args:
-        inner: the order of one epoch; its chunks are the sets, numbered through all members of a mix.
-        sets: their chunks, numbered through all members of a mix.
+        inner: the order of one epoch; its "chunks" are the sets, numbered through all members of a mix.
+        sets: the chunks of each set, numbered through all members of a mix.
     """
 
     def __init__(self, inner: EpochOrder | MixOrder | GrowingOrder, sets: Sets) -> None:
@@ -93,7 +94,7 @@ class RowOrder(OuterOrder["EpochOrder | MixOrder | GrowingOrder"]):
         return f"RowOrder({self.inner!r}, {len(self._sets)} sets)"
 
     def open_epoch(self, epoch: int) -> RowOrder:
-        """Returns the order of another epoch."""
+        """Returns the order of another epoch over the same sets."""
         return RowOrder(self.inner.open_epoch(epoch), self._sets)
 
     def needs(self, split: RankSplit, run: Batches) -> list[Needs]:
@@ -105,13 +106,17 @@ class RowOrder(OuterOrder["EpochOrder | MixOrder | GrowingOrder"]):
         return found
 
     def chunks(self, ordinals: Integers) -> tuple[Integers, Integers]:
-        """Returns the chunks of some rows and the passes of their uses, both (N',): several for each row."""
+        """Returns the chunks of the sets of some rows, and the pass of each, both (N',): several for each row."""
         sets, passes = self.inner.chunks(ordinals)
         chunks, place = self._sets.expand(sets)
         return chunks.astype(np.int64), passes[place]
 
     def chunk_lanes(self, chunks: int) -> Integers:
-        """Returns the lane of each chunk's set in one dataset, (M,), or -1 for a chunk without documents."""
+        """Returns the lane of each chunk's set, (M,), or -1 for a chunk without documents. Not for a mix.
+
+        Args:
+            chunks: M, number of chunks of the dataset.
+        """
         assert isinstance(self.inner, EpochOrder)
         lanes = np.full(chunks, -1, np.int64)
         members, place = self._sets.expand(np.arange(len(self._sets)))
@@ -119,26 +124,26 @@ class RowOrder(OuterOrder["EpochOrder | MixOrder | GrowingOrder"]):
         return lanes
 
     def count_drawn(self, position: int) -> Integers:
-        """Returns the rows of each member of a mix among the first positions; see `MixOrder.count_drawn`."""
+        """Returns how many rows of each member of a mix come before a position; see `MixOrder.count_drawn`."""
         return cast("MixOrder", self.inner).count_drawn(position)
 
 
 def join_sets(members: list[tuple[Sets, int]]) -> Sets:
-    """Returns the sets of a mix: those of each member, whose chunks are numbered from a base on."""
+    """Returns the sets of all members of a mix, from those of each and the number of its first chunk in the mix."""
     chunks: list[Chunks] = [(sets.all_chunks + base).astype(np.uint32) for sets, base in members]
     counts = np.concatenate([np.diff(sets.first) for sets, _ in members])
     return Sets(np.concatenate(chunks), np.append(0, np.cumsum(counts)))
 
 
 def row_window(sets: int, chunks: int, global_batch: int, lanes: int, shuffle_window: int | None) -> int:
-    """Returns K in sets: as many chunks are open as without rows, but at least one set of each lane.
+    """Returns how many sets are open together: as many chunks as without rows, but at least one set of each lane.
 
     Args:
-        sets: S, with rows.
-        chunks: M, with documents.
-        global_batch: B, rows over all ranks.
-        lanes: L.
-        shuffle_window: Window of the user in chunks, or None if it is chosen.
+        sets: number of sets with rows.
+        chunks: number of chunks with documents.
+        global_batch: rows of a batch over all ranks.
+        lanes: number of lanes.
+        shuffle_window: window of the user in chunks, or None if it is chosen here.
     """
     if shuffle_window is not None:
         return max(lanes, shuffle_window * sets // chunks)

@@ -1,6 +1,9 @@
-"""The order of a dataset that is trained on while it still arrives. Pure functions, no I/O.
+"""Orders a dataset that is trained on while it still arrives: it is admitted in cohorts and trained on in rounds.
 
-options.py  how it grows, as its user says it
+Used by `loader/kinds/growing/`, which decides what each round admits, and by `order/kinds/growing.py`. Pure functions,
+no I/O.
+
+options.py  how a dataset grows, as its user says it
 spec.py     what fixes the order
 cohorts.py  the parts in which samples are admitted
 log.py      which cohorts each round trains, and why uses stay level
@@ -35,7 +38,7 @@ __all__ = [
     "rounds_between",
 ]
 
-# Imported at first use: every dataset looks at the options, and few grow.
+# The modules are imported at the first use of one of their names: all datasets look at the options, and few grow.
 _MODULES = {
     "cohorts": ("CohortChunks", "Cohorts"),
     "log": ("AdmissionLog", "KnownRounds", "Round", "Rounds", "rounds_between"),

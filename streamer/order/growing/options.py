@@ -1,4 +1,7 @@
-"""How a dataset grows: the user's options."""
+"""The options with which a user says how a dataset grows (`growing=`), and what cannot be combined with them.
+
+`loader/dataset.py` reads them, `loader/options/` and `loader/kinds/` check other options by them.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,7 @@ class Growing:
         ConfigError: an invalid value.
     """
 
-    # Whether such a dataset can be joined to another one.
+    # Whether a dataset that grows so can be joined to another one.
     joins: ClassVar[bool] = False
 
     reuse: int
@@ -52,24 +55,30 @@ class Growing:
             )
 
     def bytes_per_round(self) -> int | None:
-        """Returns the bytes that each round adds, or None if it adds what has arrived.
+        """Returns the bytes that each round adds, or None if a round adds what has arrived.
 
         Raises:
-            ConfigError: it is not a size.
+            ConfigError: `round_bytes` is a text or number that is no size.
         """
         if self.round_bytes == "auto" or not isinstance(self.round_bytes, (str, int)):
             return None
         return parse_bytes(self.round_bytes, "round_bytes")
 
     def whole_epoch(self, global_batch: int) -> int:
-        """Returns `epoch_samples` in whole global batches, at least one."""
+        """Returns `epoch_samples` rounded to whole batches of `global_batch` samples, at least one batch."""
         return max(1, round(self.epoch_samples / global_batch)) * global_batch
 
     def check(self, *, on_change: str, shuffle: str, lanes_by: str | None, share_caches: str) -> None:
         """Refuses options of the dataset with which it cannot grow.
 
+        Args:
+            on_change: what becomes of a changed dataset, as `Index` has it.
+            shuffle: the shuffle, as `OrderSpec` has it.
+            lanes_by: what decides about the lanes, as users write it; None if they have not said it.
+            share_caches: how nodes share caches, as users write it.
+
         Raises:
-            ConfigError: one of them.
+            ConfigError: an option with which the dataset cannot grow.
         """
         if on_change == "refresh":
             raise ConfigError(
@@ -125,7 +134,7 @@ class Growing:
 
 @dataclass(frozen=True, repr=False)
 class NotGrowing:
-    """The growing of a dataset that does not grow: it takes any option."""
+    """Stands for `Growing` in a dataset that does not grow: it takes any option."""
 
     joins: ClassVar[bool] = True
 
@@ -150,10 +159,10 @@ AnyGrowing: TypeAlias = Growing | NotGrowing
 
 
 def read_growing(given: object) -> AnyGrowing:
-    """Returns how a dataset grows, from an argument that may be left out.
+    """Returns how a dataset grows, from the user's argument `growing=`; None means that it does not grow.
 
     Raises:
-        ConfigError: something else.
+        ConfigError: neither None nor a `Growing`.
     """
     if given is None:
         return NOT_GROWING

@@ -1,4 +1,8 @@
-"""The order of a growing dataset: from positions of its endless stream of rounds to samples."""
+"""The order of a growing dataset: from positions of its endless stream of rounds to samples.
+
+`order/kinds/growing.py` makes it, and `order/plan.py` and `order/row_order.py` ask it as any order. L is the number of
+lanes.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +21,7 @@ from streamer.order.schedule import piece_runs
 TAG_ROUND_LANE = 41
 TAG_ROUND_GROUP = 42
 TAG_ROUND_PIECE = 43
-# A batch may be in two rounds; the one after them is planned while workers still make it.
+# Rounds whose tables are kept: a batch may be in two, and the next one is planned while workers still make that batch.
 _ROUNDS_KEPT = 3
 
 
@@ -25,7 +29,17 @@ class RoundTables:
     """The pieces of one round in some lanes, dealt as those of an epoch.
 
     Position p of the stream is in lane p mod L, also across rounds, so that a rank needs the same lanes in all of them.
-    The rest of a pass (n mod L samples) goes to the lanes in turn, beginning with that of the round's first position.
+    The n mod L samples of a pass that no lane has (the rest) go to the lanes in turn, beginning with the lane of the
+    round's first position.
+
+    Args:
+        cohorts: cohorts of the dataset.
+        of: the round.
+        lanes: numbers of the lanes whose samples will be asked for, each once.
+
+    Attributes:
+        chunk: (T,) chunk of each piece, through all lanes.
+        deal: the groups of the lanes; lanes that were not asked for have no pieces.
     """
 
     def __init__(self, cohorts: Cohorts, of: Round, lanes: Integers) -> None:
@@ -47,7 +61,6 @@ class RoundTables:
         self.chunk, offset, size, turn = map(np.concatenate, zip(*pieces, strict=True))
         prefix = np.concatenate([np.zeros(1, np.int64), np.cumsum(size)])
         first = np.cumsum(counts)
-        # Other lanes have no pieces here.
         self.deal = Deal(spec.lane_window, prefix, first, prefix[first])
         # 2 r + (pass mod 2) distinguishes the uses of a sample: a round trains at most all data, so two passes.
         self._turn = 2 * of.number + turn % 2
@@ -62,12 +75,12 @@ class RoundTables:
         self._decoder = LaneDecoder(self.deal, (group, piece), piece_start)
 
     def codes(self, positions: Integers) -> Integers:
-        """Returns the codes of the samples at positions of this round, (N,)."""
+        """Returns the codes of the samples at positions of this round: (N,)."""
         lanes: Integers = positions % self._lanes
         return self._decoder.ordinals(self.deal.start[lanes] + (positions - self._round.start) // self._lanes)
 
     def needs(self, lanes: Integers, run: Batches) -> list[Needs]:
-        """Returns the chunks of some lanes in a run of batches, which may begin before the round and end after it."""
+        """Returns the chunks of this round that some lanes use in a run of batches, which may reach beyond it."""
         found = []
         start = self._round.start
         for lane in lanes.tolist():
@@ -84,20 +97,23 @@ class RoundTables:
 
 
 class GrowingOrder:
-    """The order of one epoch of a growing dataset: an `Order` in positions of the stream of all rounds.
+    """The order of one epoch of a growing dataset: a `SampleOrder` in positions of the stream of all rounds.
 
-    Epoch e has the positions e E .. (e+1) E - 1, wherever rounds begin and end. The samples are codes: ordinal + n t,
-    where t is another number for each use of a sample. Owned by one thread.
+    With E samples per epoch, epoch e has the positions e E .. (e+1) E - 1, wherever rounds begin and end. A sample is
+    given as its code, ordinal + n t, where t is another number for each use of a sample. Owned by one thread.
 
     Args:
         rounds: the known rounds; more may become known while the order is used.
         lanes: numbers of the lanes of the rank.
+        epoch_samples: E.
+        epoch: number of the epoch, from 0.
 
     Attributes:
+        epoch: number of the epoch.
         origin: the first position of the epoch.
-        samples: one past the last position of the epoch.
+        samples: the position one past the last of the epoch.
         lanes: L.
-        block_samples: see `EpochOrder`.
+        block_samples: positions that one call of `ordinals` should have.
     """
 
     block_samples = 4096
@@ -116,13 +132,13 @@ class GrowingOrder:
         return f"GrowingOrder(epoch={self.epoch}, {self._rounds!r})"
 
     def open_epoch(self, epoch: int) -> GrowingOrder:
-        """Returns the order of another epoch, with the same tables."""
+        """Returns the order of another epoch, which shares the tables of rounds with this one."""
         other = GrowingOrder(self._rounds, self._lanes, self._epoch_samples, epoch)
         other._tables = self._tables
         return other
 
     def find_known(self, position: int) -> tuple[int, int]:
-        """Returns the positions of its round, half-open: the next one may not be decided.
+        """Returns the half-open positions of the round that has a position: later rounds may not be decided.
 
         Raises:
             IndexError: the round is not known.
@@ -131,10 +147,10 @@ class GrowingOrder:
         return of.start, of.stop
 
     def ordinals(self, positions: Integers) -> Integers:
-        """Returns the codes of the samples at some positions, (N,); from `samples` on they repeat samples.
+        """Returns the codes of the samples at some positions: (N,). Positions from `samples` on repeat samples.
 
         Raises:
-            IndexError: positions of unknown rounds.
+            IndexError: a position is in a round that is not known.
         """
         real = real_positions(np.asarray(positions, dtype=np.int64), self.samples, self.lanes)
         found = np.empty_like(real)
@@ -144,23 +160,28 @@ class GrowingOrder:
         return found
 
     def repeats(self, positions: Integers) -> Flags:
-        """Returns which positions are padding, (N,)."""
+        """Returns which positions are padding, behind the epoch: (N,)."""
         padding: Flags = positions >= self.samples
         return padding
 
     def needs(self, split: RankSplit, run: Batches) -> list[Needs]:
-        """Returns the chunks that a rank uses in a run of batches of known rounds; never narrower than the truth."""
+        """Returns the chunks that a rank uses in a run of batches; see `SampleOrder.needs`.
+
+        Raises:
+            IndexError: a batch is in a round that is not known.
+        """
         lanes = split.rank_lanes(run.first_position)
         rounds = rounds_between(self._rounds, run.first_position, run.stop_position - 1)
         return [need for of in rounds for need in self._table(of).needs(lanes, run)]
 
     def chunks(self, ordinals: Integers) -> tuple[Integers, Integers]:
-        """Returns the chunk, and the number of the use, of some codes, both (N,)."""
+        """Returns the chunk of each code, and the number of its use (twice the round, or one more): (N,) each."""
         cohorts = self._rounds.cohorts
         turns, own = np.divmod(ordinals, cohorts.samples)
         return np.searchsorted(cohorts.chunk_first, own, side="right") - 1, turns
 
     def _table(self, of: Round) -> RoundTables:
+        """Returns the tables of a round, which are kept for the last few rounds."""
         if of not in self._tables:
             while len(self._tables) >= _ROUNDS_KEPT:
                 del self._tables[next(iter(self._tables))]

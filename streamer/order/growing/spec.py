@@ -1,4 +1,7 @@
-"""What fixes the order of a growing dataset: that of its pieces, and the log of its admissions."""
+"""What fixes the order of a growing dataset: the order of its pieces, and the log of its admissions.
+
+A state keeps it (`order/state.py`), and `order/kinds/growing.py` makes the order of an epoch by it.
+"""
 
 from __future__ import annotations
 
@@ -22,12 +25,13 @@ class GrowingSpec(msgspec.Struct, frozen=True):
 
     Attributes:
         order: lanes, window, seed and shuffle, within which samples are admitted.
-        reuse: k.
-        epoch_samples: E, in whole global batches of the run.
-        least: cohorts that a round trains at least.
-        admitted: cohorts that each round known so far has added.
+        reuse: number of rounds that train each admitted cohort.
+        epoch_samples: samples of an epoch, over all ranks, in whole global batches of the run.
+        least: smallest number of cohorts that a round trains.
+        admitted: number of cohorts that each round known so far has added.
     """
 
+    # See `OrderSpec` for these words.
     kind: ClassVar[str] = "growing"
     words: ClassVar[str] = "a StreamingDataset with growing="
     advice: ClassVar[str] = ""
@@ -58,12 +62,12 @@ class GrowingSpec(msgspec.Struct, frozen=True):
 
     @property
     def balance(self) -> BalanceSpec | msgspec.UnsetType:
-        """What fixes which samples share a batch: nothing, samples that have not arrived cannot change places."""
+        """`UNSET`: no costs decide which samples share a batch, since samples must have arrived to change places."""
         return self.order.balance
 
     @property
     def orders(self) -> tuple[OrderSpec, ...]:
-        """The order of each member."""
+        """The order of each member: that of the dataset alone."""
         return self.order.orders
 
     @property
@@ -72,30 +76,30 @@ class GrowingSpec(msgspec.Struct, frozen=True):
         return ()
 
     def facts(self) -> dict[str, str | int]:
-        """All parts of the order, by which ranks and states are compared."""
+        """Returns the parts of the order, by which ranks and states are compared, in the words of users."""
         return self.order.facts()
 
     def to_state_parts(self) -> tuple[dict[str, object], dict[str, object]]:
-        """Returns what a state keeps before its place, and after it: a number per round, from the first one on."""
+        """Returns what a state keeps before its place, and after it: there the log, with a number for each round."""
         log = {name: getattr(self, name) for name in LOG}
         return dict(self.order.parts()), {"kind": self.kind, **log, "admitted": list(self.admitted)}
 
     def code_ranges(self, epoch: int, own: Callable[[], int]) -> list[tuple[int, int]]:
-        """Returns no codes: which samples an epoch has depends on the rounds."""
+        """Returns an empty list: which samples an epoch has depends on the rounds. See `OrderSpec.code_ranges`."""
         return []
 
     def samples_in(self, epoch: int, counts: Sequence[int]) -> int:
-        """Samples of an epoch, over all ranks, without repeats; see `OrderSpec.samples_in`."""
+        """Returns the samples of an epoch, over all ranks, without padding; see `OrderSpec.samples_in`."""
         return self.epoch_samples
 
     def rank_lanes(self, split: RankSplit, entry: tuple[int, int]) -> Integers:
-        """Returns the lanes that a rank draws from in any epoch.
+        """Returns the numbers of the lanes that a rank draws from in any epoch: int64.
 
         Args:
-            split: Split of the rank.
+            split: the rank's place in every batch.
             entry: epoch and position in it at which the run began.
         """
-        # Else the batches of each epoch begin in other lanes; only after a resume with another batch size.
+        # After a resume with another batch size, the batches of each epoch may begin in other lanes.
         if self.epoch_samples % split.global_batch and split.global_batch % self.lanes:
             return np.arange(self.lanes, dtype=np.int64)
         return split.rank_lanes(entry[0] * self.epoch_samples + entry[1])

@@ -1,4 +1,7 @@
-"""The kinds of order, each an object: the order of one dataset, of a mix, of a growing dataset. Pure, no I/O.
+"""Gives each kind of stream (one dataset, a mix, a growing dataset) an object that makes its orders and codes.
+
+Used by `batches/samples/`, which asks `find_orders` and never which kind it is; `loader/kinds/` has the other half.
+Pure, no I/O.
 
 kind.py      what any of them answers: orders of epochs, codes of samples, rounds
 one.py       one dataset
@@ -29,7 +32,7 @@ _KINDS = {
 
 
 def find_orders(spec: OrderSpec | MixSpec | GrowingSpec) -> Orders:
-    """Returns the kind of order of a spec."""
+    """Returns the object that makes the orders of a spec; imports the modules of its kind."""
     module, name = _KINDS[spec.kind]
     orders: Orders = getattr(import_module(module), name)(spec)
     return orders

@@ -1,4 +1,4 @@
-"""The order of a growing dataset."""
+"""Makes the orders and codes of a growing dataset; `order/kinds/__init__.py` finds it by the kind of the spec."""
 
 from __future__ import annotations
 
@@ -18,30 +18,30 @@ class GrowingOrders(Orders):
         self._spec = spec
 
     def order(self, members: Sequence[Counted], epoch: int, view: RankView) -> GrowingOrder:
-        """See `Orders`; a worker knows the rounds of its batch only."""
+        """See `Orders.order`; `view` has rounds: a rank knows all so far, a worker those of its batch."""
         assert not isinstance(view.rounds, NoRounds), "the rank, or `open_rounds`, has rounds"
         lanes = self._spec.rank_lanes(view.split, view.entry)
         return GrowingOrder(view.rounds, lanes, self._spec.epoch_samples, epoch)
 
     def codes(self, members: Sequence[Selected]) -> UseCodes:
-        """See `Orders`."""
+        """See `Orders.codes`; the only member is the dataset."""
         return UseCodes(members)
 
     def open_rounds(self, members: Sequence[Counted]) -> KnownRounds:
-        """See `Orders`."""
+        """See `Orders.open_rounds`."""
         (only,) = members
         return KnownRounds(only.cohorts(self._spec.order))
 
 
 class UseCodes(MemberCodes):
-    """The codes of a growing dataset: those of a mix of one member, with a number for each use instead of the pass."""
+    """The codes of a growing dataset: those of a mix of one member, with the number of the use in place of the pass."""
 
     def first_run(self, epoch: int, member: int) -> int:
-        """Returns 0: uses count over all epochs."""
+        """Returns 0: the numbers of uses count over all epochs already."""
         return 0
 
     def content(self, epoch: int, member: int, turn: int) -> int:
-        """See `CodeBook`."""
+        """See `CodeBook.content`; `turn` is the number of the use."""
         # The last bit of a use is that of the pass (`RoundTables`): the uses of a row in one pass have the same
         # documents, or a document would be used more often than another one.
         return turn % 2

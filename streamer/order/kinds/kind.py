@@ -1,4 +1,11 @@
-"""A kind of order: what plans, codes and workers ask, whatever the kind is."""
+"""The interfaces of a kind of order: `Orders` makes orders, `CodeBook` encodes samples, `Counted` is a member.
+
+`order/kinds/` has a class of each for every kind. Plans and makers of batches (`batches/samples/plans.py`) ask them,
+and `batches/` gives them its members.
+
+A stream has one member, or several in a mix. Its order counts a member's samples, or its rows where documents are
+packed. A code is the number that stands for a sample of the stream in plans and messages.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class Selected(Protocol):
-    """The samples of a member, as codes count them. It cuts the import of `batches`, which opens datasets."""
+    """A member, as codes count its samples. It stands for classes of `batches/`, which this room does not import."""
 
     @property
     def samples(self) -> int:
@@ -27,22 +34,23 @@ class Selected(Protocol):
         ...
 
     def number(self, ordinal: int) -> int:
-        """Returns the number in the selection of an ordinal in the manifest."""
+        """Returns the number in the selection of a selected sample, from its ordinal in the manifest."""
         ...
 
     def to_manifest(self, ordinals: Integers) -> Integers:
-        """Returns the ordinals in the manifest of ordinals in the selection."""
+        """Returns the ordinals in the manifest of samples, from their numbers in the selection: (N,)."""
         ...
 
 
 class Uses(msgspec.Struct, frozen=True, eq=False):
-    """The samples of one member among some codes.
+    """Those of some codes that are samples of one member.
 
     Attributes:
-        member: its number.
-        rows: (N,) their places among the codes.
-        ordinals: (N,) their ordinals in the manifest.
-        runs: (N,) what their random numbers depend on, see `SampleLocation`.
+        member: number of the member.
+        rows: (N,) places of its samples among the codes.
+        ordinals: (N,) ordinals of the samples in the member's manifest.
+        runs: of each sample, the number on which its random numbers depend: the epoch, or in a mix the pass, or in a
+            growing dataset the use. It may be endless.
     """
 
     member: int
@@ -52,15 +60,25 @@ class Uses(msgspec.Struct, frozen=True, eq=False):
 
 
 class CodeBook(ABC):
-    """Encodes and decodes the samples of a stream."""
+    """Encodes and decodes the samples of a stream.
+
+    "What the order calls a sample" is what `SampleOrder.ordinals` returns: of one dataset its number in the selection,
+    else a code.
+    """
 
     @abstractmethod
     def carry(self, samples: Integers) -> Integers:
-        """Returns the codes of what the order calls its samples: (N,)."""
+        """Returns the codes of samples, from what the order calls them: (N,)."""
 
     @abstractmethod
     def encode(self, members: Integers, turns: Integers, numbers: Integers) -> Integers:
-        """Returns codes, (N,), of member, pass and number in the member."""
+        """Returns the codes of samples: (N,).
+
+        Args:
+            members: (N,) number of the member.
+            turns: (N,) pass, from the member's first one of the epoch on; in a growing dataset the use.
+            numbers: (N,) number of the sample in the member's selection.
+        """
 
     @abstractmethod
     def members(self, codes: Integers) -> Integers:
@@ -68,46 +86,54 @@ class CodeBook(ABC):
 
     @abstractmethod
     def first_of_each(self, codes: Integers) -> dict[int, int]:
-        """Returns the members of the samples of a batch, each with the place of its first sample."""
+        """Returns the members that have samples among some codes, each with the place of its first sample there."""
 
     @abstractmethod
     def locate(self, code: int) -> tuple[int, int]:
-        """Returns the number of the member, and of the sample in its selection."""
+        """Returns the number of a code's member, and that of its sample in the member's selection."""
 
     @abstractmethod
     def uses(self, epoch: int, codes: Integers) -> Sequence[Uses]:
-        """Returns the samples that codes stand for in an epoch, by member."""
+        """Returns the samples that codes stand for in an epoch, an entry for each member that has some."""
 
     @abstractmethod
     def parts(self, rows: Integers, counts: Sequence[int]) -> tuple[Integers, Integers, Integers]:
-        """Returns member, number in it and pass of what the order calls rows, or samples that are not packed.
+        """Returns member, number in the member and pass of rows, or of samples that are not packed: (N,) each.
+
+        Passes count from the member's first one of the epoch on.
 
         Args:
-            rows: (N,) what the order calls them.
-            counts: rows of each member.
+            rows: (N,) what the order calls the rows or samples.
+            counts: number of rows or samples of each member.
         """
 
     @abstractmethod
     def content(self, epoch: int, member: int, turn: int) -> int:
-        """Returns the epoch, or pass, whose documents a row has."""
+        """Returns the number by which the documents of a row are drawn: the epoch, or in a mix the pass.
+
+        Args:
+            epoch: number of the epoch.
+            member: number of the row's member.
+            turn: the row's pass, as `parts` returns it.
+        """
 
 
 class Counted(Selected, Protocol):
-    """A member, as its order counts it: samples in chunks, or rows in sets of chunks. It cuts the same import."""
+    """A member, as its order counts it: samples in M chunks; where documents are packed, rows in S sets of chunks."""
 
     @property
     def order_samples(self) -> Integers:
-        """(M,) samples per chunk, or (S,) rows per set."""
+        """Samples of each chunk, (M,), or rows of each set, (S,)."""
         ...
 
     @property
     def order_first(self) -> Integers:
-        """Their prefix sum."""
+        """Samples before each chunk, (M+1,), or rows before each set, (S+1,)."""
         ...
 
     @property
     def order_words(self) -> Words:
-        """The first 8 bytes of the key of each chunk, or of the first chunk of each set."""
+        """The first 8 bytes of the key of each chunk, (M,), or of the first chunk of each set, (S,), as a number."""
         ...
 
     def cohorts(self, spec: OrderSpec) -> Cohorts:
@@ -116,22 +142,22 @@ class Counted(Selected, Protocol):
 
 
 class NoRounds:
-    """The rounds of an order that is not decided in rounds: there are none to tell."""
+    """Stands for `KnownRounds` where an order is not decided in rounds: there are none to tell."""
 
     def set(self, rounds: Sequence[tuple[int, ...]]) -> None:
-        """Does nothing."""
+        """Does nothing, as there are no rounds."""
 
 
 NO_ROUNDS = NoRounds()
 
 
 class RankView(msgspec.Struct, frozen=True, eq=False):
-    """The place from which a rank looks at an order.
+    """What a rank or its worker knows when it makes an order.
 
     Attributes:
         split: the rank's place in every batch.
         entry: epoch and position in it at which the run began.
-        rounds: the rounds that are known, where an order is decided in rounds.
+        rounds: the known rounds of a growing dataset; `NO_ROUNDS` for others.
     """
 
     split: RankSplit
@@ -140,16 +166,22 @@ class RankView(msgspec.Struct, frozen=True, eq=False):
 
 
 class Orders(ABC):
-    """The orders of one kind: of all epochs of a spec."""
+    """Makes the orders of all epochs of a spec, and the codes of its samples; each kind of stream has a subclass."""
 
     @abstractmethod
     def order(self, members: Sequence[Counted], epoch: int, view: RankView) -> SampleOrder:
-        """Returns the order of an epoch: of samples, or of rows, whose chunks are sets then."""
+        """Returns the order of an epoch: of samples, or of rows, and then its "chunks" are sets.
+
+        Args:
+            members: the members, in their order.
+            epoch: number of the epoch.
+            view: what the rank knows.
+        """
 
     @abstractmethod
     def codes(self, members: Sequence[Selected]) -> CodeBook:
-        """Returns the codes of the samples of the members."""
+        """Returns what encodes and decodes the samples of the members."""
 
     def open_rounds(self, members: Sequence[Counted]) -> KnownRounds | NoRounds:
-        """Returns what a worker keeps of the rounds that the rank tells it with each batch."""
+        """Returns what a worker puts the rounds into that the rank tells it with each batch."""
         return NO_ROUNDS

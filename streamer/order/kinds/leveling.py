@@ -1,4 +1,7 @@
-"""Whether the samples of a lane change places, so that batches cost every rank the same: an object, either way."""
+"""Says whether the samples of a lane change places, so that batches cost every rank the same: an object, either way.
+
+`batches/samples/plans.py` applies it to the order of an epoch; `order/adopt.py` asks it before a mix is changed.
+"""
 
 from __future__ import annotations
 
@@ -14,36 +17,36 @@ from streamer.order.hashing import Integers
 from streamer.order.level import BalanceSpec
 from streamer.order.protocol import SampleOrder
 
-# (epoch, rows as the order calls them, coefficients) -> int64 cost of each.
+# Returns the int64 cost of rows, from the epoch, what the order calls the rows, and the two coefficients.
 Costs = Callable[[int, Integers, tuple[int, int]], Integers]
 
 
 class Leveling(ABC):
-    """What is made level."""
+    """The interface: makes the costs of ranks level, or does not (`NoLeveling`)."""
 
     @abstractmethod
     def apply(self, order: SampleOrder, costs: Costs) -> SampleOrder:
-        """Returns the order after its samples have changed places."""
+        """Returns the order in which samples of the given one have changed places, or the given one."""
 
     @abstractmethod
     def coefficients(self, usual: tuple[int, int]) -> tuple[int, int]:
-        """Returns the cost of a document of n tokens, of n and of n**2.
+        """Returns the coefficients of n and of n**2 in the cost of a document of n tokens.
 
         Args:
-            usual: the cost where nothing is made level.
+            usual: the coefficients where nothing is made level.
         """
 
     @abstractmethod
     def check_inside(self) -> None:
-        """Refuses a state inside an epoch where the samples before it are not the first of each member.
+        """Refuses a state inside an epoch if samples change places, since those delivered may not be the first.
 
         Raises:
-            StateError: they are not.
+            StateError: samples change places.
         """
 
 
 class NoLeveling(Leveling):
-    """Nothing changes places."""
+    """Leaves all samples in their places."""
 
     def apply(self, order: SampleOrder, costs: Costs) -> SampleOrder:
         """See `Leveling`."""
@@ -58,7 +61,7 @@ class NoLeveling(Leveling):
 
 
 class LaneLeveling(Leveling):
-    """Samples of a lane change places inside superwindows."""
+    """Lets samples of a lane change places inside superwindows (`order/level.py`)."""
 
     def __init__(self, spec: BalanceSpec) -> None:
         self._spec = spec
@@ -85,5 +88,5 @@ class LaneLeveling(Leveling):
 
 
 def find_level(stored: BalanceSpec | UnsetType) -> Leveling:
-    """Returns what a spec says of it; specs leave the part out where nothing is made level."""
+    """Returns the object for the part `balance` of a spec, which is `UNSET` where nothing is made level."""
     return NoLeveling() if isinstance(stored, UnsetType) else LaneLeveling(stored)

@@ -1,4 +1,7 @@
-"""The order of a mix."""
+"""Makes the orders and codes of a mix; `order/kinds/__init__.py` finds it by the kind of the spec.
+
+`order/kinds/growing.py` has its codes from `MemberCodes`, too.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from streamer.order.mix.streams import MemberChunks, SampleCodes
 
 
 class MemberCodes(CodeBook):
-    """Codes of several members, or of several uses: a sample that comes twice has two codes."""
+    """The codes of a stream in which a sample comes more than once: each of its uses has a code of its own."""
 
     def __init__(self, members: Sequence[Selected]) -> None:
         self._members = members
@@ -24,14 +27,14 @@ class MemberCodes(CodeBook):
 
     @abstractmethod
     def first_run(self, epoch: int, member: int) -> int:
-        """Returns what is added to the pass of a code, so that it counts over all epochs."""
+        """Returns the number that is added to the pass of a code, so that passes count over all epochs."""
 
     def carry(self, samples: Integers) -> Integers:
-        """See `CodeBook`: the order has codes."""
+        """See `CodeBook.carry`; the order calls its samples by codes already."""
         return samples
 
     def encode(self, members: Integers, turns: Integers, numbers: Integers) -> Integers:
-        """See `CodeBook`."""
+        """See `CodeBook.encode`."""
         return self._codes.encode(members, turns, numbers)
 
     def members(self, codes: Integers) -> Integers:
@@ -66,19 +69,19 @@ class MemberCodes(CodeBook):
         return found
 
     def parts(self, rows: Integers, counts: Sequence[int]) -> tuple[Integers, Integers, Integers]:
-        """See `CodeBook`; passes count from the first one of the epoch on."""
+        """See `CodeBook.parts`."""
         codes = SampleCodes(counts)
         return codes.members(rows), codes.ordinals(rows), codes.turns(rows)
 
 
 class MixOrders(Orders):
-    """The orders of a mix: which member a position belongs to, and which of its samples."""
+    """Makes the orders of a mix, which say to which member a position belongs, and which of its samples it is."""
 
     def __init__(self, spec: MixSpec) -> None:
         self._spec = spec
 
     def order(self, members: Sequence[Counted], epoch: int, view: RankView) -> MixOrder:
-        """See `Orders`."""
+        """See `Orders.order`; before the mix's first epoch, that one. Chunks are numbered through all members."""
         bases = [0, *np.cumsum([len(member.order_samples) for member in members]).tolist()]
         chunks = [
             MemberChunks(member.order_samples, member.order_first, base)
@@ -92,10 +95,10 @@ class MixOrders(Orders):
 
 
 class MixCodes(MemberCodes):
-    """The codes of a mix: the run of a sample is the pass over its member, over all epochs.
+    """The codes of a mix; the random numbers of a sample depend on its member's pass, counted over all epochs.
 
     Args:
-        members: in their order.
+        members: the members, in their order.
         first_passes: returns the first pass of each member in an epoch.
     """
 
@@ -105,7 +108,7 @@ class MixCodes(MemberCodes):
         self._first: tuple[int, Sequence[int]] = (-1, ())
 
     def first_run(self, epoch: int, member: int) -> int:
-        """Returns the first pass of a member in an epoch."""
+        """Returns the number of a member's first pass in an epoch; that of the last epoch asked for is kept."""
         if self._first[0] != epoch:
             self._first = epoch, self._first_passes(epoch)
         return self._first[1][member]

@@ -1,4 +1,4 @@
-"""The order of one dataset."""
+"""Makes the orders and codes of one dataset; `order/kinds/__init__.py` finds it by the kind of the spec."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ class OneOrders(Orders):
         self._spec = spec
 
     def order(self, members: Sequence[Counted], epoch: int, view: RankView) -> EpochOrder:
-        """See `Orders`."""
+        """See `Orders.order`; the only member is the dataset, and `view` is not looked at."""
         (only,) = members
         words = only.order_words if self._spec.cut == "by_key" else None
         return EpochOrder(self._spec, only.order_samples, epoch, chunk_words=words)
 
     def codes(self, members: Sequence[Selected]) -> Ordinals:
-        """See `Orders`."""
+        """See `Orders.codes`."""
         (only,) = members
         return Ordinals(only)
 
 
 class Ordinals(CodeBook):
-    """The codes of one dataset: ordinals in its manifest, so that they do not depend on a selection."""
+    """The codes of one dataset: a code is the sample's ordinal in the manifest, whatever the selection is."""
 
     def __init__(self, data: Selected) -> None:
         self._data = data

@@ -1,7 +1,10 @@
-"""A mix of several datasets: which member, and which of its samples, comes at which position. Pure functions, no I/O.
+"""Orders a mix of several datasets: says which member, and which of its samples, comes at which position.
+
+`order/kinds/mix.py` makes the orders of a mix, `loader/kinds/mix.py` and `loader/mixed_dataset.py` make its spec of
+what the user says, and `order/adopt.py` changes it. Pure functions, no I/O.
 
 shares.py   proportions as a user says them
-request.py  from these and the members' sizes to the spec
+request.py  from the proportions and the members' sizes to the spec
 spec.py     what fixes the order of a mix, and how much of each member an epoch takes
 tree.py     how the places of a lane are shared between the members
 places.py   the places of an epoch, by batching: member, and count in the lane

@@ -1,13 +1,16 @@
-"""How the places of each lane are shared between the members in one epoch: a binary tree of integer lines.
+"""Shares the places of each lane between the members of a mix in one epoch, by a binary tree of integer lines.
 
-A lane with b samples of which a belong to the left half of the members gives the left half
+Used by `order/mix/places.py`. Below, M is the number of members, L that of lanes.
 
-    left(x) = (x a + f) div b      of its first x places, and the right half the rest.
+Each inner node of the tree divides its members in a left and a right half. A lane that has b samples of the node, of
+which a belong to the left half, gives the left half
 
-Both only grow, by 0 or 1 per place, and end at exactly a and b - a; so do the counts at the leaves. The phases f
-(0 <= f < b) are spread evenly over the lanes: all lanes together then give a member its share at any x, where
-equal phases would let all lanes round up at the same place (a batch of 4,096 from 64 lanes strayed by 100).
-The lines have an inverse: from a member's c-th sample to its place without a search.
+    left(x) = (x a + f) div b      of the first x places of the node, and the right half the others.
+
+Both counts grow by 0 or 1 per place, and end at exactly a and b - a; so do the counts at the leaves, the members. The
+phases f (0 <= f < b) are spread evenly over the lanes: so all lanes together give a member its share at any x. Equal
+phases would let all lanes round up at the same place (a batch of 4,096 from 64 lanes strayed by 100). The lines have an
+inverse, so the place of a member's c-th sample is found without a search.
 """
 
 from __future__ import annotations
@@ -27,7 +30,12 @@ _STEPS = 1024
 
 
 class TreeNode(NamedTuple):
-    """An inner node; a node below M is the leaf of that member."""
+    """An inner node of the tree. A number below M is the leaf of that member.
+
+    Attributes:
+        number: number of the node, M or more.
+        left, right: numbers of the nodes with its halves.
+    """
 
     number: int
     left: int
@@ -35,12 +43,16 @@ class TreeNode(NamedTuple):
 
 
 def build_tree(quotas: Sequence[int]) -> tuple[list[list[TreeNode]], dict[int, list[int]]]:
-    """Builds a tree over the members, by levels from the root. Each node is cut where its halves differ least.
+    """Builds a tree over the members, by levels from the root. A node is divided where its halves differ least.
 
-    Equal halves keep it flat, and large members near the root, where the rounding is least.
+    Equal halves keep the tree flat, and large members near the root, where the rounding is least.
+
+    Args:
+        quotas: samples of each member in the epoch.
 
     Returns:
-        The inner nodes of each level, numbered from M on, and the members below every node.
+        The inner nodes of each level, numbered from M on, and the members below every node, by its number. A single
+        member is the root itself, number 0, without inner nodes.
     """
     members = len(quotas)
     order = sorted(range(members), key=lambda member: -quotas[member])
@@ -68,10 +80,16 @@ def build_tree(quotas: Sequence[int]) -> tuple[list[list[TreeNode]], dict[int, l
 
 
 class LaneShares:
-    """The members' counts in every lane of one epoch.
+    """Counts the samples of each member in every lane of one epoch, up to any place.
+
+    Args:
+        quotas: samples of each member in the epoch.
+        lanes: L.
+        seed: seed of the order, which draws the phases.
+        epoch: number of the epoch.
 
     Attributes:
-        lane_samples: (L,) places of each lane.
+        lane_samples: (L,) number of places of each lane.
         quotas: (M, L) samples of each member in each lane.
 
     Raises:
@@ -101,7 +119,11 @@ class LaneShares:
         self._paths = _paths(self._levels, self._members)
 
     def counts(self, slots: Integers) -> Integers:
-        """Returns the samples of each member among the first `slots`, (..., L), of the lanes: (M, ..., L)."""
+        """Returns how many samples of each member are among the first places of every lane: (M, ..., L).
+
+        Args:
+            slots: (..., L) number of first places of each lane.
+        """
         found = np.zeros((len(self._totals), *slots.shape), np.int64)
         found[self._members if self._members > 1 else 0] = slots
         flat = found.reshape(len(found), -1, slots.shape[-1])
@@ -113,7 +135,13 @@ class LaneShares:
         return found[: self._members]
 
     def count(self, member: int, lanes: Integers, slots: Integers) -> Integers:
-        """Returns the samples of one member among the first `slots` of some lanes: (N,)."""
+        """Returns how many samples of one member are among the first places of some lanes: (N,).
+
+        Args:
+            member: number of the member.
+            lanes: (N,) the lanes.
+            slots: (N,) number of first places of each.
+        """
         for node, is_left in self._paths[member]:
             line = slots * self._totals[node.left][lanes] + self._phases[node.number][lanes]
             left = line // np.maximum(self._totals[node.number], 1)[lanes]
@@ -121,9 +149,15 @@ class LaneShares:
         return slots
 
     def slots(self, member: int, lanes: Integers, counts: Integers) -> Integers:
-        """Returns the place of a member's c-th sample in a lane, by the lines, (N,), where c is below its quota.
+        """Returns the places in some lanes at which samples of one member come: (N,).
 
-        The least x with left(x) = c + 1 is one more than the place, and likewise for the right half.
+        On the way from the leaf to the root, the place at a node is one less than the least x with left(x) = c + 1, and
+        likewise for the right half.
+
+        Args:
+            member: number of the member.
+            lanes: (N,) the lanes.
+            counts: (N,) c, number of the member's samples before it in the lane; less than the member's quota there.
         """
         for node, is_left in reversed(self._paths[member]):
             total = self._totals[node.number]
@@ -137,7 +171,7 @@ class LaneShares:
 
 
 def _phases(totals: Integers, state: int) -> Integers:
-    """Returns the starts of a node's lines, (L,): a random order of lanes, evenly spread, from a random first."""
+    """Returns the phases of a node, (L,), from its places in each lane: evenly spread, in a random order of lanes."""
     lanes = len(totals)
     rank = np.empty(lanes, np.int64)
     rank[np.argsort(fold_each(state, np.arange(lanes)))] = np.arange(lanes)
@@ -145,7 +179,7 @@ def _phases(totals: Integers, state: int) -> Integers:
 
 
 def _paths(levels: Sequence[Sequence[TreeNode]], members: int) -> list[list[tuple[TreeNode, bool]]]:
-    """Returns of each member the nodes from the root to its leaf, and whether the way goes left."""
+    """Returns, for each member, the inner nodes from the root to its leaf, each with whether the path goes left."""
     paths: dict[int, list[tuple[TreeNode, bool]]] = {members if members > 1 else 0: []}
     for node in chain.from_iterable(levels):
         paths[node.left] = [*paths[node.number], (node, True)]
