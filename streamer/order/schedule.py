@@ -1,7 +1,11 @@
-"""The schedule for the engine: the first and last batch for which a rank needs each chunk.
+"""Computes the schedule for the engine: the first and the last batch for which a rank needs each chunk.
 
-It is computed from chunks alone, for the chunks of the requested batches: never narrower than the exact one, and wider
-by less than one sample per open chunk, because slices are rounded up to whole samples.
+Orders (`order/epoch.py`, `order/growing/order.py`, `order/mix/streams.py`) ask it which pieces of a lane a run of
+batches uses; `order/plan.py` merges the needs of all lanes. A piece is the part of a chunk that one lane has; its
+slices are dealt to groups (`order/deal.py`).
+
+A schedule is computed from chunks, not from samples, for the requested batches alone. It is never narrower than the
+exact one, and wider by less than one sample per open chunk, because slices are rounded up to whole samples.
 """
 
 from __future__ import annotations
@@ -16,14 +20,14 @@ from streamer.order.protocol import Batches, Needs
 
 
 class Schedule(Needs, frozen=True, eq=False):
-    """The chunks a rank needs, each once per pass, sorted by first need."""
+    """The chunks that a rank needs, each once per pass, by first use, then by last use."""
 
     def __len__(self) -> int:
         return len(self.chunk)
 
 
 def merge(needs: list[Needs]) -> Schedule:
-    """Returns one entry per chunk and pass: the parts of a cut chunk come up together and share one fetch."""
+    """Joins needs to one entry per chunk and pass, from first to last use: parts of a chunk share one fetch."""
     if not needs:
         empty = np.empty(0, dtype=np.int64)
         return Schedule(empty.astype(np.uint32), empty, empty, empty)
@@ -41,13 +45,13 @@ def merge(needs: list[Needs]) -> Schedule:
 
 
 def run_needs(chunk_first: Integers, share: slice, batches: Batches, samples: int) -> tuple[Chunks, Integers, Integers]:
-    """The needs of a rank without shuffle: its `share` of each batch is a run of ordinals.
+    """Returns the needs of a rank without shuffle: chunks, and the first and last batch that uses each, inclusive.
 
     Args:
         chunk_first: (M+1,) samples before each chunk.
-        share: the rank's half-open run of places in a batch.
-        batches: the run.
-        samples: n; places from n on are padding.
+        share: the rank's half-open run of places in a batch, which are consecutive ordinals.
+        batches: the run of batches.
+        samples: n; positions from n on are padding, which is left out.
     """
     low = int(np.searchsorted(chunk_first, min(batches.first_position, samples), side="right"))
     high = int(np.searchsorted(chunk_first, min(batches.stop_position, samples), side="left"))
@@ -62,16 +66,16 @@ def run_needs(chunk_first: Integers, share: slice, batches: Batches, samples: in
 
 
 def piece_runs(deal: Deal, lane: int, run: tuple[int, int]) -> tuple[Integers, Integers, Integers]:
-    """The pieces of a filled lane that a run of its indices draws from.
+    """Finds the pieces that a run of a lane's samples draws from.
 
     Args:
-        deal: the groups of the lanes.
+        deal: the groups of the lanes; those of this lane are filled.
         lane: the lane.
-        run: half-open indices of the lane, not empty.
+        run: half-open numbers of samples of the lane as it is dealt, not empty.
 
     Returns:
-        (P,) pieces, numbered through all lanes, and the half-open indices of the lane, within the run, that contain all
-        samples of each piece.
+        The pieces, numbered through all lanes, and for each the half-open numbers of samples, within the run, among
+        which its samples are: (P,) each.
     """
     k = deal.window
     head = int(deal.first[lane])
@@ -101,10 +105,15 @@ def piece_runs(deal: Deal, lane: int, run: tuple[int, int]) -> tuple[Integers, I
 def lane_runs(
     deal: Deal, lanes: Integers, begin: Integers, end: Integers
 ) -> tuple[Integers, Integers, Integers, Integers]:
-    """Does the same as `piece_runs` for several lanes; the first column is the lane of each piece.
+    """Does what `piece_runs` does for several lanes; the first array that it returns is the lane of each piece.
 
     If one piece is open at a time, as in a mix of many members, a piece is a run of its lane, and no loop over lanes is
     needed.
+
+    Args:
+        deal: the groups of the lanes.
+        lanes: (N,) the lanes, at least one.
+        begin, end: (N,) half-open run of samples of each lane, not empty.
     """
     if deal.window > 1:
         runs = zip(lanes.tolist(), begin.tolist(), end.tolist(), strict=True)
@@ -117,19 +126,23 @@ def lane_runs(
     number = np.repeat(np.arange(len(lanes)), counts)
     piece = np.arange(len(number)) + (low - np.cumsum(counts) + counts)[number]
     edges = deal.prefix[piece] - start[number], deal.prefix[piece + 1] - start[number]
-    # The runs are one sample wider, as those of `piece_runs`.
+    # The runs are one sample wider, as those of `piece_runs` are.
     return lanes[number], piece, np.maximum(edges[0], begin[number]), np.minimum(edges[1] + 1, end[number])
 
 
 def _group_starts(size: Integers, share: Integers) -> tuple[Integers, Integers]:
-    """Bounds of the samples that these pieces give before each group, counted from the first piece.
+    """Returns bounds of the samples that these pieces give before each group, counted from the first piece's group.
 
-    A piece gives ceil(s u / k_j) in its first u groups. Where s < k_j, each sample is counted in
-    its group. Else floor(s / k_j) per group is summed exactly and the rest as a line, which the
-    rounding exceeds by less than one sample per piece still open.
+    A piece of s samples in k slices gives ceil(s u / k) to its first u groups. Where s < k, each sample is counted in
+    its group. Else floor(s / k) per group is summed exactly, and the rest as a line: the exact sum exceeds it by less
+    than one sample per piece that is open.
+
+    Args:
+        size: (P,) s of each piece.
+        share: (P,) k of each piece.
 
     Returns:
-        (pieces + max share + 1,) int64 lower bounds, and what must be added for an upper bound.
+        Lower bounds, and what must be added to each for an upper bound: (P + max share + 1,) int64 each.
     """
     rest = np.where(size < share, 0, size % share)
     open_pieces = _level((rest > 0).astype(np.int64), share)
@@ -141,8 +154,8 @@ def _group_starts(size: Integers, share: Integers) -> tuple[Integers, Integers]:
         np.add.at(level, sparse + sample * share[sparse] // size[sparse], 1)
         sample += 1
         sparse = sparse[size[sparse] > sample]
-    # The sums of rest / share, rounded down, over the pieces per group begun: 1e-3 samples cover what 1e7 additions of
-    # doubles can lose; the slack has a whole one.
+    # The line is the sum of rest / share over the open pieces, rounded down. Before rounding, 1e-3 samples are taken off:
+    # more than 1e7 additions of doubles can lose. The slack has a whole sample for that.
     pieces = len(rest)
     slope = rest / share
     change = np.zeros(pieces + int(share.max()))
@@ -157,7 +170,7 @@ def _group_starts(size: Integers, share: Integers) -> tuple[Integers, Integers]:
 
 
 def _level(amount: Integers, share: Integers) -> Integers:
-    """Sums `amount` over the pieces in each of the groups j..j+share-1."""
+    """Returns the sum in each group of the amounts of its pieces; piece j is in the groups j..j+share-1."""
     pieces = len(amount)
     change = np.zeros(pieces + int(share.max()), dtype=np.int64)
     change[:pieces] += amount

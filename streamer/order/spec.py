@@ -1,4 +1,8 @@
-"""The inputs of an order: manifest, seed, shuffle, lanes, window. Not ranks, nodes, workers, cache."""
+"""What fixes the order of one dataset: manifest, seed, shuffle, lanes, window; not ranks, nodes, workers or cache.
+
+`loader/kinds/` makes an `OrderSpec` of the user's options, `order/epoch.py` orders by it, and `order/state.py` keeps it.
+Specs of a mix and of a growing dataset contain it, and answer the same questions.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +24,11 @@ Shuffle: TypeAlias = Literal["block", "sample", "none"]
 Cut: TypeAlias = Literal["fixed", "by_key", "redrawn"]
 LanesBy: TypeAlias = Literal["seed", "key", "epoch"]
 
-# The cuts by what decides about the lanes, as users write it.
+# The cuts by what decides about the lanes of chunks, as users write it (`Order(lanes_by=)`).
 CUTS: dict[LanesBy, Cut] = {"seed": "fixed", "key": "by_key", "epoch": "redrawn"}
 _LANES_BY: dict[Cut, LanesBy] = {cut: lanes_by for lanes_by, cut in CUTS.items()}
 
-# The name of a cut by key in states and digests; states of earlier versions have it.
+# The name of the cut "by_key" in states and digests, which states of earlier versions have, too.
 _STORED_BY_KEY = "common"
 
 # Raised whenever the same parts would give another order; part of every order_id.
@@ -49,25 +53,26 @@ class OrderSpec(msgspec.Struct, frozen=True, dict=True):
     """The parts of an order; equal parts give the same order on any machines, for every epoch.
 
     Attributes:
-        manifest_digest: digest of the manifest or selection the ordinals count in.
-        seed: 0 <= seed < 2**64.
-        shuffle: "block" (chunks and windows of chunks), "sample" (over one-sample chunks), "none".
-        lanes: L, the canonical streams of an epoch, >= 1; 1 when "none".
-        window: K, chunks open together over all nodes, >= 1; 1 when "none".
-        cut: "fixed": a chunk stays in its lane for the whole run, so node caches stay useful; "by_key": in the same
-            lane for all seeds, because its key decides; "redrawn": dealt to the lanes anew in every epoch, where nodes
-            share caches.
-        rows: what fixes the rows, where these are the samples; left out of the parts of all other orders.
-        balance: what fixes which rows share a batch, where their costs decide it; left out likewise.
+        manifest_digest: digest of the manifest, or of the selection whose samples are ordered.
+        seed: a number of 0..2**64-1.
+        shuffle: "block" shuffles chunks, and samples within windows of chunks; "sample" is the same for chunks of one
+            sample; "none" keeps the order of the manifest.
+        lanes: number of lanes of an epoch, at least 1; 1 with "none".
+        window: number of chunks that are open together over all nodes, at least 1; 1 with "none".
+        cut: what decides in which lane a chunk is. "fixed": the seed, so a chunk stays in its lane for the whole run
+            and caches of nodes stay useful. "by_key": the chunk's key, so it is in the same lane for all seeds.
+            "redrawn": seed and epoch, so it changes its lane, for nodes that share caches.
+        rows: what fixes the rows, where documents are packed; else `UNSET`, which is left out of the parts.
+        balance: what fixes which rows or samples share a batch, where their costs decide it; else `UNSET`, likewise.
 
     Raises:
         ConfigError: a part outside of these rules.
     """
 
-    # The name of this kind of order in a state, and in messages.
+    # The name of this kind of order in a state, and its name in messages.
     kind: ClassVar[str] = ""
     words: ClassVar[str] = "a single dataset"
-    # The advice of messages where a state differs, and where it is of another kind.
+    # What a message advises if a state differs in a part; and if it is of another kind, by the name of that kind.
     advice: ClassVar[str] = ""
     remedies: ClassVar[dict[str, str]] = {}
     # Whether an epoch has every sample once.
@@ -112,27 +117,26 @@ class OrderSpec(msgspec.Struct, frozen=True, dict=True):
         rows: RowSpec | msgspec.UnsetType = msgspec.UNSET,
         balance: BalanceSpec | msgspec.UnsetType = msgspec.UNSET,
     ) -> OrderSpec:
-        """Chooses lanes and window from the manifest and the global batch, and from nothing else.
+        """Returns a spec whose lanes and window follow from the manifest and the global batch, and from nothing else.
 
-        Facts of one node (free disk, cache size, ranks) must not enter: nodes would silently
-        disagree on the order. To resume with another global batch, pass the state's lanes and
-        window.
+        Facts of one node (free disk, size of the cache, ranks) must not enter, or nodes would disagree on the order. To
+        resume with another global batch, pass the state's lanes and window.
 
         Args:
-            manifest_digest: identity of the manifest or selection.
-            chunk_samples: (M,) samples per chunk; empty chunks do not count.
-            batch_size: the global batch B, samples over all ranks.
-            seed: 0 <= seed < 2**64.
-            shuffle: Shuffle as users write it.
-            lanes: overrides L.
-            window: overrides K.
+            manifest_digest: see the class.
+            chunk_samples: (M,) samples of each chunk; empty chunks do not count.
+            batch_size: samples of the global batch, over all ranks.
+            seed: see the class.
+            shuffle: the shuffle as users write it.
+            lanes: number of lanes; None chooses it.
+            window: number of open chunks; None chooses it.
             cut: see the class.
             rows: see the class.
             balance: see the class.
 
         Raises:
-            ConfigError: a value outside its rule.
-            ManifestError: no samples.
+            ConfigError: a value outside its rule, or lanes that do not divide a batch of equal cost.
+            ManifestError: there are no samples.
         """
         _check_positive("batch_size", batch_size)
         mode = shuffle_mode(shuffle)
@@ -177,12 +181,12 @@ class OrderSpec(msgspec.Struct, frozen=True, dict=True):
 
     @property
     def lane_window(self) -> int:
-        """The pieces open together in one lane, k >= 1."""
+        """Number of chunks that are open together in one lane, at least 1."""
         return max(1, self.window // self.lanes)
 
     @property
     def orders(self) -> tuple[OrderSpec, ...]:
-        """The order of each member: of one dataset its own."""
+        """The order of each member of the stream: a dataset alone is its only member."""
         return (self,)
 
     @property
@@ -196,41 +200,41 @@ class OrderSpec(msgspec.Struct, frozen=True, dict=True):
         return row_spec_of(self.rows).counted_only
 
     def code_ranges(self, epoch: int, own: Callable[[], int]) -> list[tuple[int, int]]:
-        """Returns, for each member, the codes of a pass and of an epoch; see `streamer.order.audit.Codes`.
+        """Returns, for each member, how many codes a pass and an epoch have; see `streamer.order.audit.Codes`.
 
         Args:
-            epoch: its number.
+            epoch: number of the epoch.
             own: returns the number of codes of a dataset alone.
         """
         return [(count := own(), count)]
 
     def samples_in(self, epoch: int, counts: Sequence[int]) -> int:
-        """Samples of an epoch, over all ranks, without repeats.
+        """Returns the samples, or rows, of an epoch, over all ranks, without padding.
 
         Args:
-            epoch: its number.
-            counts: samples, or rows, of each member.
+            epoch: number of the epoch.
+            counts: number of samples, or rows, of each member.
         """
         (samples,) = counts
         return samples
 
     def facts(self) -> dict[str, str | int]:
-        """All parts, by which ranks and states are compared, in the words of users."""
+        """Returns the parts by which ranks and states are compared, in the words of users."""
         parts = self.parts()
         del parts["cut"]
         return {**parts, "lanes_by": self.lanes_by}
 
     @property
     def lanes_by(self) -> LanesBy:
-        """The cut as users write it."""
+        """The cut as users write it in `Order(lanes_by=)`."""
         return _LANES_BY[self.cut]
 
     def to_state_parts(self) -> tuple[dict[str, object], dict[str, object]]:
-        """Returns what a state keeps before its place, and after it."""
+        """Returns the fields that a state has before epoch and position, and those that it has after them (none)."""
         return dict(self.parts()), {}
 
     def parts(self) -> dict[str, str | int]:
-        """The parts by name, plain values."""
+        """Returns the parts as plain values, by the names that states and `order_id` use."""
         return {
             "manifest": self.manifest_digest,
             "seed": self.seed,
@@ -244,22 +248,26 @@ class OrderSpec(msgspec.Struct, frozen=True, dict=True):
 
 
 def read_cut(stored: str) -> str:
-    """The cut that a state has stored."""
+    """Returns the cut from its name in a state."""
     return "by_key" if stored == _STORED_BY_KEY else stored
 
 
 def auto_lanes(chunks: int, batch_size: int) -> int:
-    """Returns L, the largest divisor of B with at least ~32 chunks per lane, at most 256.
+    """Returns the number of lanes: the largest divisor of the global batch within some limits.
 
-    Up to 8 lanes for any batch, then one per 64 samples: each lane splits over no more than one
-    node, and 32 chunks are what a lane's own window needs to mix.
+    A lane has 32 chunks at least, which its own window needs to mix. A batch has at most 8 lanes, or one per 64 samples
+    and at most 256, if that is more: so each lane is split over no more than one node.
+
+    Args:
+        chunks: number of chunks with samples.
+        batch_size: samples of the global batch.
     """
     limit = min(max(8, min(256, batch_size // 64)), max(1, chunks // 32))
     return max(d for d in range(1, limit + 1) if batch_size % d == 0)
 
 
 def auto_window(chunks: int, batch_size: int) -> int:
-    """Returns K: as many chunks as the batch has samples, in 64..1024, at most a 16th of the dataset."""
+    """Returns the number of open chunks: that of the batch's samples, 64 to 1024, at most a 16th of all chunks."""
     return min(max(batch_size, 64), 1024, max(1, chunks // 16))
 
 

@@ -1,4 +1,8 @@
-"""The state of a run: the parts of its order, the epoch, and the position delivered. A few numbers."""
+"""The state of a run, a few numbers: the parts of its order, the epoch, and the position delivered.
+
+`loader/` saves it in a user's checkpoint and goes on from it, `order/adopt.py` goes on with a changed mix, and
+`streamer audit` (`tools/audit_command.py`) compares states.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +31,7 @@ K = TypeVar("K", bound="AnySpec")
 
 STATE_FORMAT = 1
 
-# How a user of the library sets each part, for the messages.
+# What the message about a part that differs tells the user to do.
 _FIXES = {
     "members": "pass the members the run began with, in their order",
     "manifest": "resume on the manifest the run began with (manifest=), or begin anew",
@@ -44,7 +48,7 @@ _FIXES = {
     "balance": "pass balance= as the run had it",
 }
 _PARTS: dict[str, type] = {"manifest": str, "seed": int, "shuffle": str, "lanes": int, "window": int, "cut": str}
-# Numbers below these, and what is computed of them, fit into 64 bits.
+# Limits below which numbers of a state, and what is computed of them, fit into 64 bits.
 _TOO_LARGE = {"epoch": 1 << 32, "position": 1 << 56, "global_batch": 1 << 32}
 _PLACE: dict[str, type] = {"epoch": int, "position": int, "global_batch": int}
 
@@ -53,9 +57,9 @@ class Resume(msgspec.Struct, frozen=True):
     """The place at which batches go on.
 
     Attributes:
-        epoch: the epoch.
-        start: position of batch 0, from the start of the epoch; 0 unless the global batch changed.
-        batch: the first batch not yet delivered.
+        epoch: number of the epoch.
+        start: position of batch 0, counted from the start of the epoch; 0 unless the global batch has changed.
+        batch: number of the first batch not yet delivered.
     """
 
     epoch: int
@@ -67,14 +71,14 @@ class State(msgspec.Struct, frozen=True):
     """The state of a run, the same on all ranks, for any number of them.
 
     Attributes:
-        spec: the order, of any kind; of a growing dataset with its log of admissions.
-        epoch: the running epoch.
-        position: samples of the epoch's order delivered to the trainer (not prefetched), over all
-            ranks, padding included.
-        global_batch: B of the run; another one may go on from here.
+        spec: what fixes the order, of any kind; of a growing dataset with its log of admissions.
+        epoch: number of the running epoch.
+        position: number of samples of the epoch that were delivered to trainers (not only prefetched), over all ranks,
+            padding included.
+        global_batch: samples of the run's global batch; another one may go on from here.
 
     Raises:
-        StateError: a negative number, or no batch.
+        StateError: a number that is negative or too large, or a batch of 0.
     """
 
     spec: AnySpec
@@ -91,7 +95,7 @@ class State(msgspec.Struct, frozen=True):
                 raise StateError(f"state: {name}={value} is larger than any can be: the state is damaged", field=name)
 
     def to_dict(self) -> dict[str, object]:
-        """Returns plain values, for any checkpoint format."""
+        """Returns the state as plain values, for any checkpoint format."""
         before, after = self.spec.to_state_parts()
         place = {name: getattr(self, name) for name in _PLACE}
         return {"format": STATE_FORMAT, "order_id": self.spec.order_id, **before, **place, **after}
@@ -131,10 +135,10 @@ class State(msgspec.Struct, frozen=True):
         return state
 
     def spec_of(self, kind: type[K]) -> K:
-        """Returns the order, which must be of that kind: that of what is resumed.
+        """Returns the spec, which must be of the class of what is resumed.
 
         Raises:
-            StateError: it is of something else.
+            StateError: the spec is of another class.
         """
         if not isinstance(self.spec, kind):
             remedy = kind.remedies.get(self.spec.kind, "load it there")
@@ -142,10 +146,14 @@ class State(msgspec.Struct, frozen=True):
         return self.spec
 
     def check(self, spec: AnySpec, *, left_out: Collection[str] = ()) -> None:
-        """Makes sure that the order in hand is that of this state, except the parts that are left out.
+        """Makes sure that an order is the one of this state.
+
+        Args:
+            spec: what fixes the order.
+            left_out: names of parts that may differ.
 
         Raises:
-            StateError: names the first part that differs, both values and what to do.
+            StateError: a part differs; names the first one, both values and what to do.
         """
         saved = self.spec.facts()
         found = spec.facts()
@@ -154,10 +162,15 @@ class State(msgspec.Struct, frozen=True):
                 self.check_value(name, saved.get(name), found.get(name))
 
     def check_value(self, name: str, saved: str | int | None, found: str | int | None) -> None:
-        """Makes sure that a value is that of the state; None if one of them has none.
+        """Makes sure that a part has the same value as in the state.
+
+        Args:
+            name: name of the part.
+            saved: value in the state, or None if it has none.
+            found: value now, or None if there is none.
 
         Raises:
-            StateError: as of `check`.
+            StateError: the values differ; the same as for `check`.
         """
         if saved == found:
             return
@@ -175,13 +188,13 @@ class State(msgspec.Struct, frozen=True):
     def resume(self, samples: int, global_batch: int, last_batch: LastBatch = "fill") -> Resume:
         """Returns where to go on: with exactly the samples not delivered, in batches of `global_batch`.
 
-        Any number of ranks may go on, and another global batch, which is logged. A finished epoch
-        goes on with the next.
+        Any number of ranks may go on. Another global batch than that of the state is logged. If no batch of the epoch
+        is left, the next epoch begins.
 
         Args:
-            samples: Samples of the epoch.
-            global_batch: the batch of the run that goes on.
-            last_batch: Rule for the last batch, as in `RankPlan`.
+            samples: number of samples of the epoch.
+            global_batch: samples of a batch in the run that goes on.
+            last_batch: what becomes of the last batch, as in `RankPlan`.
         """
         if global_batch != self.global_batch:
             _log.warning(
@@ -199,10 +212,10 @@ class State(msgspec.Struct, frozen=True):
 
 
 def check_format(saved: Mapping[str, object]) -> None:
-    """Refuses states of other versions.
+    """Refuses a saved state of another format.
 
     Raises:
-        StateError: another format.
+        StateError: the format is not `STATE_FORMAT`.
     """
     if (found := saved.get("format")) != STATE_FORMAT:
         raise StateError(
@@ -213,12 +226,12 @@ def check_format(saved: Mapping[str, object]) -> None:
 
 
 def _show_part(part: str | int | None) -> str:
-    """A part as users write it."""
+    """Returns the value of a part as users write it."""
     return "not set" if part is None else {"block": "True", "none": "False"}.get(str(part), repr(part))
 
 
 def _convert(parts: object, kind: type[S], words: str, field: str) -> S:
-    """Makes a spec of plain values."""
+    """Makes a spec of plain values; raises StateError about `field` if they do not fit it."""
     try:
         return msgspec.convert(parts, kind)
     except msgspec.ValidationError as error:
@@ -226,7 +239,7 @@ def _convert(parts: object, kind: type[S], words: str, field: str) -> S:
 
 
 def _order(saved: Mapping[str, object]) -> OrderSpec:
-    """Reads the order of one dataset."""
+    """Reads the spec of one dataset from a saved state; raises StateError."""
     fields = {name: _field(saved, name, kind) for name, kind in _PARTS.items()}
     fields["cut"] = read_cut(str(fields["cut"]))
     try:
@@ -237,7 +250,7 @@ def _order(saved: Mapping[str, object]) -> OrderSpec:
 
 
 def _spec(saved: Mapping[str, object], prefix: str, kind: type[S]) -> S | msgspec.UnsetType:
-    """Reads the parts of a state that begin with a word; UNSET: it has none."""
+    """Reads the spec whose parts have names that begin with `prefix`; returns UNSET if the state has none of them."""
     parts = {name: saved[key] for name in kind.__struct_fields__ if (key := f"{prefix}.{name}") in saved}
     if not parts:
         return msgspec.UNSET

@@ -1,12 +1,15 @@
-"""Items, which are placed in rows, and how they are: a document that fits into a row is one item, a longer one is cut.
+"""Cuts documents into items, and places items in rows: by best fit, by concatenation, or in buckets.
 
-Best fit: each item goes to the row with the least sufficient room, or opens a row. No item is cut. In decreasing order
-of size this is best-fit decreasing: at most 11/9 of the least possible number of rows, and 4 (Johnson, "Near-optimal
-bin packing algorithms", 1973). On lengths of texts, code and images it took the tokens divided by the length of a row,
-plus half a row (2026-11-24). Any two rows hold more than one row's tokens together.
+`order/rows/content.py` makes the rows of a set with it. A document that fits into a row is one item, a longer one is
+cut into several. Below, D is the number of documents, T that of items, R that of rows.
+
+Best fit: each item goes to the row with the least sufficient room, or opens a row; no item is cut. In decreasing order
+of size this is best-fit decreasing: it needs at most 11/9 of the least possible number of rows, and 4 more (Johnson,
+"Near-optimal bin packing algorithms", 1973). On lengths of texts, code and images it needed half a row more than the
+tokens fill (2026-11-24). Any two rows together have more tokens than one row can hold.
 
 Concatenation: documents one after the other, cut at the end of each row. Buckets: whole documents of like length, as
-many as a budget allows when they are padded to the longest.
+many as a budget allows when each is padded to the longest.
 """
 
 from __future__ import annotations
@@ -22,12 +25,12 @@ from streamer.order.rows.spec import RowSpec
 
 
 class Items(msgspec.Struct, frozen=True, eq=False):
-    """Runs of tokens of documents.
+    """Some items: runs of tokens of documents.
 
     Attributes:
-        document: (T,) number of the document in its set.
-        begin: (T,) its first token in the document.
-        size: (T,) its tokens.
+        document: (T,) number of the item's document in its set.
+        begin: (T,) number of the item's first token in the document.
+        size: (T,) number of tokens.
     """
 
     document: Integers
@@ -40,14 +43,14 @@ class Items(msgspec.Struct, frozen=True, eq=False):
 
 
 def limit_costs(costs: Integers, spec: RowSpec) -> Integers:
-    """Returns the tokens of each document that go to rows, after `overflow`: (D,).
+    """Returns how many tokens of each document go to rows, as `RowSpec.overflow` says: (D,).
 
     Args:
-        costs: (D,) tokens of each document, or -1 if it cannot be read, and is in no row.
-        spec: Spec of the rows.
+        costs: (D,) tokens of each document, or -1 if it cannot be read; then none of it goes to a row.
+        spec: the spec of the rows.
 
     Raises:
-        ConfigError: overflow="error", and a document is longer than a row.
+        ConfigError: a document is longer than a row, and overflow="error".
     """
     costs = np.maximum(costs, 0).astype(np.int64)
     longer = costs > spec.length
@@ -66,32 +69,36 @@ def limit_costs(costs: Integers, spec: RowSpec) -> Integers:
 
 
 def pad_sizes(sizes: Integers, spec: RowSpec) -> Integers:
-    """Returns the tokens that items take in their rows: rounded up to `multiple_of`."""
+    """Returns how many tokens of a row each item takes: its size rounded up to `RowSpec.multiple_of`."""
     return sizes if spec.multiple_of == 1 else -(-sizes // spec.multiple_of) * spec.multiple_of
 
 
 def cut_items(kept: Integers, length: int) -> Items:
-    """Cuts documents at multiples of `length`; a document without tokens makes no item."""
+    """Cuts documents, of `kept` tokens each, (D,), at multiples of `length`; one without tokens makes no item."""
     pieces = -(-kept // length)
     document = np.repeat(np.arange(len(kept)), pieces)
     begin = (np.arange(len(document)) - np.repeat(np.cumsum(pieces) - pieces, pieces)) * length
     return Items(document, begin, np.minimum(kept[document] - begin, length))
 
 
-# A row's room and number in one integer, so that a sorted list finds the least sufficient room of the lowest number.
+# A row's room is shifted by this, and its number added. So a sorted list finds the least sufficient room, and of several
+# such rows the one with the lowest number.
 _SHIFT = 32
 _MASK = (1 << _SHIFT) - 1
 
 
 def best_fit(sizes: Integers, length: int) -> tuple[Integers, int]:
-    """Best-fit decreasing: the row of each item, and the number of rows. Ties go to the item that comes first.
+    """Places items by best fit, the largest first; of equal ones the one that comes first.
 
     Equal sizes are placed together. That changes nothing: after one of them is in the row with the least sufficient
     room, this row has the least sufficient room for the next one, too. Takes 0.3 to 0.8 us for each item (2026-11-26).
 
     Args:
-        sizes: (T,) 1..length.
-        length: Length of a row.
+        sizes: (T,) tokens that each item takes, 1..length.
+        length: tokens of a row.
+
+    Returns:
+        The number of each item's row, (T,), and the number of rows.
     """
     order = stable_order(length - sizes, length)
     ranked = sizes[order]
@@ -127,9 +134,17 @@ def best_fit(sizes: Integers, length: int) -> tuple[Integers, int]:
 
 
 def best_fit_in(order: Integers, sizes: Integers, length: int) -> tuple[Integers, int]:
-    """Best fit of items in a given order; see `best_fit`. Takes 0.6 to 0.8 us for each item (2026-11-26).
+    """Places items by best fit in a given order. Takes 0.6 to 0.8 us for each item (2026-11-26).
 
-    Sizes are shifted as rooms are: so a row's room and number change in one subtraction (a third less CPU).
+    Sizes are shifted as rooms are, so that a row's room and number change in one subtraction (a third less CPU).
+
+    Args:
+        order: (T,) numbers of the items, in the order in which they are placed.
+        sizes: (T,) tokens that each item takes, 1..length.
+        length: tokens of a row.
+
+    Returns:
+        The number of each item's row, (T,), and the number of rows.
     """
     rooms: list[int] = []
     keys: list[int] = []
@@ -152,17 +167,19 @@ def best_fit_in(order: Integers, sizes: Integers, length: int) -> tuple[Integers
 
 
 def stable_order(values: Integers, limit: int) -> Integers:
-    """Returns the stable order of values 0..limit; those below 2**16 take a tenth of the time (numpy's radix sort)."""
+    """Returns the stable order of values 0..limit as places; a limit below 2**16 takes a tenth of the time."""
     return np.argsort(values.astype(np.uint16) if limit < 1 << 16 else values, kind="stable")
 
 
 def spread(row: Integers, rows: int, wanted: int) -> Integers:
-    """Uses exactly `wanted` rows: while there are fewer, the row with the most items gives its last one to a new row.
+    """Returns the row of each item, (T,), after items were moved to new rows until there are `wanted` rows.
+
+    The row with the most items gives its last one to a new row, again and again.
 
     Args:
-        row: (T,) the row of each item; T >= wanted.
-        rows: their number.
-        wanted: Number of rows, at least.
+        row: (T,) number of each item's row; T >= wanted.
+        rows: number of rows now.
+        wanted: number of rows to have; if it is less than `rows`, nothing changes.
     """
     row = row.copy()
     counts = np.bincount(row, minlength=wanted)
@@ -175,16 +192,19 @@ def spread(row: Integers, rows: int, wanted: int) -> Integers:
 
 
 def buckets(sizes: Integers, order: Integers, budget: int, max_samples: int) -> tuple[Items, Integers]:
-    """Returns the documents bucket after bucket, and where each bucket begins, (R+1,).
+    """Puts whole documents into buckets, in a given order.
 
-    A bucket is closed when another document would make it larger than the budget, or than `max_samples`: so their
-    numbers follow from the sizes alone, whatever the order of equal sizes is. Documents without a token are in none.
+    A bucket is closed when another document would make it larger than the budget, or than `max_samples`. So the number
+    of buckets follows from the sizes alone, whatever the order of equal sizes is. Documents without tokens are in none.
 
     Args:
         sizes: (D,) tokens of each document, at most `budget`.
-        order: (D,) the documents by size, descending.
-        budget: Limit of documents x the longest of them.
-        max_samples: Documents of a bucket at most.
+        order: (D,) numbers of the documents, by size, descending.
+        budget: most tokens of a bucket in which each document counts as long as the longest.
+        max_samples: most documents of a bucket.
+
+    Returns:
+        The documents as items, bucket after bucket, and the place of each bucket's first item, and T: (R+1,).
     """
     document = order[sizes[order] > 0]
     first = [0]
@@ -202,15 +222,18 @@ def buckets(sizes: Integers, order: Integers, budget: int, max_samples: int) -> 
 
 
 def concat(kept: Integers, taken: Integers, order: Integers, length: int) -> tuple[Items, Integers]:
-    """Returns the items in the order of the rows, and where the items of each row begin: (R+1,).
+    """Puts documents into rows one after the other, and cuts them at the end of each row.
 
-    ceil(sum of taken / length) rows, whatever the order is; only the last one is not full.
+    There are ceil(sum of taken / length) rows, whatever the order is; only the last one is not full.
 
     Args:
         kept: (D,) tokens of each document.
-        taken: (D,) the places that they take, at least as many.
-        order: (D,) the documents.
-        length: Length of a row.
+        taken: (D,) tokens of rows that each document takes, at least as many.
+        order: (D,) numbers of the documents, in their order.
+        length: tokens of a row.
+
+    Returns:
+        The items, row after row, and the place of each row's first item, and T: (R+1,).
     """
     ends = np.cumsum(taken[order])
     total = int(ends[-1]) if len(ends) else 0

@@ -1,4 +1,7 @@
-"""Sets of chunks: the documents of one set share rows, and are packed without looking at any other set."""
+"""Divides chunks into sets: the documents of one set share rows, and are packed without looking at any other set.
+
+Used by `batches/rows/` (the table of rows), by `order/row_order.py`, and by cohorts of a growing dataset.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,8 @@ import numpy as np
 
 from streamer.order.hashing import TAG_SET, Chunks, Integers, fold, fold_each
 
-# Neighbours would share rows with sets of one chunk. From 4 on batches mix as windows of the shuffled order do: the
-# variance of a batch's classes is 0.96 to 1.26 times theirs (2026-11-24).
+# Least chunks of a set. With one, neighbours would share rows; from 4 on, batches mix as windows of the shuffled order
+# do: the variance of a batch's classes is 0.96 to 1.26 times that of such windows (2026-11-24).
 _LEAST_CHUNKS = 4
 
 
@@ -16,8 +19,8 @@ class Sets(msgspec.Struct, frozen=True, eq=False):
     """Which chunks are packed together.
 
     Attributes:
-        all_chunks: (M',) the chunks with documents, set after set.
-        first: (S+1,) where the chunks of each set begin.
+        all_chunks: numbers of the chunks with documents, set after set.
+        first: (S+1,) place in `all_chunks` of the first chunk of each of S sets, and the number of chunks.
     """
 
     all_chunks: Chunks
@@ -27,7 +30,7 @@ class Sets(msgspec.Struct, frozen=True, eq=False):
         return len(self.first) - 1
 
     def chunks(self, number: int) -> Chunks:
-        """Returns the chunks of a set."""
+        """Returns the numbers of the chunks of a set."""
         return self.all_chunks[self.first[number] : self.first[number + 1]]
 
     def part(self, begin: int, end: int) -> Sets:
@@ -44,25 +47,27 @@ class Sets(msgspec.Struct, frozen=True, eq=False):
 
 
 def chunks_per_set(chunk_samples: Integers, tokens: int, length: int, set_rows: int) -> int:
-    """Returns the number of chunks of a set, so that it has `set_rows` rows on average.
+    """Returns the number of chunks of a set with which it has `set_rows` rows on average, or more; at least 4.
+
+    A dataset of fewer chunks is one set.
 
     Args:
-        chunk_samples: (M,) documents per chunk; empty chunks do not count.
+        chunk_samples: (M,) documents of each chunk; empty chunks do not count.
         tokens: tokens of the whole dataset.
         length: tokens of a row.
-        set_rows: rows of a set.
+        set_rows: wanted rows of a set.
     """
     chunks = int(np.count_nonzero(chunk_samples))
     return max(1, min(chunks, max(_LEAST_CHUNKS, -(-set_rows * chunks * length // max(1, tokens)))))
 
 
 def make_sets(chunk_samples: Integers, count: int, *, shuffle: bool) -> Sets:
-    """Cuts chunks into sets of `count`, of which the last one takes a rest of less than half a set.
+    """Divides chunks into sets of `count`; a rest of less than half a set goes to the set before it.
 
-    The same for all seeds, so that one table of rows serves them all.
+    The sets are the same for all seeds, so that one table of rows serves all.
 
     Args:
-        chunk_samples: (M,) documents per chunk. Empty chunks are in no set.
+        chunk_samples: (M,) documents of each chunk. Empty chunks are in no set.
         count: chunks of a set.
         shuffle: whether sets are made of random chunks, not of neighbours.
     """

@@ -1,4 +1,7 @@
-"""What fixes the rows of a dataset: equal specs over equal costs give equal rows, on any machines."""
+"""What fixes the rows of a dataset: equal specs over equal costs give equal rows, on any machines.
+
+`batches/rows/options.py` makes it of the user's `packing=`; specs (`order/spec.py`) and states keep it.
+"""
 
 from __future__ import annotations
 
@@ -21,16 +24,16 @@ class RowSpec(msgspec.Struct, frozen=True):
     """The parts that decide which tokens share a row.
 
     Attributes:
-        length: C, tokens of a row; of estimated ones, for which it is planned.
+        length: tokens of a row, estimated ones where costs are estimates; with "buckets" the budget of tokens.
         policy: "best_fit": no document that fits into a row is cut; "concat": documents one after the other, cut at
             the end of each row; "buckets": whole documents of like length, each taking as much as the longest.
         overflow: what becomes of documents longer than a row: "split" into pieces, "truncate" to the first `length`
             tokens, "drop", or "error".
-        multiple_of: every item takes a multiple of this in its row; divides `length`.
-        set_rows: rows of a set on average; the last one may have half as many.
+        multiple_of: every item takes a multiple of so many tokens in its row; divides `length`.
+        set_rows: wanted rows of a set on average; the last one may have half as many.
         costs: where the costs come from: "" for the format, else the digest of a measured column, or an estimate.
-        version: of the rules.
-        most: documents of a row, with "buckets"; left out of the parts of all other rows.
+        version: `ROWS_FORMAT` of the rules by which rows are made.
+        most: most documents of a row, with "buckets"; else `UNSET`, which is left out of the parts.
 
     Raises:
         ConfigError: a part outside of these rules.
@@ -74,17 +77,17 @@ class RowSpec(msgspec.Struct, frozen=True):
 
     @property
     def room(self) -> str:
-        """What documents may be longer than, in words."""
+        """What a document may be too long for, in words, for messages."""
         return f"the budget of {self.length} tokens" if self.policy == "buckets" else f"a row of {self.length} tokens"
 
     def parts(self) -> dict[str, str | int]:
-        """Returns the parts by the names that messages use, plain values."""
+        """Returns the parts that are set, as plain values, by the names that messages and states use."""
         parts = msgspec.structs.asdict(self)
         return {f"packing.{name}": value for name, value in parts.items() if value is not msgspec.UNSET}
 
 
 class NoRowSpec:
-    """The rows of an order of samples."""
+    """Stands for `RowSpec` in an order of samples."""
 
     counted_only = ""
 
@@ -94,5 +97,5 @@ class NoRowSpec:
 
 
 def row_spec_of(stored: RowSpec | msgspec.UnsetType) -> RowSpec | NoRowSpec:
-    """Returns the rows of a spec; it leaves the part out where its samples are not packed."""
+    """Returns the part `rows` of a spec, or `NoRowSpec` where the spec leaves it out (`UNSET`)."""
     return NoRowSpec() if isinstance(stored, msgspec.UnsetType) else stored
