@@ -1,4 +1,7 @@
-"""Going on with a changed mix: every member continues where the saved run left it."""
+"""Continues a saved run with a changed mix: every member goes on where the run left it.
+
+`loader/kinds/mix.py` calls it for `load_state_dict(state, strict=False)`.
+"""
 
 from __future__ import annotations
 
@@ -32,10 +35,10 @@ class _Left(msgspec.Struct, frozen=True):
     """The place at which a run left a member.
 
     Attributes:
-        order: of its passes.
-        samples: n.
-        place: stream position up to which every sample was used, and the turn there.
-        beyond: samples after it that were used too, and will come again.
+        order: order of the member's passes.
+        samples: number of the member's samples.
+        place: position in the member's stream up to which every sample was used, and the turn of the stream.
+        beyond: number of samples behind that position that were used, too, and will come again.
     """
 
     order: OrderSpec
@@ -45,28 +48,29 @@ class _Left(msgspec.Struct, frozen=True):
 
     @property
     def inside(self) -> bool:
-        """Whether a pass is not finished."""
+        """Whether the member is inside a pass."""
         return self.place.origin % self.samples > 0
 
 
 def adopt(saved: Mapping[str, object], request: MixRequest, sources: Sequence[MixSource], batch_size: int) -> Adopted:
-    """Continues with other weights, members, batching or epoch length: `load_state_dict(state, strict=False)`.
+    """Continues a run with other weights, members, batching or length of epochs.
 
-    The epoch after the saved one begins. A member with the same name and the same order goes on where it was, or with
-    its next pass if its data or its order has changed. A new one begins at 0. At an epoch's end that is exact: no
-    sample of a member was used more than once more than any other. In the middle of an epoch the lanes of a member are
-    not at the same place: in that pass up to 4 samples per lane of a stratified mix come twice, else more (see the
-    notes).
+    The next epoch begins; if the state is at the start of an epoch, that one. A member with the same name and order
+    goes on where it was, or with its next pass if its data or its order has changed. A new member begins with its first
+    pass. At the end of an epoch that is exact: uses of two samples of a member differ by one at most. Inside an epoch,
+    the lanes of a member are not at the same place: in that pass up to 4 samples per lane of a stratified mix come
+    twice, else more (see the notes).
 
     Args:
-        saved: the state of a mix, or of a single dataset, which is then that member's.
-        request: the new mix.
-        sources: its members.
-        batch_size: its global batch.
+        saved: state of a mix, or of a dataset that is a member now.
+        request: what the user says of the new mix.
+        sources: members of the new mix.
+        batch_size: global batch of the new mix.
 
     Raises:
-        StateError: the state is none of a mix or dataset, or of a single dataset that is not a member.
-        ConfigError: see `MixRequest.spec`.
+        StateError: the state cannot be read, is of neither, or of a dataset that is no member; or it is inside an epoch
+            with `balance=`.
+        ConfigError, ManifestError: see `MixRequest.spec`.
     """
     state = State.from_dict(saved)
     epoch = state.epoch + (state.position > 0)
@@ -87,7 +91,7 @@ def adopt(saved: Mapping[str, object], request: MixRequest, sources: Sequence[Mi
 
 
 def _continue_member(source: MixSource, left: _Left | None, order: OrderSpec) -> tuple[StreamPlace, str]:
-    """Returns where a member begins, and a sentence about it."""
+    """Returns where a member goes on or begins in its stream, and words about that for a note."""
     if left is None:
         return StreamPlace(), "is new: it begins with its first pass"
     if left.inside and order != left.order:
@@ -102,7 +106,10 @@ def _continue_member(source: MixSource, left: _Left | None, order: OrderSpec) ->
 
 
 def _left_by_mix(state: State, sources: Sequence[MixSource]) -> dict[str, _Left]:
-    """Returns by name where a state of a mix has left each of its members; `sources` are not looked at."""
+    """Returns where the run of a mix has left each of its members, by name; raises StateError.
+
+    `sources` are not looked at.
+    """
     spec = state.spec_of(MixSpec)
     epoch = state.epoch
     drawn = spec.stream_starts(epoch)
@@ -125,7 +132,10 @@ def _left_by_mix(state: State, sources: Sequence[MixSource]) -> dict[str, _Left]
 
 
 def _left_by_dataset(state: State, sources: Sequence[MixSource]) -> dict[str, _Left]:
-    """A dataset alone is a stream whose every epoch begins in lane 0."""
+    """Returns where the run of a dataset alone has left it, by the name of that member; raises StateError.
+
+    A dataset alone is a stream in which every epoch begins in lane 0.
+    """
     spec = state.spec_of(OrderSpec)
     for source in sources:
         if (source.manifest_digest, source.seed) == (spec.manifest_digest, spec.seed):
@@ -141,5 +151,5 @@ def _left_by_dataset(state: State, sources: Sequence[MixSource]) -> dict[str, _L
     )
 
 
-# The functions return where a run of their kind has left the members; runs of other kinds do not go on as a mix.
+# By kind of the state: what returns where the run has left its members. For other kinds, `_left_by_dataset` refuses.
 _LEFT_BY = {"mix": _left_by_mix, "": _left_by_dataset}

@@ -1,9 +1,11 @@
-"""Proves that each sample of an epoch came once: digests of samples, and their comparison with an order. Pure.
+"""Proves that each sample of an epoch came once: makes digests of samples, and compares them with those of an order.
 
-The digest of samples is the sum, modulo 2^64, of a hash of (epoch, code) of each; `streamer.batches.samples.plans` says
-what a code is. It depends on which samples came and how often, not on their order and not on who got them. So the sums
-of all ranks can be compared with the one that the order of the epoch gives. Two different collections of samples have
-the same sum with a probability of 2^-64.
+Workers tally the samples of each batch (`batches/workers/batch_maker.py`), ranks keep records in states and logs
+(`loader/rank/audit_records.py`), and `streamer audit` compares them (`tools/audit_command.py`). Pure, no I/O.
+
+The digest of samples is the sum, modulo 2^64, of a hash of (epoch, code) of each. It depends on which samples came and
+how often, not on their order and not on who got them. So the sums of all ranks can be compared with the one that the
+order of the epoch gives. Two different collections of samples have the same sum with a probability of 2^-64.
 """
 
 from __future__ import annotations
@@ -27,19 +29,19 @@ LOG_MARK = "state: "
 _MASK = (1 << 64) - 1
 # The bits of a code that stand for its member, see `streamer.order.mix.streams`.
 _MEMBER = 48
-# Codes that are hashed at once: 8 MB for each array of them.
+# Codes that are hashed at once; each array of them takes 8 MB.
 _BLOCK = 1 << 20
-# Codes among which a sample that is wrong is looked for: 2 s, 0.5 GB.
+# Most codes of a member among which a wrong sample is looked for, which takes 2 s and 0.5 GB.
 _SEARCHED = 1 << 25
 
 
 class Tally(msgspec.Struct, frozen=True, array_like=True):
-    """Samples of one member, and their digest.
+    """Number and digest of some samples of one member.
 
     Attributes:
-        member: its number in the mix; 0 outside one.
-        samples, digest: samples that were made.
-        skipped, skipped_digest: samples that could not be made, and that others replace.
+        member: number of the member in its mix; 0 for a dataset alone.
+        samples, digest: number and digest of the samples that were made.
+        skipped, skipped_digest: number and digest of those that could not be made, and that others replace.
     """
 
     member: int
@@ -49,7 +51,7 @@ class Tally(msgspec.Struct, frozen=True, array_like=True):
     skipped_digest: int = 0
 
     def __add__(self, other: Tally) -> Tally:
-        """Both together."""
+        """Returns the tally of the samples of both, which are of the same member."""
         return Tally(
             member=self.member,
             samples=self.samples + other.samples,
@@ -68,12 +70,12 @@ Tallies = Mapping[int, Tally]
 
 
 def tallies(epoch: int, codes: Integers, skipped: Flags | None = None) -> tuple[Tally, ...]:
-    """Returns a tally for each member that has some of these samples. Costs 0.1 us a sample for 256 of one member.
+    """Returns a tally for each member that has some of these samples. Takes 0.1 us a sample for 256 of one member.
 
     Args:
-        epoch: Epoch of the samples.
-        codes: (N,) their codes.
-        skipped: (N,) Samples that could not be made, or None without any.
+        epoch: epoch of the samples.
+        codes: (N,) codes of the samples.
+        skipped: (N,) whether each sample could not be made; None means that all were made.
     """
     if not codes.size:
         return ()
@@ -94,7 +96,7 @@ def tallies(epoch: int, codes: Integers, skipped: Flags | None = None) -> tuple[
 
 
 def add_tallies(*groups: Tallies) -> dict[int, Tally]:
-    """The sums of tallies, by member."""
+    """Returns the sums of tallies, by member."""
     total: dict[int, Tally] = {}
     for group in groups:
         for member, tally in group.items():
@@ -106,13 +108,13 @@ class Record(msgspec.Struct, kw_only=True):
     """What one rank has delivered of one epoch without a break; as states and logs have it.
 
     Attributes:
-        epoch: the epoch.
-        start, stop: half-open, positions of the epoch over all ranks; padding counts.
-        samples: positions of the whole epoch.
+        epoch: number of the epoch.
+        start, stop: half-open positions of the epoch over all ranks, of which it delivered its part; padding counts.
+        samples: number of positions of the whole epoch.
         dense: whether the samples of a whole epoch are the codes 0 to samples-1.
-        rank, world_size: of the rank.
-        tallies: one per member of which there were samples.
-        skipped: names of the samples that others replace.
+        rank, world_size: number of the rank, and number of ranks.
+        tallies: a tally for each member that has some of the samples.
+        skipped: names of samples that could not be made, and that others replace.
     """
 
     epoch: int
@@ -127,12 +129,12 @@ class Record(msgspec.Struct, kw_only=True):
 
     @classmethod
     def begin(cls, epoch: int, start: int, samples: int, place: tuple[int, int], *, dense: bool) -> Record:
-        """A record without samples; `place` is rank and world size."""
+        """Returns a record without samples; `place` is rank and world size."""
         rank, world_size = place
         return cls(epoch=epoch, start=start, stop=start, samples=samples, dense=dense, rank=rank, world_size=world_size)
 
     def add(self, stop: int, more: tuple[Tally, ...], skipped: list[str]) -> None:
-        """Adds a batch that ends at a position."""
+        """Adds a batch that ends at position `stop`: its tallies, and the names of skipped samples."""
         self.stop = stop
         self.tallies = list(add_tallies({t.member: t for t in self.tallies}, {t.member: t for t in more}).values())
         self.skipped += skipped
@@ -144,19 +146,19 @@ class Record(msgspec.Struct, kw_only=True):
 
 
 def write_records(records: Sequence[Record]) -> dict[str, object]:
-    """The field of a state with these records; nothing without any.
+    """Returns the field of a state with these records, as a mapping; an empty one if there are no records.
 
-    One text: a checkpoint that keeps each value of a state by itself, as torch.distributed.checkpoint does, then loads
-    whatever the number of records is.
+    The field is one text. So a checkpoint that keeps each value of a state by itself, as torch.distributed.checkpoint
+    does, loads with any number of records.
     """
     return {KEY: msgspec.json.encode(records).decode()} if records else {}
 
 
 def read_records(saved: Mapping[str, object]) -> list[Record]:
-    """The records of a state; none in one that was saved without.
+    """Returns the records of a state; an empty list for one that was saved without any.
 
     Raises:
-        StateError: they are malformed.
+        StateError: the records are malformed.
     """
     text = saved.get(KEY, "[]")
     try:
@@ -169,8 +171,8 @@ class Codes(msgspec.Struct, frozen=True):
     """The codes of the samples of a member in one epoch, without the bits for the member.
 
     Attributes:
-        samples: of one pass.
-        count: the codes are 0 to count-1; a multiple of `samples` for several passes.
+        samples: number of samples, which is that of the codes of one pass.
+        count: the codes are 0 to count-1; a multiple of `samples` if there are several passes.
     """
 
     samples: int
@@ -178,7 +180,7 @@ class Codes(msgspec.Struct, frozen=True):
 
 
 def whole_epoch(epoch: int, samples: int) -> dict[int, Tally]:
-    """The tally of the codes 0 to samples-1."""
+    """Returns the tally of the codes 0 to samples-1 of a dataset alone, as member 0."""
     return add_tallies(*({0: tallies(epoch, block)[0]} for block in _blocks(0, samples)))
 
 
@@ -186,10 +188,10 @@ def differences(epoch: int, expected: Tallies, found: Tallies, codes: Sequence[C
     """Yields member and text of each difference between what an order has and what was delivered.
 
     Args:
-        epoch: Epoch of both tallies.
-        expected: Tallies of the order.
-        found: what was delivered. Skipped samples have had their turn.
-        codes: Codes of each member, among which the samples themselves are looked for, or none.
+        epoch: epoch of both tallies.
+        expected: tallies of the order.
+        found: tallies of what was delivered. Skipped samples count as delivered.
+        codes: codes of each member, among which wrong samples are looked for; empty if the text only counts.
     """
     none = Tally(0, 0, 0)
     for member in sorted({*expected, *found}):
@@ -205,13 +207,13 @@ def differences(epoch: int, expected: Tallies, found: Tallies, codes: Sequence[C
 
 
 def _name_samples(hashes: Words, count: int, digest: int, samples: int) -> str:
-    """The samples that a difference of digests is made of, where they are one, or one in place of another.
+    """Describes a difference: names the sample if one is wrong, or one came in place of another; else counts.
 
     Args:
-        hashes: Hashes of all samples.
-        count: how many samples too many there are; negative: too few.
-        digest: Amount by which the digest is too large.
-        samples: Samples of a pass, which have one number each.
+        hashes: hash of each code of the member, by code; empty if no sample can be named.
+        count: number of samples that came too often; negative if some are missing.
+        digest: amount by which the digest is too large.
+        samples: number of samples of a pass.
     """
     if count in (1, -1):
         one = np.flatnonzero(hashes == np.uint64(digest if count == 1 else -digest & _MASK))
@@ -240,21 +242,21 @@ def _blocks(start: int, stop: int) -> Iterator[Integers]:
 
 
 Expected = Callable[[int], "Tallies | str"]
-"""The tallies of an order up to a position of the epoch; a text: why they cannot be computed."""
+"""Returns the tallies of an order up to a position of the epoch, or a text that says why they cannot be computed."""
 
 # Most skipped samples that an epoch names.
 _NAMED = 20
 
 
 class EpochAudit(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of one epoch.
+    """What the records prove of one epoch; all texts are for a user.
 
     Attributes:
-        epoch: the epoch.
+        epoch: number of the epoch.
         text: how far the records reach, and by which ranks.
         faults: samples that came too often, not at all, or in place of others; and records that contradict each other.
         gaps: what is not proven, and why.
-        skipped: names of samples that others replace.
+        skipped: names of samples that could not be made, and that others replace.
     """
 
     epoch: int
@@ -265,7 +267,14 @@ class EpochAudit(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _JointRun(msgspec.Struct):
-    """The records of the ranks that delivered the same positions together."""
+    """The records of the ranks that delivered the same positions together.
+
+    Attributes:
+        start, stop: half-open positions of the epoch.
+        world_size: number of ranks.
+        ranks: record of each rank that has one.
+        faults: contradictions between records of one rank.
+    """
 
     start: int
     stop: int
@@ -274,18 +283,18 @@ class _JointRun(msgspec.Struct):
     faults: list[str] = msgspec.field(default_factory=list)
 
     def add(self, record: Record) -> None:
-        """Adds a record; a second one of the same rank must be equal."""
+        """Adds a record; a second one of the same rank with other tallies is a fault."""
         if self.ranks.setdefault(record.rank, record).tallies != record.tallies:
             self.faults.append(f"two records of rank {record.rank} of {self.words} differ")
 
     @property
     def missing(self) -> list[int]:
-        """The ranks of which there is no record."""
+        """Ranks without a record."""
         return [rank for rank in range(self.world_size) if rank not in self.ranks]
 
     @property
     def words(self) -> str:
-        """The positions and the ranks."""
+        """The positions and the number of ranks, in words."""
         return f"positions {self.start:,} to {self.stop:,} by {counted(self.world_size, 'ranks')}"
 
 
@@ -295,10 +304,10 @@ def audit_epoch(
     """Compares the records of one epoch of one order with what the order has.
 
     Args:
-        records: Records of any ranks and runs, at least one, also repeated.
-        expected: Tallies of the order.
-        codes: Codes of each member in the epoch.
-        names: Names of the members of a mix; empty outside one.
+        records: records of any ranks and runs, at least one; a record may come several times.
+        expected: returns the tallies of the order; not called for a whole epoch of dense codes.
+        codes: codes of each member in the epoch.
+        names: names of the members of a mix; empty for a dataset alone.
     """
     by_place: dict[tuple[int, int, int], _JointRun] = {}
     for record in records:
@@ -332,7 +341,7 @@ def audit_epoch(
 
 
 def describe_audit(found: EpochAudit) -> list[str]:
-    """The lines for an epoch."""
+    """Returns the lines of text about an epoch, the verdict first."""
     head = "FAULT" if found.faults else "not proven" if found.gaps else "each once"
     more = len(found.skipped) - _NAMED
     return [
@@ -344,7 +353,7 @@ def describe_audit(found: EpochAudit) -> list[str]:
 
 
 def _chain(runs: Sequence[_JointRun]) -> list[_JointRun]:
-    """The runs that follow each other from position 0 as far as possible."""
+    """Returns runs that follow each other from position 0, as far as any do."""
     begin: dict[int, list[_JointRun]] = defaultdict(list)
     for run in runs:
         begin[run.start].append(run)
@@ -356,7 +365,7 @@ def _chain(runs: Sequence[_JointRun]) -> list[_JointRun]:
 
 
 def _gaps(runs: Sequence[_JointRun], chain: Sequence[_JointRun], samples: int) -> list[str]:
-    """What the chain does not have."""
+    """Returns what the records lack beyond the chain, in words: ranks, or positions before a later run."""
     reached = chain[-1].stop if chain else 0
     found = []
     for run in runs:

@@ -1,6 +1,7 @@
-"""An order whose batches cost every rank the same: the samples of a lane change places inside superwindows.
+"""Orders rows so that batches cost every rank the same: rows of a lane change places inside superwindows.
 
-These are rows, or samples that are not packed, of one dataset or of a mix.
+`order/kinds/leveling.py` makes it for `balance=`, around the order of one dataset or of a mix. A row is a row of packed
+documents, or a sample that is not packed. A superwindow is some consecutive batches (`order/level.py`).
 """
 
 from __future__ import annotations
@@ -23,23 +24,23 @@ from streamer.order.row_order import OuterOrder, RowOrder
 if TYPE_CHECKING:
     from streamer.order.mix.order import MixOrder
 
-# (rows as the order calls them, epoch) -> int64 cost of each.
+# Returns the int64 cost of rows, from what the inner order calls them, and the epoch.
 CostOf = Callable[[Integers, int], Integers]
 
-# Superwindows of each lane that are kept: the running one, and the next one, which the look-ahead plans.
+# Superwindows that are kept of each lane: the running one, and the next one, which the look-ahead plans.
 _KEPT = 2
 
 
 class BalancedOrder(OuterOrder["RowOrder | EpochOrder | MixOrder"]):
-    """An `Order` of equal cost per rank, of rows or of samples, which are rows here. Owned by one thread.
+    """A `SampleOrder` of equal cost per rank. Owned by one thread.
 
-    A permutation of positions inside of superwindows of `window` positions, from the start of the epoch; the rows
-    after the last whole batch stay where they are.
+    It permutes positions inside of superwindows of `window` positions, from the start of the epoch. The rows behind the
+    last whole batch stay where they are.
 
     Args:
-        inner: the order of one epoch, shuffled; its lanes divide the batch of the spec.
-        spec: what is made level.
-        cost: of rows.
+        inner: the order of one epoch, shuffled; the number of its lanes divides the batch of the spec.
+        spec: which costs are made level, and for which batch.
+        cost: returns the costs of rows.
     """
 
     def __init__(self, inner: RowOrder | EpochOrder | MixOrder, spec: BalanceSpec, cost: CostOf) -> None:
@@ -58,27 +59,28 @@ class BalancedOrder(OuterOrder["RowOrder | EpochOrder | MixOrder"]):
         return f"BalancedOrder({self.inner!r}, {self._spec}, {self._turns} batches together)"
 
     def open_epoch(self, epoch: int) -> BalancedOrder:
-        """Returns the order of another epoch."""
+        """Returns the order of another epoch, by the same costs."""
         return BalancedOrder(self.inner.open_epoch(epoch), self._spec, self._cost)
 
     @property
     def window(self) -> int:
-        """Positions of a superwindow, over all lanes."""
+        """Number of positions of a superwindow, over all lanes."""
         return self._turns * self._spec.batch
 
     def ordinals(self, positions: Integers) -> Integers:
-        """Returns the rows at some positions, (N,); those from `samples` on are padding, as of the inner order."""
+        """Returns the rows at some positions: (N,). Positions from `samples` on repeat rows, as in the inner order."""
         real = real_positions(np.asarray(positions, dtype=np.int64), self.samples, self.lanes)
         return self.inner.ordinals(self._sources(real))
 
     def repeats(self, positions: Integers) -> Flags:
-        """Returns which positions only fill a batch up, (N,): rows that repeat others change places, too."""
+        """Returns which positions only fill a batch up: (N,). Rows that repeat others change places, too."""
         return self.inner.repeats(np.where(positions < self.samples, self._sources(positions), positions))
 
     def needs(self, split: RankSplit, run: Batches) -> list[Needs]:
-        """Returns the chunks that a rank uses in a run of batches; what is used in a superwindow may be used all of it.
+        """Returns the chunks that a rank uses in a run of batches; see `SampleOrder.needs`.
 
-        The rows of a rank's lanes stay in these lanes, so that no other chunks are needed.
+        A chunk that a superwindow uses counts as used in all of it. Rows stay in their lanes, so that a rank needs no
+        other chunks than in the inner order.
         """
         low, high = self._widen(np.array([run.first_position]), np.array([run.stop_position - 1]))
         begin = (int(low[0]) - run.origin) // run.size
@@ -94,22 +96,27 @@ class BalancedOrder(OuterOrder["RowOrder | EpochOrder | MixOrder"]):
         return found
 
     def chunk_lanes(self, chunks: int) -> Integers:
-        """Returns the lane of each chunk in one dataset, (M,): that of the inner order."""
+        """Returns the lane of each of `chunks` chunks as the inner order does: (M,). Not for a mix."""
         return cast("RowOrder | EpochOrder", self.inner).chunk_lanes(chunks)
 
     def count_drawn(self, position: int) -> Integers:
-        """Returns the rows of each member of a mix among the first positions; see `MixOrder.count_drawn`."""
+        """Returns how many rows of each member of a mix the inner order has before a position."""
         return cast("RowOrder | MixOrder", self.inner).count_drawn(position)
 
     def _widen(self, first: Integers, last: Integers) -> tuple[Integers, Integers]:
-        """Returns the first and last position of the superwindows around some positions, which may be negative."""
+        """Returns the first and the last position of the superwindows that have runs of positions: (N,) each.
+
+        Args:
+            first: (N,) first position of each run; may be negative.
+            last: (N,) last position of each run.
+        """
         whole = self._batches * self._spec.batch
         low = np.where(first < whole, first // self.window * self.window, first)
         high = np.where(last < whole, np.minimum((last // self.window + 1) * self.window, whole) - 1, last)
         return np.minimum(low, first), np.maximum(high, last)
 
     def _sources(self, positions: Integers) -> Integers:
-        """Returns the positions of the inner order whose rows come at some positions."""
+        """Returns the positions of the inner order whose rows come at some positions: (N,). Keeps superwindows."""
         index, lanes = np.divmod(positions, self.lanes)
         windows, places = np.divmod(index, self._turns * self._rows)
         found = positions.copy()
@@ -126,7 +133,7 @@ class BalancedOrder(OuterOrder["RowOrder | EpochOrder | MixOrder"]):
         return found
 
     def _level_lane(self, lane: int, window: int) -> Integers:
-        """Returns the places of a window of a lane in their levelled order: whole numbers within the lane."""
+        """Returns the new order of the rows of a superwindow in a lane, as numbers of the rows in the lane."""
         first = window * self._turns
         turns = min(self._turns, self._batches - first)
         index = np.arange(first * self._rows, (first + turns) * self._rows)

@@ -1,4 +1,8 @@
-"""The cut: the chunks, and parts of chunks, that belong to each lane."""
+"""Cuts a dataset into lanes: says which chunks, and parts of chunks, belong to each lane.
+
+Used by `order/epoch.py`; cohorts of a growing dataset sort chunks by the same hashes. M is the number of chunks, L that
+of lanes, n that of samples. A piece is the part of a chunk that one lane has, mostly all of it.
+"""
 
 from __future__ import annotations
 
@@ -11,18 +15,17 @@ from streamer.order.spec import OrderSpec
 
 
 class LaneCut(msgspec.Struct, frozen=True, eq=False):
-    """The non-empty chunks in hashed order, concatenated and cut into L lanes of equal length.
+    """The non-empty chunks in hashed order, one after the other, cut into L lanes of equal length.
 
-    Lane l is `order[begin[l]:end[l]]`, where its first chunk starts at sample `head[l]` of the
-    chunk and its last one stops at sample `tail[l]`. Only these two can be parts of chunks, so the
-    cut costs 4 bytes per chunk and a few words per lane.
+    Lane l has the chunks `order[begin[l]:end[l]]`, the first one from its sample `head[l]` on, the last one up to its
+    sample `tail[l]`. Only these two can be parts of chunks, so a cut takes 4 bytes per chunk and a few words per lane.
 
     Attributes:
-        order: (M',) chunk numbers.
-        start: (L+1,) samples before each lane; the last is n.
-        begin, end: (L,) half-open runs of `order`; equal for an empty lane.
-        head, tail: (L,) chunk-local samples.
-        piece: (L+1,) pieces before each lane.
+        order: numbers of the chunks with samples, in hashed order.
+        start: (L+1,) samples before each lane, and n.
+        begin, end: (L,) half-open run of each lane in `order`; equal for an empty lane.
+        head, tail: (L,) half-open samples of the lane's first, and of its last chunk, counted in the chunk.
+        piece: (L+1,) number of pieces before each lane.
     """
 
     order: Chunks
@@ -34,7 +37,15 @@ class LaneCut(msgspec.Struct, frozen=True, eq=False):
     piece: Integers
 
     def pieces(self, lanes: Integers, chunk_samples: Integers) -> tuple[Integers, Chunks, Integers]:
-        """The pieces of some lanes, lane by lane in the order of the cut: number in `lanes`, chunk, size in samples."""
+        """Returns the pieces of some lanes, lane by lane in hashed order.
+
+        Args:
+            lanes: the lanes.
+            chunk_samples: (M,) samples of each chunk.
+
+        Returns:
+            For each piece: the place of its lane in `lanes`, its chunk, and its number of samples.
+        """
         counts = self.end[lanes] - self.begin[lanes]
         starts = np.cumsum(counts) - counts
         number = np.repeat(np.arange(len(lanes)), counts)
@@ -46,15 +57,15 @@ class LaneCut(msgspec.Struct, frozen=True, eq=False):
         return number, chunks, sizes
 
     def chunk_lanes(self, chunks: int) -> Integers:
-        """Returns the lane of each chunk's first piece, (M,); -1 if it has no samples."""
+        """Returns the lane of the first piece of each of `chunks` chunks, (M,); -1 for a chunk without samples."""
         lanes = np.full(chunks, -1)
-        # Backwards, so that the first of several lanes remains.
+        # The loop runs backwards, so that the first lane of a chunk with several remains.
         for lane in range(len(self.begin) - 1, -1, -1):
             lanes[self.order[self.begin[lane] : self.end[lane]]] = lane
         return lanes
 
     def shift_lanes(self, chunk_samples: Integers, shift: int) -> LaneCut:
-        """The cut of the same hashed chunks with position 0 in another lane: its ends move by less than L."""
+        """Returns the cut of the same chunks for position 0 in lane `shift`: ends of lanes move by less than L."""
         return _cut(self.order, len(self.begin), chunk_samples, shift)
 
 
@@ -64,10 +75,10 @@ def cut_lanes(
     """Cuts the dataset into lanes, the same for every epoch unless the cut is redrawn.
 
     Args:
-        spec: the order.
-        chunk_samples: (M,) samples per chunk.
+        spec: what fixes the order.
+        chunk_samples: (M,) samples of each chunk.
         epoch: number of the epoch, used only with cut="redrawn".
-        shift: the lane of position 0.
+        shift: lane of position 0.
         chunk_words: (M,) the first 8 bytes of the chunks' keys, little-endian, used only with cut="by_key".
 
     Raises:
@@ -87,7 +98,7 @@ def cut_lanes(
 
 
 def _cut(order: Chunks, lanes: int, chunk_samples: Integers, shift: int) -> LaneCut:
-    """Cuts chunks in this order into lanes whose lengths differ by one sample at most."""
+    """Cuts chunks, in the given order, into lanes whose lengths differ by one sample at most."""
     stops = np.cumsum(chunk_samples[order], dtype=np.int64)
     start = lane_starts(int(stops[-1]), lanes, shift)
     first, last = start[:-1], start[1:] - 1
@@ -101,17 +112,23 @@ def _cut(order: Chunks, lanes: int, chunk_samples: Integers, shift: int) -> Lane
 
 
 def lane_starts(samples: int, lanes: int, shift: int = 0) -> Integers:
-    """Samples before each lane, (L+1,): lane l holds n//L + ((l - shift) % L < n%L), that of position 0 is `shift`."""
+    """Returns the samples before each lane, and n: (L+1,). Lane l has n//L + ((l - shift) % L < n%L) samples.
+
+    Args:
+        samples: n.
+        lanes: L.
+        shift: lane of position 0.
+    """
     lane = np.arange(lanes, dtype=np.int64)
     sizes = samples // lanes + ((lane - shift) % lanes < samples % lanes)
     return np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
 
 
 def epoch_state(spec: OrderSpec, epoch: int) -> int:
-    """The hash state that ranks the chunks of one epoch.
+    """Returns the state of the hash by which the pieces of a lane are ordered in an epoch.
 
-    The lane is not part of it: both pieces of a cut chunk come up at nearly the same time, so that one fetch serves
-    both.
+    The lane is not part of it: both pieces of a chunk in two lanes come up at nearly the same time, so that one fetch
+    serves both.
     """
     return fold(spec.seed, TAG_LANE, epoch)
 

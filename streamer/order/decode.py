@@ -1,4 +1,9 @@
-"""Maps places in the lanes to samples: the part that an epoch and a growing dataset's round share."""
+"""Maps places in the lanes to samples, for `order/epoch.py` and for the rounds of `order/growing/order.py`.
+
+`order/mix/` draws samples of many members together by `OrdinalsTogether`. A place counts the samples of all lanes, lane
+after lane, as they are dealt (`order/deal.py`). A piece is the part of a chunk that one lane has; a group has slices of
+the pieces that are open together. Two permutations shuffle: one the samples of a group, one those of a piece.
+"""
 
 from __future__ import annotations
 
@@ -10,21 +15,21 @@ import numpy as np
 from streamer.order.deal import Deal, Slices
 from streamer.order.hashing import Integers, Words, fold_each, permute
 
-# Samples worked on at once: 20 arrays of this length live together, 3 MB.
+# Samples that are computed together; 20 arrays of this length live at once, 3 MB.
 _BLOCK = 1 << 14
 
-# (N,) lanes and (N,) piece numbers in them -> (N,) ordinal of the first sample of each piece.
+# Returns the ordinal of the first sample of each piece, (N,), from its lane and its number in the lane.
 PieceStart = Callable[[Integers, Integers], Integers]
 
 
 class Draws(msgspec.Struct, frozen=True, eq=False):
-    """Places in pieces that are shuffled one at a time; those of several decoders are drawn together.
+    """Samples that are yet to be drawn, of lanes in which one piece is open at a time; N samples, of any decoders.
 
     Attributes:
-        place: (N,) index in the piece.
-        sizes: (N,) samples of the piece.
+        place: (N,) place in the piece, from 0.
+        sizes: (N,) number of samples of the piece.
         group_keys, piece_keys: (N,) keys of the two permutations.
-        start: (N,) the first ordinal of the piece.
+        start: (N,) first ordinal of the piece.
     """
 
     place: Integers
@@ -34,14 +39,18 @@ class Draws(msgspec.Struct, frozen=True, eq=False):
     start: Integers
 
     def ordinals(self) -> Integers:
-        """Returns the samples: (N,)."""
+        """Draws the samples; returns their ordinals: (N,)."""
         drawn = permute(self.place, self.sizes, self.group_keys)
         ordinals: Integers = self.start + permute(drawn, self.sizes, self.piece_keys)
         return ordinals
 
 
 class OrdinalsTogether:
-    """The samples at places of many orders: a few places of each cost as much as many places of one."""
+    """Collects the samples at a few places of each of many orders, and draws all at once, which takes less time.
+
+    Args:
+        count: number of samples in all.
+    """
 
     def __init__(self, count: int) -> None:
         self._found = np.empty(count, dtype=np.int64)
@@ -49,16 +58,16 @@ class OrdinalsTogether:
         self._draws: list[Draws] = []
 
     def set(self, rows: Integers, ordinals: Integers) -> None:
-        """Sets samples that are known."""
+        """Sets the samples at some rows of the result."""
         self._found[rows] = ordinals
 
     def draw(self, rows: Integers, draws: Draws) -> None:
-        """Adds samples that `ordinals` draws, together with all others."""
+        """Adds samples that `ordinals` draws, for some rows of the result."""
         self._rows.append(rows)
         self._draws.append(draws)
 
     def ordinals(self) -> Integers:
-        """Returns all samples: (N,)."""
+        """Draws what was added; returns all ordinals: (count,)."""
         if self._draws:
             rows = np.concatenate(self._rows)
             columns = [np.concatenate([getattr(one, name) for one in self._draws]) for name in Draws.__struct_fields__]
@@ -69,12 +78,12 @@ class OrdinalsTogether:
 
 
 class LaneDecoder:
-    """Finds the samples at places of dealt lanes; place = samples before the lane + index in the lane.
+    """Finds the samples at places of dealt lanes; a place is the samples before its lane and the number in the lane.
 
     Args:
         deal: the groups of the lanes.
-        keys: (L,) hash states of the groups and of the pieces of each lane.
-        piece_start: the first ordinal of a piece.
+        keys: states of the hashes for the groups, and for the pieces, of each lane: (L,) each.
+        piece_start: returns the first ordinal of pieces.
     """
 
     def __init__(self, deal: Deal, keys: tuple[Words, Words], piece_start: PieceStart) -> None:
@@ -83,7 +92,7 @@ class LaneDecoder:
         self._piece_start = piece_start
 
     def ordinals(self, places: Integers) -> Integers:
-        """The samples at some places, (N,), in any order."""
+        """Returns the ordinals of the samples at some places, which may be in any order: (N,)."""
         found = np.empty(len(places), dtype=np.int64)
         arranged = np.argsort(places, kind="stable")
         for i in range(0, len(places), _BLOCK):
@@ -92,7 +101,7 @@ class LaneDecoder:
         return found
 
     def _decode(self, places: Integers) -> Integers:
-        """Ordinals of sorted places."""
+        """Does what `ordinals` promises, for ascending places."""
         if (draws := self.draws(places)) is not None:
             return draws.ordinals()
         lanes, groups = self._groups(places)
@@ -112,10 +121,13 @@ class LaneDecoder:
         return found
 
     def draws(self, places: Integers) -> Draws | None:
-        """Places in any order, if one piece is open at a time, as in a mix of many members; None otherwise."""
+        """Returns the samples at some places, in any order, yet to be drawn; None if several pieces are open at a time.
+
+        One piece is open at a time in a mix of many members.
+        """
         if self._deal.window != 1:
             return None
-        deal = self._deal  # here a group is a piece
+        deal = self._deal  # a group is a piece here
         piece = np.searchsorted(deal.prefix, places, side="right") - 1
         lanes = np.searchsorted(deal.first, piece, side="right") - 1
         number = piece - deal.first[lanes]
@@ -130,13 +142,13 @@ class LaneDecoder:
         )
 
     def _groups(self, places: Integers) -> tuple[Integers, Integers]:
-        """Returns lane and number of every group that holds one of the sorted places, in their order."""
+        """Returns lane and number of every group that has one of the ascending places, in their order."""
         starts = self._deal.start
         breaks = np.flatnonzero(np.diff(places) > 1)
         heads = places[np.append(0, breaks + 1)]
         tails = places[np.append(breaks, len(places) - 1)]
         lanes = np.searchsorted(starts, heads, side="right") - 1
-        # A run may continue in the next lanes: it is cut there.
+        # A run of places may go on in the next lanes, and is cut there.
         counts = np.searchsorted(starts, tails, side="right") - lanes
         lanes = np.repeat(lanes, counts) + _count_up(counts)
         heads = np.maximum(np.repeat(heads, counts), starts[lanes])
@@ -153,7 +165,14 @@ class LaneDecoder:
         return lanes[fresh], groups[fresh]
 
     def _pick(self, lanes: Integers, slices: Slices, rows: Integers, drawn: Integers) -> Integers:
-        """The `drawn`-th sample of each group, counted through its slices, oldest first."""
+        """Returns the ordinals of samples of groups: (N,).
+
+        Args:
+            lanes: lane of each group.
+            slices: slices of the groups.
+            rows: (N,) place of each sample's group among these.
+            drawn: (N,) number of the sample in its group, counted through the slices, oldest first.
+        """
         counts = (slices.end - slices.begin).ravel()
         before = np.cumsum(counts) - counts
         target = before[rows * self._deal.window] + drawn

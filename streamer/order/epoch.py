@@ -1,4 +1,8 @@
-"""One epoch's global order: from positions to sample ordinals, at random, without a table."""
+"""The order of one epoch of one dataset: from positions to ordinals of samples, at random, without a table.
+
+`order/kinds/one.py` makes it; the passes of a mix's members are such epochs (`order/mix/streams.py`), and rows are
+ordered as samples (`order/row_order.py`). M is the number of chunks, L that of lanes, n that of samples.
+"""
 
 from __future__ import annotations
 
@@ -17,31 +21,34 @@ from streamer.order.rank_split import RankSplit, real_positions
 from streamer.order.schedule import piece_runs, run_needs
 from streamer.order.spec import OrderSpec
 
-# Pieces, and lanes, that are ordered together: more would cost memory, and save nothing.
+# Most pieces that are ordered together: more would cost memory, and save no time.
 _PIECES = 1 << 12
 
 
 class EpochOrder:
     """The order of one epoch, a bijection from positions 0..n-1 to sample ordinals 0..n-1.
 
-    Costs 16 bytes per chunk, and the hashing of the lanes that are asked for; nothing per sample.
-    Owned by one thread: the lanes' tables are filled on first use.
+    Takes 16 bytes per chunk, and time to hash the lanes that are asked for; nothing per sample. Owned by one thread:
+    the tables of a lane are filled at its first use.
 
     Args:
         spec: what fixes the order.
-        chunk_samples: (M,) samples per chunk; kept, not copied.
-        epoch: from 0.
-        chunk_first: (M+1,) their prefix sum, if the caller has it; saves 8 bytes per chunk.
-        shift: position p lies in lane (p + shift) mod L. Not 0 only for a pass of a mix's member, whose stream of
-            passes goes round the lanes without a break; ranks share epochs without a shift.
-        chunk_words: (M,) the first 8 bytes of the chunks' keys; for cut="by_key".
+        chunk_samples: (M,) samples of each chunk; kept, not copied.
+        epoch: number of the epoch, from 0.
+        chunk_first: (M+1,) samples before each chunk, if the caller has them, which saves 8 bytes per chunk; None
+            computes them.
+        shift: position p is in lane (p + shift) mod L. Only a pass of a mix's member has a shift: its stream of passes
+            goes round the lanes without a break. Needs of ranks are computed without one.
+        chunk_words: (M,) the first 8 bytes of the chunks' keys, for cut="by_key"; else None.
 
     Attributes:
-        origin: positions begin with 0.
+        spec, epoch, shift, chunk_samples, chunk_first: the same.
+        samples: n.
+        origin: 0, the first position.
 
     Raises:
-        ManifestError: no samples.
-        ConfigError: epoch < 0, or shuffle="sample" over chunks of several samples.
+        ManifestError: there are no samples.
+        ConfigError: a negative epoch, or shuffle="sample" over chunks of several samples.
     """
 
     origin = 0
@@ -90,7 +97,7 @@ class EpochOrder:
         )
 
     def open_epoch(self, epoch: int, shift: int = 0) -> EpochOrder:
-        """The order of another epoch, sharing what does not change from epoch to epoch."""
+        """Returns the order of another epoch, which shares with this one what does not change between epochs."""
         first = self.chunk_first
         words = self._chunk_words
         other = EpochOrder(self.spec, self.chunk_samples, epoch, chunk_first=first, shift=shift, chunk_words=words)
@@ -110,7 +117,7 @@ class EpochOrder:
 
     @property
     def lane_opened(self) -> int:
-        """Samples of the chunks that are open together in a lane, on average."""
+        """Average number of samples of the chunks that are open together in a lane."""
         return self.spec.lane_window * self.samples // max(1, int(np.count_nonzero(self.chunk_samples)))
 
     def find_known(self, position: int) -> tuple[int, int]:
@@ -118,14 +125,11 @@ class EpochOrder:
         return ALL_POSITIONS
 
     def ordinals(self, positions: Integers) -> Integers:
-        """The samples at some positions.
+        """Returns the ordinals of the samples at some positions: (N,) int64.
 
         Args:
-            positions: (N,) in any order, repeats allowed; >= n are padding and repeat the last
+            positions: (N,) positions in any order, also repeated. Those from n on are padding and repeat the last
                 samples of their lane.
-
-        Returns:
-            (N,) int64 sample ordinals.
 
         Raises:
             ConfigError: a negative position.
@@ -136,7 +140,13 @@ class EpochOrder:
         return self._decoder.ordinals(self._places(real))
 
     def add_ordinals(self, positions: Integers, rows: Integers, together: OrdinalsTogether) -> None:
-        """Adds the samples at some positions to those of other orders, at `rows`; no padding."""
+        """Adds the ordinals of the samples at some positions to those of other orders.
+
+        Args:
+            positions: (N,) positions of 0..n-1.
+            rows: (N,) rows of `together` that they get.
+            together: takes the ordinals; it may draw them later.
+        """
         draws = None if self.spec.shuffle == "none" else self._decoder.draws(self._places(positions))
         if draws is None:
             together.set(rows, self.ordinals(positions))
@@ -144,7 +154,7 @@ class EpochOrder:
             together.draw(rows, draws)
 
     def _places(self, positions: Integers) -> Integers:
-        """Returns the places of positions in the lanes one after the other; fills these lanes."""
+        """Returns the place of each position if all lanes are counted one after the other; fills these lanes."""
         lanes = (positions + self.shift) % self.spec.lanes
         self.fill(unique(lanes))
         places: Integers = self.lane_start[lanes] + positions // self.spec.lanes
@@ -178,12 +188,12 @@ class EpochOrder:
         return found
 
     def chunks(self, ordinals: Integers) -> tuple[Integers, Integers]:
-        """Returns chunk and pass of some samples, both (N,); the pass is the epoch."""
+        """Returns the chunk of each of some samples, by ordinal, and its pass, which is the epoch: (N,) each."""
         chunks = np.searchsorted(self.chunk_first, ordinals, side="right") - 1
         return chunks, np.full(len(chunks), self.epoch, dtype=np.int64)
 
     def chunk_lanes(self, chunks: int) -> Integers:
-        """Returns the lane of each chunk, (M,), or -1 if no sample of it is selected. Not for a redrawn cut."""
+        """Returns the lane of each of `chunks` chunks, (M,), or -1 for one without samples. Not for a redrawn cut."""
         return self.cut.chunk_lanes(chunks)
 
     def _make_needs(self, chunks: Chunks, first: Integers, last: Integers) -> Needs:
@@ -193,19 +203,19 @@ class EpochOrder:
 
     @cached_property
     def lane_start(self) -> Integers:
-        """The samples before each lane: (L+1,)."""
+        """Number of samples before each lane, and n: (L+1,)."""
         return lane_starts(self.samples, self.spec.lanes, self.shift)
 
     @property
     def cut(self) -> LaneCut:
-        """The pieces of each lane."""
+        """The pieces of each lane; computed at the first use."""
         if self._cut is None:
             self._cut = cut_lanes(self.spec, self.chunk_samples, self.epoch, self.shift, chunk_words=self._chunk_words)
         return self._cut
 
     @cached_property
     def deal(self) -> Deal:
-        """The groups of all lanes; only `fill`ed lanes can be asked for."""
+        """The groups of all lanes; only lanes that `fill` was called for can be asked for."""
         cut = self.cut
         # A lane not yet filled holds its start throughout, so that the prefix sum stays sorted.
         prefix = np.repeat(cut.start, np.append(np.diff(cut.piece), 1))
@@ -213,7 +223,7 @@ class EpochOrder:
 
     @cached_property
     def piece_chunks(self) -> Chunks:
-        """The chunk of each piece, through all lanes, (T,); only `fill`ed lanes are set."""
+        """The chunk of each piece, through all lanes; 0 in lanes that `fill` was not called for."""
         return np.zeros(int(self.cut.piece[-1]), dtype=np.uint32)
 
     @cached_property
@@ -221,7 +231,7 @@ class EpochOrder:
         return np.zeros(self.spec.lanes, dtype=np.bool_)
 
     def fill(self, lanes: Integers) -> None:
-        """Orders the pieces of some lanes for this epoch, once."""
+        """Orders the pieces of some lanes for this epoch: fills `deal` and `piece_chunks`. Does so once for a lane."""
         cut = self.cut
         missing = lanes[~self._filled[lanes]]
         pieces = max(1, int(cut.piece[-1]) // self.spec.lanes)
@@ -258,7 +268,7 @@ class EpochOrder:
 def _piece_start(
     piece_chunks: Chunks, cut: LaneCut, chunk_first: Integers, lanes: Integers, pieces: Integers
 ) -> Integers:
-    """The first ordinal of each piece; only the chunk that a lane begins with may begin before the lane."""
+    """Returns the first ordinal of each piece; only the first chunk of a lane can begin before the lane."""
     chunk = piece_chunks[cut.piece[lanes] + pieces].astype(np.int64)
     head_chunk = cut.order[np.minimum(cut.begin[lanes], len(cut.order) - 1)].astype(np.int64)
     ordinals: Integers = chunk_first[chunk] + np.where(chunk == head_chunk, cut.head[lanes], 0)

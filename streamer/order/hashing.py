@@ -1,4 +1,7 @@
-"""The only source of chance of the order: `splitmix` folded over a seed, a tag and words; permutations; types."""
+"""The only source of chance of the order: hashes of a seed, a tag and numbers; a permutation; and types of arrays.
+
+Used by all of `order/` and by what draws in `batches/`. The hash is splitmix64 (`base/splitmix.py`).
+"""
 
 from __future__ import annotations
 
@@ -36,7 +39,7 @@ Integers: TypeAlias = NDArray[np.int64]
 Chunks: TypeAlias = NDArray[np.uint32]
 Flags: TypeAlias = NDArray[np.bool_]
 
-# Purposes of hashes; the first word after the seed, so that no two uses share a stream.
+# Each purpose has a tag, which is hashed next after the seed: so no two purposes share random numbers.
 TAG_CUT = 0
 TAG_LANE = 1
 TAG_GROUP = 3
@@ -49,6 +52,7 @@ TAG_TURN = 63
 TAG_PACKED = 64
 TAG_AUDIT = 65
 
+# Rounds of the Feistel network.
 _ROUNDS = 4
 _ONE = np.uint64(1)
 

@@ -1,4 +1,8 @@
-"""The interface of an order: `EpochOrder` for a dataset, `MixOrder` for a mix, `GrowingOrder` in rounds."""
+"""The interface of an order, `SampleOrder`, and what it is asked for: the chunks that a run of batches needs.
+
+Orders have it: `EpochOrder`, `MixOrder`, `GrowingOrder`, and those around them (`order/row_order.py`,
+`order/balanced_order.py`). `order/plan.py` asks any of them.
+"""
 
 from __future__ import annotations
 
@@ -10,17 +14,17 @@ import numpy as np
 from streamer.order.hashing import Chunks, Flags, Integers
 from streamer.order.rank_split import RankSplit
 
-# The answer of `SampleOrder.find_known` where nothing is decided later.
+# The positions that `SampleOrder.find_known` returns where nothing is decided later: all.
 ALL_POSITIONS = 0, 1 << 62
 
 
 class Batches(msgspec.Struct, frozen=True):
-    """A run of batches of an epoch: batch g holds the positions origin + [g B, (g+1) B).
+    """A run of batches of an epoch: batch g has the positions origin + [g B, (g+1) B).
 
     Attributes:
-        origin: position of batch 0.
-        size: B.
-        begin, end: half-open batch numbers.
+        origin: position at which batch 0 begins.
+        size: B, samples of a batch over all ranks.
+        begin, end: half-open numbers of the batches.
     """
 
     origin: int
@@ -39,7 +43,7 @@ class Batches(msgspec.Struct, frozen=True):
         return self.origin + self.end * self.size
 
     def number(self, positions: Integers) -> Integers:
-        """The batches of some positions, clipped to the run."""
+        """Returns the number of the batch that has each position, or the nearest batch of the run."""
         return np.clip((positions - self.origin) // self.size, self.begin, self.end - 1)
 
 
@@ -48,8 +52,9 @@ class Needs(msgspec.Struct, frozen=True, eq=False):
 
     Attributes:
         chunk: (C,) chunk numbers; those of a mix count through the chunks of all its datasets.
-        first, last: (C,) batch numbers in the epoch, both inclusive.
-        passes: (C,) which pass over its dataset the use belongs to; for one dataset that is the epoch.
+        first, last: (C,) numbers of the first and the last batch that uses it, both inclusive.
+        passes: (C,) number of the pass over its dataset to which the use belongs: for one dataset the epoch, for a
+            growing one the use.
     """
 
     chunk: Chunks
@@ -59,7 +64,7 @@ class Needs(msgspec.Struct, frozen=True, eq=False):
 
 
 class SampleOrder(Protocol):
-    """The global order of one epoch: positions origin..samples-1 to samples, the same on all machines."""
+    """The global order of one epoch: maps positions origin..samples-1 to samples, the same on all machines."""
 
     @property
     def epoch(self) -> int:
@@ -87,34 +92,45 @@ class SampleOrder(Protocol):
         ...
 
     def open_epoch(self, epoch: int) -> SampleOrder:
-        """The order of another epoch, sharing what does not change from epoch to epoch."""
+        """Returns the order of another epoch, which shares with this one what does not change between epochs."""
         ...
 
     def find_known(self, position: int) -> tuple[int, int]:
         """Returns the half-open positions around `position` whose samples are known as soon as its own sample is.
 
-        That is the round of a growing dataset; `ALL_POSITIONS` where nothing is decided later.
+        They are those of the round of a growing dataset; `ALL_POSITIONS` where nothing is decided later.
+
+        Raises:
+            IndexError: the round is not known.
         """
         ...
 
     def ordinals(self, positions: Integers) -> Integers:
-        """The samples at some positions, (N,) int64; those from `samples` on are padding, and repeat samples.
+        """Returns the samples at some positions: (N,) int64. Those from `samples` on are padding, and repeat samples.
 
-        For a mix they are codes, see `streamer.order.mix.streams`.
+        A sample is its number in the dataset's selection; in a mix or a growing dataset its code.
+
+        Raises:
+            ConfigError: a negative position.
+            IndexError: a position in a round that is not known.
         """
         ...
 
     def repeats(self, positions: Integers) -> Flags:
-        """Returns which positions only repeat a sample, (N,): padding, and in a mix the rest of a group."""
+        """Returns which positions only repeat a sample: (N,). They are padding, and in a mix what fills up a group."""
         ...
 
     def needs(self, split: RankSplit, run: Batches) -> list[Needs]:
-        """Returns the chunks that a rank uses in a run of batches, padding left out.
+        """Returns the chunks that a rank uses in a run of batches, without what padding needs.
 
         The batches from first to last use of a chunk may be more than those that use it, never fewer.
+
+        Args:
+            split: the rank's place in every batch.
+            run: the batches.
         """
         ...
 
     def chunks(self, ordinals: Integers) -> tuple[Integers, Integers]:
-        """Returns chunk and pass of some samples, both (N,)."""
+        """Returns the chunk of each sample, and the pass of its use: (N,) each; for rows there are more (`RowOrder`)."""
         ...

@@ -154,8 +154,8 @@ def _group_starts(size: Integers, share: Integers) -> tuple[Integers, Integers]:
         np.add.at(level, sparse + sample * share[sparse] // size[sparse], 1)
         sample += 1
         sparse = sparse[size[sparse] > sample]
-    # The line is the sum of rest / share over the open pieces, rounded down. Before rounding, 1e-3 samples are taken off:
-    # more than 1e7 additions of doubles can lose. The slack has a whole sample for that.
+    # The line is the sum of rest / share over the open pieces, rounded down. Before that, 1e-3 samples are taken off,
+    # more than 1e7 additions of doubles can lose. The slack has a whole sample for it.
     pieces = len(rest)
     slope = rest / share
     change = np.zeros(pieces + int(share.max()))

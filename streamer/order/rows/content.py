@@ -1,8 +1,9 @@
-"""Makes the rows of one set: as many in every epoch, while the documents that share a row change.
+"""Makes the rows of a set of chunks: as many in every epoch, while the documents that share a row change.
 
-The number of rows of a set is that of best fit, or of concatenation; all numbers together are the table of rows, which
-an order needs as it needs the samples of chunks. Epoch 0 has the rows of best fit, with documents of equal size drawn
-anew; later epochs are packed anew, by best fit in a noisy order of sizes, where that takes no more rows.
+`batches/rows/table.py` counts the rows of all sets by it (the table of rows), and `batches/rows/planned.py` makes rows
+in workers. An order needs the numbers of rows as it needs the samples of chunks. They are those of best fit, of
+concatenation or of buckets, whatever the epoch. With best fit, epoch 0 has its rows, and documents of equal size change
+places. Later epochs are packed anew, by best fit in a noisy order of sizes, if that needs no more rows.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ from streamer.order.rows.items import (
 from streamer.order.rows.sets import Sets
 from streamer.order.rows.spec import RowSpec
 
-# How far sizes are changed for the order of later epochs, in 65,536ths of a size: 0.3, 0.1, 0.03. The first that needs
-# no more rows is taken; 50 to 100 % of sets are packed anew (2026-11-24).
+# How much less than they are sizes may count in the order of later epochs, in 65,536ths: 0.3, 0.1, 0.03. The first
+# noise with which no more rows are needed is taken; 50 to 100 % of sets are packed anew (2026-11-24).
 _NOISE = (19661, 6554, 1966)
 
 
@@ -37,8 +38,8 @@ class SetRows(msgspec.Struct, frozen=True, eq=False):
     """The rows of a set.
 
     Attributes:
-        items: row after row; in each row in the order of the documents, or of concatenation.
-        first: (R+1,) where the items of each row begin.
+        items: the items, row after row; in each row in the order of the documents, or of concatenation.
+        first: (R+1,) place in `items` of the first item of each of R rows, and the number of items.
     """
 
     items: Items
@@ -52,8 +53,8 @@ class RowContent:
     """Makes the rows of a set. Pure: equal arguments give equal rows on any machine.
 
     Args:
-        spec: of the rows.
-        seed: of the order; None: without shuffle, every epoch has the same rows.
+        spec: the spec of the rows.
+        seed: seed of the order; None without shuffle, where every epoch has the same rows.
     """
 
     def __init__(self, spec: RowSpec, seed: int | None) -> None:
@@ -64,10 +65,10 @@ class RowContent:
         """Returns the rows of a set in an epoch.
 
         Args:
-            costs: (D,) tokens of its documents.
-            documents: (D,) their numbers in the dataset, by which they are drawn.
-            epoch: the epoch; for a member of a mix, its pass.
-            count: rows of the set, where the table is known: best fit does not count them again.
+            costs: (D,) tokens of each document of the set; -1 for one that cannot be read.
+            documents: (D,) number of each document in the dataset, by which it is drawn.
+            epoch: number of the epoch; for a member of a mix, of its pass.
+            count: rows of the set, if they are known; None counts them.
 
         Raises:
             ConfigError: a document is longer than a row, and overflow="error".
@@ -103,7 +104,7 @@ class RowContent:
         return SetRows(Items(document, packed.items.begin, packed.items.size), packed.first)
 
     def _pack_anew(self, items: Items, documents: Integers, epoch: int, wanted_rows: int) -> Integers | None:
-        """Returns the rows of another packing, exactly `wanted_rows` of them, or None if all tries need more."""
+        """Returns the row of each item in another packing, with `wanted_rows` rows; None if all tries need more."""
         spec = self._spec
         seed = self._seed
         assert seed is not None
@@ -111,7 +112,7 @@ class RowContent:
         for turn, noise in enumerate(_NOISE):
             states = fold_each(fold(seed, TAG_PACKED, epoch, turn), documents[items.document])
             words = fold_each(states, items.begin)
-            # Integers are used since floating point would differ between processors.
+            # The share is an integer, since floating point would differ between processors.
             share = (words >> np.uint64(32)).astype(np.int64) * noise >> 16
             order = np.argsort(-sizes * ((1 << 32) - share), kind="stable")
             row, count = best_fit_in(order, sizes, spec.length)
@@ -121,14 +122,14 @@ class RowContent:
 
 
 def row_counts(spec: RowSpec, sets: Sets, costs_of: Callable[[int], Integers]) -> Integers:
-    """Returns the table of rows, (S,): how many each set has, in every epoch.
+    """Returns the table of rows: how many rows each of S sets has, in every epoch, (S,).
 
     Takes 0.5 us for each document with best fit (2026-11-24), less with concatenation.
 
     Args:
-        spec: Spec of the rows.
-        sets: the chunks of each set.
-        costs_of: set -> (D,) tokens of its documents.
+        spec: the spec of the rows.
+        sets: the sets, of which only the number counts.
+        costs_of: returns the tokens of each document of a set, (D,), from the set's number.
 
     Raises:
         ConfigError: a document is longer than a row, and overflow="error".
@@ -137,7 +138,7 @@ def row_counts(spec: RowSpec, sets: Sets, costs_of: Callable[[int], Integers]) -
 
 
 def _count(spec: RowSpec, costs: Integers) -> int:
-    """Returns the rows of one set, from (D,) tokens of its documents."""
+    """Returns the number of rows of one set, from the tokens of each of its documents, (D,)."""
     kept = limit_costs(costs, spec)
     if spec.policy == "concat":
         return -(-int(pad_sizes(kept, spec).sum()) // spec.length)
@@ -147,13 +148,19 @@ def _count(spec: RowSpec, costs: Integers) -> int:
 
 
 def _buckets(spec: RowSpec, kept: Integers, words: Integers | Words) -> tuple[Items, Integers]:
-    """Puts the documents in buckets, by size, descending; those of equal size by a word of each."""
+    """Puts the documents of a set into buckets, by size, descending; those of equal size by `words`, one of each."""
     assert isinstance(spec.most, int), "buckets have a limit"
     return buckets(kept, np.lexsort((words, -kept)), spec.length, spec.most)
 
 
 def _gather(items: Items, row: Integers, count: int) -> SetRows:
-    """Sorts items by row, and rows by their first document, so that without shuffle they are near the data's order."""
+    """Returns the rows of items, sorted by their first document: so without shuffle they are near the data's order.
+
+    Args:
+        items: the items, in the order of the documents.
+        row: (T,) number of each item's row.
+        count: number of rows.
+    """
     lead = np.full(count, len(items.document), np.int64)
     np.minimum.at(lead, row, np.arange(len(row)))
     number = np.empty(count, np.int64)

@@ -81,8 +81,8 @@ def cut_items(kept: Integers, length: int) -> Items:
     return Items(document, begin, np.minimum(kept[document] - begin, length))
 
 
-# A row's room is shifted by this, and its number added. So a sorted list finds the least sufficient room, and of several
-# such rows the one with the lowest number.
+# A row's room is shifted by this, and its number added. So a sorted list finds the least sufficient room, and of rows
+# with the same room the one with the lowest number.
 _SHIFT = 32
 _MASK = (1 << _SHIFT) - 1
 
