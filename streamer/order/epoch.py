@@ -38,7 +38,7 @@ class EpochOrder:
         chunk_first: (M+1,) samples before each chunk, if the caller has them, which saves 8 bytes per chunk; None
             computes them.
         shift: position p is in lane (p + shift) mod L. Only a pass of a mix's member has a shift: its stream of passes
-            goes round the lanes without a break. Needs of ranks are computed without one.
+            goes round the lanes without a break. `needs` supposes that the shift is 0.
         chunk_words: (M,) the first 8 bytes of the chunks' keys, for cut="by_key"; else None.
 
     Attributes:

@@ -132,5 +132,5 @@ class SampleOrder(Protocol):
         ...
 
     def chunks(self, ordinals: Integers) -> tuple[Integers, Integers]:
-        """Returns the chunk of each sample, and the pass of its use: (N,) each; for rows there are more (`RowOrder`)."""
+        """Returns the chunk of each sample, and the pass of its use: (N,) each; a row has several (`RowOrder`)."""
         ...

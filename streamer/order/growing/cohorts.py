@@ -1,4 +1,8 @@
-"""The cohorts of a dataset: the parts in which a growing dataset admits its samples."""
+"""Divides a growing dataset into cohorts, the parts in which it admits its samples.
+
+`order/growing/log.py` and `order/growing/order.py` ask which samples a cohort has, `loader/kinds/growing/` asks which
+chunks. A dataset has n samples in L lanes; a piece is a run of samples of one chunk in one lane.
+"""
 
 from __future__ import annotations
 
@@ -14,20 +18,20 @@ from streamer.order.rows.sets import Sets
 from streamer.order.spec import OrderSpec
 
 TAG_COHORT = 40
-# A pass has at least this many cohorts where the lanes have as many samples: data of a few chunks grows in steps, too.
+# Least cohorts of a pass, if lanes have as many samples: so data of a few chunks grows in steps, too.
 _LEAST_COHORTS = 32
-# The running pass and the one that the look-ahead reaches into.
+# Passes whose lanes are kept: the running one, and the one that the look-ahead reaches into.
 _PASSES_KEPT = 2
 
 
 class CohortPieces(NamedTuple):
-    """Runs of samples inside chunks.
+    """P pieces: runs of samples inside chunks, and when they are admitted.
 
     Attributes:
-        chunk: (P,) chunk numbers.
-        offset: (P,) first sample of the run, from the start of the chunk.
-        size: (P,) samples of the run.
-        turn: (P,) the pass that admits it.
+        chunk: (P,) number of the chunk.
+        offset: (P,) first sample of the run, counted from the start of the chunk.
+        size: (P,) number of samples of the run.
+        turn: (P,) number of the pass that admits it.
     """
 
     chunk: Integers
@@ -37,11 +41,11 @@ class CohortPieces(NamedTuple):
 
 
 class CohortChunks(NamedTuple):
-    """The chunks of some cohorts in some lanes; a chunk on the edge of two lanes has two entries.
+    """The chunks of some cohorts in some lanes; a chunk on the edge of two lanes may have two entries.
 
     Attributes:
-        chunk: (C,) chunk numbers.
-        first, last: (C,) the cohorts that its samples belong to, both inclusive.
+        chunk: (C,) number of the chunk.
+        first, last: (C,) the first and the last cohort that has samples of it, both inclusive.
     """
 
     chunk: Chunks
@@ -50,7 +54,12 @@ class CohortChunks(NamedTuple):
 
 
 class _Sequence(NamedTuple):
-    """Pieces one after the other; `stop`: (P,) number of samples up to the end of each."""
+    """P pieces one after the other.
+
+    Attributes:
+        chunk, offset: see `CohortPieces`.
+        stop: (P,) number of samples up to the end of each piece.
+    """
 
     chunk: Integers | Chunks
     offset: Integers
@@ -58,11 +67,11 @@ class _Sequence(NamedTuple):
 
     @property
     def start(self) -> Integers:
-        """(P,) number of samples before each piece."""
+        """Number of samples before each piece: (P,)."""
         return np.append(0, self.stop)[:-1]
 
     def cut(self, low: int, high: int) -> tuple[Integers, Integers, Integers]:
-        """Returns chunk, offset and size of the pieces of the samples low..high-1, the first and the last one cut."""
+        """Returns chunk, offset and size of the pieces that have the samples low..high-1, cut to these samples."""
         begin, end = int(np.searchsorted(self.stop, low, "right")), int(np.searchsorted(self.stop, high)) + 1
         stop = self.stop[begin:end]
         start = np.append(self.stop[begin - 1] if begin else 0, stop)[:-1]
@@ -74,16 +83,25 @@ class Cohorts:
     """The samples of a dataset in the order of their admission.
 
     The chunks, in hashed order, are cut into L lanes of `lane_samples` each; the n mod L samples at the end are the
-    *rest*. In each pass over the data a lane's pieces are permuted anew, and admitted in cohorts of `size` samples of
-    every lane. A pass has `per_pass` cohorts; the last one takes what remains of the lanes, and the rest. Cohorts are
-    numbered on over the passes.
+    *rest*. In each pass over the data, the pieces of a lane are permuted anew, and admitted in cohorts of `size`
+    samples of every lane. A pass has `per_pass` cohorts; the last one takes what remains of the lanes, and the rest.
+    The numbers of cohorts go on from pass to pass.
 
-    Owned by one thread. Costs 12 bytes per chunk, and 24 per chunk of the asked lanes and pass.
+    Owned by one thread. Takes 12 bytes per chunk, and 24 per chunk of the lanes and passes that were asked for.
 
     Args:
         spec: what fixes the order.
-        chunk_samples: (M,) samples per chunk; of packed documents (S,) rows per set, and a set counts as a chunk.
+        chunk_samples: (M,) samples of each chunk; where documents are packed, (S,) rows of each set, which counts as a
+            chunk then.
         sets: the chunks of each set, which arrive together; None if documents are not packed.
+
+    Attributes:
+        spec: the same.
+        samples: n.
+        lane_samples: samples of each lane, without the rest.
+        size: samples of a lane in a cohort.
+        per_pass: number of cohorts of a pass.
+        chunk_first: (M+1,) samples before each chunk.
 
     Raises:
         ConfigError: fewer samples than lanes, or no shuffle.
@@ -113,7 +131,7 @@ class Cohorts:
         return turn * self.samples + number * self.size * self.spec.lanes
 
     def enough(self, samples: int) -> int:
-        """Returns how many cohorts are needed to have this many samples, at most those of a pass."""
+        """Returns how many cohorts have this many samples together, at least 1, at most those of a pass."""
         return min(self.per_pass, max(1, -(-samples // (self.size * self.spec.lanes))))
 
     def pieces(self, lane: int, begin: int, end: int) -> CohortPieces:
@@ -125,7 +143,7 @@ class Cohorts:
         return CohortPieces._make(map(np.concatenate, zip(*found, strict=True)))
 
     def rests(self, begin: int, end: int) -> CohortPieces:
-        """Returns the single samples of the rest, once for each last cohort of a pass among begin..end-1."""
+        """Returns the samples of the rest, a piece each, once for every last cohort of a pass among begin..end-1."""
         turns = np.arange(begin // self.per_pass, end // self.per_pass, dtype=np.int64)
         chunk, offset = self._rest
         repeat = len(turns)
@@ -133,9 +151,14 @@ class Cohorts:
         return CohortPieces(np.tile(chunk, repeat), np.tile(offset, repeat), ones, np.repeat(turns, len(chunk)))
 
     def chunks(self, lanes: Integers, begin: int, end: int, *, earlier: bool = False) -> CohortChunks:
-        """Returns the chunks whose first sample is in the cohorts begin..end-1 of some lanes, and those of the rest.
+        """Returns the chunks whose samples begin in the cohorts begin..end-1 of some lanes, and those of the rest.
 
-        With `earlier` also those that begin in an earlier cohort and go on in these.
+        Where documents are packed, these are the chunks of the sets.
+
+        Args:
+            lanes: the lanes.
+            begin, end: half-open numbers of the cohorts.
+            earlier: whether to add the chunks whose samples begin in an earlier cohort and go on in these.
         """
         runs = self._runs(begin, end)
         found = []
@@ -163,7 +186,7 @@ class Cohorts:
         return CohortChunks(chunks, joined.first[place], joined.last[place])
 
     def largest_bytes(self, chunk_bytes: Integers) -> int:
-        """Returns the bytes of the largest chunk, or of the largest set of chunks, from (M,) those of each."""
+        """Returns the bytes of the largest chunk, or of the largest set; `chunk_bytes` has those of each chunk."""
         if self._sets is None:
             return int(chunk_bytes.max())
         return int(np.add.reduceat(chunk_bytes[self._sets.all_chunks], self._sets.first[:-1]).max())
@@ -171,29 +194,29 @@ class Cohorts:
     # ------------------------------------------------------------ inside
 
     def _runs(self, begin: int, end: int) -> list[tuple[int, int, int]]:
-        """Splits the cohorts begin..end-1 by pass: its number, and half-open cohorts in it."""
+        """Divides the cohorts begin..end-1 by pass: returns the pass's number, and half-open cohorts within it."""
         per_pass = self.per_pass
         turns = range(begin // per_pass, -(-end // per_pass))
         return [(turn, max(begin - turn * per_pass, 0), min(end - turn * per_pass, per_pass)) for turn in turns]
 
     def _samples_before(self, cohort: int) -> int:
-        """Returns the number of samples of a lane before a cohort of a pass."""
+        """Returns the number of samples of a lane before a cohort, which is numbered within its pass."""
         return self.lane_samples if cohort == self.per_pass else cohort * self.size
 
     def _lane(self, turn: int, lane: int) -> _Sequence:
-        """Returns one lane in the admission order of one pass."""
+        """Returns the pieces of one lane in the order in which a pass admits them; those of two passes are kept."""
         if (turn, lane) not in self._lanes:
             while len(self._lanes) >= _PASSES_KEPT * self.spec.lanes:
                 del self._lanes[next(iter(self._lanes))]
             chunk, offset, size = self._hashed.cut(lane * self.lane_samples, (lane + 1) * self.lane_samples)
-            # No lane in the hash: both pieces of a chunk on the edge of two lanes come up at nearly the same time.
+            # The hash does not depend on the lane: both pieces of a chunk in two lanes come at nearly the same time.
             arranged = np.argsort(fold_each(fold(self.spec.seed, TAG_COHORT, turn), chunk))
             self._lanes[turn, lane] = _Sequence(chunk[arranged], offset[arranged], np.cumsum(size[arranged]))
         return self._lanes[turn, lane]
 
     @cached_property
     def _hashed(self) -> _Sequence:
-        """The chunks in hashed order, as an epoch cuts them."""
+        """The chunks with samples, in the hashed order in which an epoch cuts them, too (`order/cut.py`)."""
         sizes = np.diff(self.chunk_first)
         order = sort_by_hash(fold(self.spec.seed, TAG_CUT), np.flatnonzero(sizes).astype(np.uint32))
         return _Sequence(order, np.broadcast_to(np.int64(0), len(order)), np.cumsum(sizes[order]))

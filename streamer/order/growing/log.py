@@ -1,13 +1,18 @@
-"""The log of admissions: how many cohorts each round has added. It fixes the order of a growing dataset.
+"""Keeps the log of admissions, which says how many cohorts each round adds, and so fixes a growing dataset's order.
 
-Round r trains the cohorts a(r-k)..a(r)-1, each sample once; a(r) cohorts are admitted when it begins, k is `reuse`.
+`loader/kinds/growing/growth.py` admits cohorts, `order/growing/order.py` looks positions up, and a state keeps the log.
 
-Each admission has exactly k uses: cohort j is in [a(r-k), a(r)) for the k rounds that begin with the first one of
-a(r) > j. So uses stay level. Let u_x be the uses of sample x so far. The p-th admission of x is before the (p+1)-th
-of y, so it has as many rounds behind it or more; summed over p: u_x >= u_y - k. At the end of every round max - min
-<= k, inside a round <= k + 1, and 0 after a pass whose uses are all made. This holds for every log.
+Round r trains the cohorts a(r-k)..a(r)-1, each sample once: a(r) is the number of cohorts that are admitted when the
+round begins, and k is `reuse`.
 
-Rounds that are planned from the rates of the first ones would need no log, but they wait: see docs/growing.md.
+Each admitted cohort has exactly k uses: cohort j is in [a(r-k), a(r)) for the k rounds from the first one with a(r) > j
+on. So uses stay level. Let u_x be the uses of sample x so far. The p-th admission of x is before the (p+1)-th of y, so
+it has as many rounds behind it or more; summed over p: u_x >= u_y - k. So the uses of two samples differ by k at most
+at the end of every round, by k + 1 at most inside a round, and by 0 after a pass whose uses are all made. This holds
+for every log.
+
+Rounds that are planned from the rates of the first ones would need no log, but the trainer would wait for them: see
+docs/growing.md.
 """
 
 from __future__ import annotations
@@ -25,9 +30,9 @@ class Round(msgspec.Struct, frozen=True):
     """One round: one use of every sample of the cohorts in use.
 
     Attributes:
-        number: from 0.
+        number: number of the round, from 0.
         start, stop: half-open positions in the endless stream of all rounds.
-        begin, end: the cohorts that it trains, half-open.
+        begin, end: half-open numbers of the cohorts that it trains.
     """
 
     number: int
@@ -38,13 +43,13 @@ class Round(msgspec.Struct, frozen=True):
 
 
 class AdmissionLog:
-    """The rounds that are known so far. `admit` adds one; known rounds never change.
+    """The rounds that are known so far, at least one. `admit` adds one; known rounds never change.
 
     Args:
         cohorts: the cohorts of the dataset.
-        reuse: k, number of rounds that each admitted cohort stays.
-        least: smallest number of cohorts in a round: rounds of few batches would shuffle little.
-        admitted: number of cohorts that each round has added, from round 0.
+        reuse: number of rounds that train each admitted cohort.
+        least: smallest number of cohorts of a round: rounds of few batches would shuffle little.
+        admitted: number of cohorts that each round has added, from round 0 on; if it is empty, round 0 adds `least`.
 
     Raises:
         ConfigError: `admitted` contains a round that is not possible.
@@ -54,7 +59,7 @@ class AdmissionLog:
         self.cohorts = cohorts
         self.reuse = reuse
         self.least = least
-        # a(r), and the position at which round r begins; after the last one that of the next.
+        # By round r: a(r); and the position at which it begins, and after the last one that of the next round.
         self._admitted: list[int] = []
         self._starts: list[int] = [0]
         for number, added in enumerate(admitted):
@@ -94,7 +99,7 @@ class AdmissionLog:
 
     @property
     def stop(self) -> int:
-        """One past the last position of the known rounds."""
+        """The position one past the last of the known rounds."""
         return self._starts[-1]
 
     @property
@@ -104,11 +109,11 @@ class AdmissionLog:
 
     @property
     def admitted(self) -> list[int]:
-        """Number of cohorts that each known round has added, from round 0."""
+        """Number of cohorts that each known round has added, from round 0 on."""
         return [after - before for before, after in zip([0, *self._admitted], self._admitted, strict=False)]
 
     def find_round(self, position: int) -> Round:
-        """Returns the round of a position of the stream.
+        """Returns the round that has a position of the stream.
 
         Raises:
             IndexError: the position is beyond the known rounds.
@@ -116,23 +121,25 @@ class AdmissionLog:
         return self[bisect_right(self._starts, position) - 1]
 
     def admit(self, cohorts: int) -> Round:
-        """Adds a round that admits so many new cohorts, and returns it.
+        """Adds a round that admits `cohorts` new cohorts, and returns it.
 
-        Fewer are admitted if the round would train more cohorts than a pass has, more if it would train fewer than
-        `least` cohorts.
+        It admits fewer if it would train more cohorts than a pass has, and more if it would train fewer than `least`.
         """
         low, high = self._limits()
-        # Fresh ones must come where too few are left in use, although the trainer waits for them.
+        # If too few cohorts are left in use, new ones must come, although the trainer waits for them.
         needed = self.least - (self._end - self.next_begin)
         self._append(min(max(cohorts, needed, low), high))
         return self.last
 
     def trainable(self, cohorts: int) -> int:
-        """Returns the position up to which rounds train only the first `cohorts` cohorts."""
+        """Returns the position up to which known rounds train only the first `cohorts` cohorts."""
         return self._starts[bisect_right(self._admitted, cohorts)]
 
     def find_use_bounds(self, position: int) -> tuple[int, int]:
-        """Returns bounds of the uses of any sample when the round of a position begins, at most `reuse` apart."""
+        """Returns the least and the most uses that any sample may have when the round of a position begins.
+
+        They are at most `reuse` apart. Behind the known rounds, the last one counts.
+        """
         number = min(bisect_right(self._starts, position) - 1, len(self) - 1)
         per_pass = self.cohorts.per_pass
         least = 0
@@ -148,7 +155,7 @@ class AdmissionLog:
         return min(self.reuse, max(0, number - bisect_right(self._admitted, cohort)))
 
     def _limits(self) -> tuple[int, int]:
-        """Returns how many cohorts the next round may add: it trains at least one, and none of a pass twice."""
+        """Returns the least and the most cohorts that the next round may add: it trains one to those of a pass."""
         kept = self._end - self.next_begin
         return int(kept == 0), self.cohorts.per_pass - kept
 
@@ -156,36 +163,40 @@ class AdmissionLog:
         """Adds a round that admits `added` cohorts."""
         end = self._end + added
         size = self.cohorts.samples_before(end) - self.cohorts.samples_before(self.next_begin)
-        # This order counts: another thread may look a position up meanwhile.
+        # The start comes before the cohorts: another thread may look a position up meanwhile.
         self._starts.append(self.stop + size)
         self._admitted.append(end)
 
     @property
     def _end(self) -> int:
-        """One past the last admitted cohort."""
+        """Number of cohorts admitted so far."""
         return self._count_cohorts(len(self) - 1)
 
     def _count_cohorts(self, number: int) -> int:
-        """Returns a(r); 0 before round 0."""
+        """Returns the number of cohorts that are admitted when a round begins, a(r); 0 before round 0."""
         return self._admitted[number] if number >= 0 else 0
 
 
 class KnownRounds:
-    """The rounds that a worker knows: those of the batch that it makes, which the rank sends with each batch."""
+    """The rounds that a worker knows: those of the batch that it makes, which the rank sends with each batch.
+
+    Attributes:
+        cohorts: the cohorts of the dataset.
+    """
 
     def __init__(self, cohorts: Cohorts) -> None:
         self.cohorts = cohorts
         self._rounds: list[Round] = []
 
     def set(self, rounds: Sequence[tuple[int, ...]]) -> None:
-        """Sets the rounds of the next batch, each as the fields of `Round`."""
+        """Replaces the known rounds by those of the next batch, each given as the fields of `Round`."""
         self._rounds = [Round(*fields) for fields in rounds]
 
     def find_round(self, position: int) -> Round:
-        """Returns the round of a position of the stream.
+        """Returns the round that has a position of the stream.
 
         Raises:
-            IndexError: the round was not told.
+            IndexError: it is not among the rounds that were set.
         """
         for of in self._rounds:
             if of.start <= position < of.stop:
@@ -197,10 +208,10 @@ Rounds = AdmissionLog | KnownRounds
 
 
 def rounds_between(rounds: Rounds, first: int, last: int) -> list[Round]:
-    """Returns the rounds of the positions first..last.
+    """Returns the rounds that have the positions first..last, in order.
 
     Raises:
-        IndexError: one of them is not known.
+        IndexError: a round is not known.
     """
     found = [rounds.find_round(first)]
     while found[-1].stop <= last:

@@ -1,4 +1,7 @@
-"""Describes a mix in words before a byte is read: the amount of each member, what is open, the hits of a cache."""
+"""Describes a mix in words before a byte is read: the amount of each member, what is open, the hits of a cache.
+
+`loader/kinds/mix.py` calls it for `MixedDataset.explain`, and for the warnings at the start of a run.
+"""
 
 from __future__ import annotations
 
@@ -10,25 +13,30 @@ from streamer.config import format_bytes
 from streamer.order.mix.spec import MixSpec, Unit
 from streamer.order.quality import lane_spread
 
-# Number of members that a row names.
+# Most members that a line names.
 _NAMED = 12
 
 
 class MemberSize(msgspec.Struct, frozen=True):
-    """The chunks with samples of a member, and their total size."""
+    """The size of a member.
+
+    Attributes:
+        chunks: number of chunks with samples.
+        bytes: total length of these chunks.
+    """
 
     chunks: int
     bytes: int
 
 
 def share_cache(values: Sequence[float], sizes: Sequence[int], cache_bytes: int) -> list[int]:
-    """Bytes of each member that are best kept: members by value, the highest first.
+    """Returns how many bytes of each member are best kept: all of the one with the most passes, then of the next one.
 
-    A byte that stays saves as many bytes of fetches per epoch as its member makes passes, so filling a cache is a
+    A byte that stays saves as many bytes of fetches in an epoch as its member makes passes, so filling a cache is a
     fractional knapsack.
 
     Args:
-        values: passes per epoch of each member.
+        values: passes over each member in an epoch.
         sizes: bytes of each member.
         cache_bytes: limit of the cache.
     """
@@ -41,7 +49,7 @@ def share_cache(values: Sequence[float], sizes: Sequence[int], cache_bytes: int)
 
 
 def hit_bound(values: Sequence[float], sizes: Sequence[int], cache_bytes: int) -> float:
-    """Returns a bound of the share of used bytes that a cache can supply; arguments as for `share_cache`."""
+    """Returns the largest part (0 to 1) of used bytes that a cache can supply; arguments as for `share_cache`."""
     kept = share_cache(values, sizes, cache_bytes)
     used = sum(value * size for value, size in zip(values, sizes, strict=True))
     return sum(value * part for value, part in zip(values, kept, strict=True)) / used if used else 0.0
@@ -57,16 +65,16 @@ def explain(
     nodes: int = 1,
     unit: Unit = "samples",
 ) -> str:
-    """Describes an epoch of the mix in words, one row per member.
+    """Describes an epoch of the mix in words, a line for each member.
 
     Args:
-        spec: the order.
-        sizes: Sizes of the members.
-        global_batch: B.
-        epoch: Number of the epoch. By default the first one.
-        cache_bytes: Limit of one machine's cache, or None for no row about it.
-        nodes: number of machines.
-        unit: Unit of the shares.
+        spec: what fixes the order.
+        sizes: sizes of the members, in their order.
+        global_batch: samples of a batch over all ranks.
+        epoch: number of the epoch; None means the first one.
+        cache_bytes: limit of one machine's cache; None leaves out the line about it.
+        nodes: number of machines; a line says which lanes they share if there are several.
+        unit: unit of the shares.
     """
     epoch = spec.origin_epoch if epoch is None else epoch
     quotas = spec.quotas(epoch)
@@ -97,12 +105,12 @@ def explain(
 
 
 def cautions(spec: MixSpec, global_batch: int, asked_samples: int = 0) -> list[str]:
-    """Limitations of the mix that its user might not expect, one sentence each.
+    """Returns what the user of a mix might not expect of it, a sentence each.
 
     Args:
-        spec: the order.
-        global_batch: B.
-        asked_samples: Length of an epoch that the user asked for, or 0 without one.
+        spec: what fixes the order.
+        global_batch: samples of a batch over all ranks.
+        asked_samples: samples of an epoch that the user asked for; 0 if none were given.
     """
     quotas = spec.quotas(spec.origin_epoch)
     samples = spec.samples(spec.origin_epoch)
@@ -160,5 +168,8 @@ def _batch_row(spec: MixSpec, quotas: Sequence[int], global_batch: int) -> str:
 
 
 def _even_batch(spec: MixSpec) -> int:
-    """Samples that have the shares: the global batch, unless its lanes do not divide it or a state differs."""
+    """Returns the batch for which the mix was made.
+
+    The global batch differs from it if the lanes do not divide it, or if a state had another one.
+    """
     return spec.lanes * spec.slots

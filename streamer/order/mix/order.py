@@ -1,4 +1,9 @@
-"""The order of a mix: from positions of an epoch to samples of its members, at random, without a table."""
+"""The order of a mix: from positions of an epoch to samples of its members, at random, without a table.
+
+`order/kinds/mix.py` makes it. Each member has an endless stream of passes, of which an epoch takes the next part
+(`order/mix/streams.py`). L is the number of lanes, M that of members. The "count" of a sample is how many samples of
+its member come before it in the epoch in its lane.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +22,7 @@ from streamer.order.mix.streams import LanePieces, MemberChunks, MemberStream, S
 from streamer.order.protocol import ALL_POSITIONS, Batches, Needs
 from streamer.order.rank_split import RankSplit, real_positions
 
-# A member whose chunks are all open at once has one entry per chunk from this number of passes on.
+# From this number of passes on, a member whose chunks are all open at once needs each of them for the whole run.
 _MANY_PASSES = 2
 
 
@@ -25,12 +30,12 @@ class Draw(msgspec.Struct, frozen=True, eq=False):
     """The part of a member's stream that an epoch takes.
 
     Attributes:
-        member: its number in the mix.
-        stream: the stream.
+        member: number of the member in the mix.
+        stream: stream of the member.
         start: the first stream position of the epoch.
-        turn: position Q lies in lane (Q + turn) mod L.
+        turn: stream position Q is in lane (Q + turn) mod L.
         quota: number of samples.
-        places: positions of the epoch; more than the quota if the last homogeneous batch is filled up.
+        places: number of positions of the epoch; more than the quota if the last homogeneous batch is filled up.
     """
 
     member: int
@@ -45,32 +50,39 @@ class Draw(msgspec.Struct, frozen=True, eq=False):
         return self.start + (lanes - self.start - self.turn) % self.stream.lanes
 
     def lane_quotas(self, lanes: Integers) -> Integers:
-        """Returns the samples of the epoch in some lanes: (N,)."""
+        """Returns the number of samples of the epoch in some lanes: (N,)."""
         return (self.start + self.quota - self.lane_starts(lanes) + self.stream.lanes - 1) // self.stream.lanes
 
     def last_counts(self, lanes: Integers, ends: Integers) -> Integers:
-        """Returns the last counts that read the samples before some counts, (N,): padding repeats a lane's last one."""
+        """Returns, for each lane, the last count of a place that reads one of the samples before a count: (N,).
+
+        That is the count before, but in a lane whose last sample is repeated to fill up a batch.
+
+        Args:
+            lanes: (N,) lanes.
+            ends: (N,) a count in each lane.
+        """
         if self.places == self.quota:
             return ends - 1
         return np.where(ends == self.lane_quotas(lanes), self.places // self.stream.lanes, ends) - 1
 
     def passes(self, lanes: Integers, begin: Integers, end: Integers) -> tuple[int, int]:
-        """The first and the last pass that half-open counts of some lanes lie in."""
+        """Returns the numbers of the first and the last pass in which half-open counts of some lanes are."""
         stride = self.stream.lanes
         samples = self.stream.member.samples
         starts = self.lane_starts(lanes)
         return int((starts + stride * begin).min()) // samples, int((starts + stride * (end - 1)).max()) // samples
 
     def needs(self, chunks: Chunks, first: Integers, last: Integers, passes: Integers) -> Needs:
-        """Needs with the chunks numbered through the mix."""
+        """Returns needs of the member's chunks, which are numbered through the mix there."""
         return Needs(chunks + np.uint32(self.stream.chunks.base), first, last, passes)
 
 
 def member_needs(draw: Draw, places: Places, lanes: Integers, run: Batches) -> Needs:
-    """The chunks of a member that some lanes draw from in a run of batches; never narrower than the exact ones.
+    """Returns the chunks of a member that some lanes draw from in a run of batches.
 
-    They are wider by at most a window of batches at each end: by less than 2 samples of the member in a stratified
-    lane.
+    The batches from first to last use are never fewer than those that use a chunk. They are more by a window of batches
+    at each end at most: in a stratified mix, by less than 2 samples of the member in a lane.
     """
     ends = (_lane_places(places, lanes, run.first_position), _lane_places(places, lanes, run.stop_position))
     begin, end = places.span(draw.member, lanes, *ends)
@@ -94,7 +106,7 @@ def member_needs(draw: Draw, places: Places, lanes: Integers, run: Batches) -> N
     lanes, chunks, begin, end = (
         np.concatenate([getattr(pieces, name) for _, pieces in uses]) for name in LanePieces.__struct_fields__
     )
-    # Counts of the member become positions, and these batches of the run.
+    # Counts of the member are turned into positions, and these into batches of the run.
     first_use = lanes + draw.stream.lanes * places.bounds(draw.member, lanes, begin)[0]
     last_use = lanes + draw.stream.lanes * places.bounds(draw.member, lanes, draw.last_counts(lanes, end))[1]
     inside = (first_use < run.stop_position) & (last_use >= run.first_position)
@@ -104,13 +116,13 @@ def member_needs(draw: Draw, places: Places, lanes: Integers, run: Batches) -> N
 def _list_uses(
     draw: Draw, passes: range, lanes: Integers, begin: Integers, end: Integers
 ) -> Iterator[tuple[int, LanePieces]]:
-    """The chunks that half-open counts of the member use in some lanes, pass by pass, with the counts of each."""
+    """Yields, pass by pass, its number and the chunks that half-open counts of some lanes use, with their counts."""
     stream = draw.stream
     stride = draw.stream.lanes
     starts = draw.lane_starts(lanes)
     for number in passes:
         position = number * stream.member.samples
-        # The count of the pass's first sample in each lane; negative for a pass that an earlier epoch began.
+        # The count of the pass's first sample in each lane is negative for a pass that an earlier epoch began.
         origin = (position + (lanes - draw.turn - position) % stride - starts) // stride
         low = np.maximum(begin - origin, 0)
         high = np.minimum(end - origin, stream.lane_lengths(number, draw.turn, lanes))
@@ -122,34 +134,34 @@ def _list_uses(
 
 
 def _lane_places(places: Places, lanes: Integers, position: int) -> Integers:
-    """Places of lanes before a position of the epoch, within the lanes."""
+    """Returns how many places of some lanes come before a position of the epoch, at most those of the lane: (N,)."""
     return np.clip(-(-(position - lanes) // len(places.lane_samples)), 0, places.lane_samples[lanes])
 
 
 class MixOrder:
-    """The order of one epoch of a mix: an `Order` whose ordinals are sample codes.
+    """The order of one epoch of a mix: a `SampleOrder` whose samples are codes.
 
-    Position p is place p div L of lane p mod L. The place has a member, and a count c: it is the member's c-th sample
-    of the epoch in this lane. The c-th stream position of that lane, in the member's stream, gives the sample. Each
-    lane of the mix draws from the same lane of every member, so a node needs its own part of each.
+    Position p is place p div L of lane p mod L. The place has a member, and a count c: its sample is the c-th of the
+    member in this lane in the epoch. It is found in the member's stream, at the c-th position that the stream has in
+    that lane from the start of the epoch on. Each lane of the mix draws from the same lane of every member, so a node
+    needs its own part of each.
 
-    Owned by one thread: tables are filled on first use.
+    Owned by one thread: tables are filled at the first use.
 
     Args:
         spec: what fixes the order.
-        chunks: of each member, in the order of the spec.
-        epoch: from the spec's `origin_epoch` on.
+        chunks: chunks of each member, in the order of the spec.
+        epoch: number of the epoch, from the spec's `origin_epoch` on.
 
     Attributes:
-        spec: the parts.
-        epoch: the epoch.
-        samples: positions of the epoch, without padding at its end.
+        spec, epoch: the same.
+        samples: number of positions of the epoch, without padding at its end.
         codes: encodes and decodes the samples.
-        origin: positions begin with 0.
+        origin: 0, the first position.
 
     Raises:
-        ManifestError: a member's chunks do not have the samples that the spec says.
-        ConfigError: epoch < origin_epoch of the spec, or an epoch too long for 63-bit arithmetic.
+        ManifestError: a member's chunks do not have as many samples as the spec says.
+        ConfigError: an epoch before `origin_epoch`.
     """
 
     origin = 0
@@ -179,7 +191,7 @@ class MixOrder:
         )
 
     def open_epoch(self, epoch: int) -> MixOrder:
-        """The order of another epoch, sharing what does not change from epoch to epoch; for the same thread."""
+        """Returns the order of another epoch, which shares the members' streams with this one: for the same thread."""
         other = object.__new__(MixOrder)
         other._set(self.spec, self._streams, epoch)
         return other
@@ -191,31 +203,29 @@ class MixOrder:
 
     @property
     def block_samples(self) -> int:
-        """Positions that are best computed at once: a large member costs 0.7 ms for any few of them (2026-11)."""
+        """Positions that one call of `ordinals` should have: each large member costs 0.7 ms a call (2026-11)."""
         return max(4096, 512 * sum(not stream.is_tabled for stream in self._streams))
 
     @property
     def lane_opened(self) -> int:
-        """Samples in a lane of which those of each member are in chunks that are open together, on average."""
+        """Average number of consecutive samples of a lane that the open chunks of all members provide."""
         opened = [stream.lane_opened for stream in self._streams]
         shares = zip(opened, self._member_places, strict=True)
         return min(own * self.samples // places for own, places in shares if places)
 
     def find_known(self, position: int) -> tuple[int, int]:
-        """All positions: nothing is decided later."""
+        """Returns `ALL_POSITIONS`: nothing is decided later."""
         return ALL_POSITIONS
 
     def ordinals(self, positions: Integers) -> Integers:
-        """The samples at some positions.
+        """Returns the codes of the samples at some positions: (N,) int64.
 
         Args:
-            positions: (N,) in any order; those from `samples` on are padding and repeat the end of their lane.
-
-        Returns:
-            (N,) int64 sample codes.
+            positions: (N,) positions in any order; those from `samples` on are padding and repeat the end of their
+                lane.
 
         Raises:
-            ConfigError: a negative position.
+            ConfigError: a negative position, or an epoch that is too long for 63-bit arithmetic.
         """
         real = real_positions(np.asarray(positions, dtype=np.int64), self.samples, self.lanes)
         slots, lanes = np.divmod(real, self.lanes)
@@ -233,9 +243,9 @@ class MixOrder:
         return self.codes.encode(members, passes - self._first_passes[members], together.ordinals())
 
     def repeats(self, positions: Integers) -> Flags:
-        """Returns which positions are padding, or fill a homogeneous batch whose member lacks samples: (N,).
+        """Returns which positions are padding, or fill up a homogeneous batch whose member lacks samples: (N,).
 
-        These repeat the end of the member's lane, as padding does.
+        A position that fills a batch up repeats the end of the member's lane.
         """
         padding: Flags = positions >= self.samples
         if self.samples > self._quotas.sum():
@@ -246,7 +256,7 @@ class MixOrder:
         return padding
 
     def needs(self, split: RankSplit, run: Batches) -> list[Needs]:
-        """The chunks that a rank uses in a run of batches, by member and pass; never narrower than the truth."""
+        """Returns the chunks that a rank uses in a run of batches, an entry of the list for each member."""
         lanes = split.rank_lanes(run.first_position)
         found = []
         for member in np.flatnonzero(self._quotas).tolist():
@@ -262,7 +272,7 @@ class MixOrder:
         return found
 
     def chunks(self, ordinals: Integers) -> tuple[Integers, Integers]:
-        """Returns chunk (counted through the mix) and pass of some sample codes."""
+        """Returns the chunk of each code, numbered through the mix, and the pass of its member: (N,) each."""
         members = self.codes.members(ordinals)
         own = self.codes.ordinals(ordinals)
         passes = self._first_passes[members] + self.codes.turns(ordinals)
@@ -274,13 +284,13 @@ class MixOrder:
         return found, passes
 
     def count_drawn(self, position: int) -> Integers:
-        """Returns the samples of each member among the first `position` positions of the epoch, exact: (M,)."""
+        """Returns how many samples of each member the first `position` positions of the epoch have, exactly: (M,)."""
         counts = self._places.counts(lane_ends(min(position, self.samples), self.lanes))
         drawn: Integers = np.minimum(counts, lane_quotas(self.spec, self.epoch)).sum(axis=1)
         return drawn
 
     def _ahead(self, lanes: Integers, members: Integers, counts: Integers) -> Integers:
-        """Returns positions of members' streams, from their starts in this epoch: (N,)."""
+        """Returns the stream position of each count, less the first one that its member has in this epoch: (N,)."""
         ahead: Integers = self.lanes * counts + (lanes - self._starts[members] - self._turns[members]) % self.lanes
         return ahead
 

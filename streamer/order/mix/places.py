@@ -1,8 +1,11 @@
-"""The places of an epoch of a mix: which member, and which of its samples in the lane, is at which place of a lane.
+"""Says which member, and which of its samples in the lane, is at which place of a lane, in one epoch of a mix.
 
-T batches form a window. The tree (`tree.py`) says how many samples each member has in the window; inside, they are
-split evenly over the batches ("stratified") or not at all ("random"), and the places of a lane are permuted. Every
-window can be computed on its own, so any place costs one window, wherever it is.
+`order/mix/order.py` finds samples by it, and `order/adopt.py` counts how far the members of a run are. M is the number
+of members, L that of lanes.
+
+T batches form a window. The tree (`order/mix/tree.py`) says how many samples each member has in the window. Inside,
+they are split evenly over the batches ("stratified") or not at all ("random"), and the places of a lane are permuted.
+Every window can be computed on its own, so any place costs one window, wherever it is.
 """
 
 from __future__ import annotations
@@ -19,12 +22,11 @@ from streamer.order.mix.tree import LaneShares
 
 
 def split_evenly(counts: Integers, parts: int, states: Words) -> Integers:
-    """Splits tables of counts into equal parts; each cell, row, column and sum of a part is within 1 of its share.
+    """Splits each table of counts into T equal parts.
 
-    Each table is split by itself; all of them at once, for the cost of a small one is that of the calls.
-
-    A cell of depth d is less than 1 from its share too, so the first p parts of a cell have less than 1.7 more or less
-    than p / T of it: p or T - p parts are two of its nodes, of which one is of depth 2 or less.
+    Each cell, row, column and sum of a part differs from its share by less than 1. Also, the first p parts of a cell
+    have less than 1.7 more or less than p / T of the cell. The tables are split by halves, all at once, because a small
+    table costs only the calls.
 
     Args:
         counts: (V, M, L), a table of members and lanes for each of V windows.
@@ -47,9 +49,9 @@ def split_evenly(counts: Integers, parts: int, states: Words) -> Integers:
 
 
 def _every_second(edges: tuple[Integers, Integers, Integers], shape: tuple[int, ...], states: Words) -> Flags:
-    """Chooses every second edge at each vertex: (E,), whether an edge is chosen.
+    """Chooses every second edge at each vertex of bipartite graphs; returns which edges are chosen, (E,).
 
-    The tables are bipartite graphs: an odd cell is an edge between its row and its column.
+    A table is such a graph: an odd cell is an edge between its row and its column.
 
     Args:
         edges: table, row and column of each edge, (E,) each.
@@ -75,9 +77,10 @@ def _every_second(edges: tuple[Integers, Integers, Integers], shape: tuple[int, 
 def _even_edges(
     edges: tuple[Integers, Integers, Integers], shape: tuple[int, ...]
 ) -> tuple[Integers, Integers, Integers]:
-    """Returns the edges, and added ones, so that every vertex has an even number of them.
+    """Returns the edges and added ones behind them, with which every vertex has an even number of edges.
 
-    An odd row gets an edge to an added column, an odd column one to an added row, and these two get one where needed.
+    A row with an odd number gets an edge to an added column, such a column one to an added row. The added row and
+    column get an edge if their numbers are odd, too.
     """
     tables, rows, columns = shape
     table, row, column = edges
@@ -94,7 +97,7 @@ def _even_edges(
 
 
 def _pairs(vertices: Integers, order: Integers) -> Integers:
-    """Pairs the edges at each vertex that are adjacent in `order`; returns the partner of each edge."""
+    """Pairs the edges at each vertex, in their order by `order`; returns the partner of each edge."""
     # 16-bit words are sorted by radix, ten times as fast as longer ones.
     short = vertices.astype(np.uint16) if vertices.max() < 1 << 16 else vertices
     arranged = order[np.argsort(short[order], kind="stable")]
@@ -106,20 +109,20 @@ def _pairs(vertices: Integers, order: Integers) -> Integers:
 TAG_SPLIT = 33
 TAG_PLACE = 34
 
-# Counts or places of windows that are computed together: 1 MB, more does not stay in the processor's cache.
+# Most counts or places of windows that are computed together: 1 MB. More does not stay in the processor's cache.
 _CELLS = 1 << 17
 # How far the first parts of a window may be from an even split, see `split_evenly`.
 _SLACK = 2
 
 
 class _Windows(msgspec.Struct, frozen=True, eq=False):
-    """The places of some windows of one size in some lanes; a part is a batch if stratified, else the window.
+    """The places of V windows of one size in K lanes. A window has P parts: its batches if stratified, else itself.
 
     Attributes:
         first: (V,) first batch of each window, ascending.
         lanes: (K,) lanes, ascending.
-        members: (V, P, K, S) the member at each place of a part.
-        counts: (V, P, K, S) its count in the lane.
+        members: (V, P, K, S) number of the member at each of S places of a part in a lane.
+        counts: (V, P, K, S) how many samples of that member come before in the lane.
     """
 
     first: Integers
@@ -128,7 +131,7 @@ class _Windows(msgspec.Struct, frozen=True, eq=False):
     counts: Integers
 
     def has(self, first: Integers, lanes: Integers) -> bool:
-        """Whether it has these windows and lanes."""
+        """Whether all of these windows, by first batch, and lanes are among its own."""
         return bool(np.isin(first, self.first).all() and np.isin(lanes, self.lanes).all())
 
 
@@ -136,13 +139,13 @@ class LaneWindows:
     """The places of one epoch, computed window by window; owned by one thread.
 
     Args:
-        shares: the counts of the lanes.
-        shape: W, places of a lane in a batch; T, batches of a window, a power of two.
-        place: seed of the mix; number of the epoch.
+        shares: counts of the members in the lanes.
+        shape: places of a lane in a batch, and T, batches of a window, a power of two.
+        place: seed of the mix, and number of the epoch.
         stratified: whether each batch of a window has every member's share.
 
     Attributes:
-        lane_samples: (L,) places of each lane.
+        lane_samples: (L,) number of places of each lane.
     """
 
     def __init__(self, shares: LaneShares, shape: tuple[int, int], place: tuple[int, int], *, stratified: bool) -> None:
@@ -187,7 +190,11 @@ class LaneWindows:
         return members, counts
 
     def counts(self, slots: Integers) -> Integers:
-        """Returns the samples of each member among the first (L,) `slots` of the lanes: (M, L)."""
+        """Returns how many samples of each member the first places of every lane have: (M, L).
+
+        Args:
+            slots: (L,) number of first places of each lane.
+        """
         begun = self._window_of(slots)[0] * self._slots
         found = self._shares.counts(begun)
         open_slots = slots - begun
@@ -198,13 +205,15 @@ class LaneWindows:
         return found
 
     def span(self, member: int, lanes: Integers, begin: Integers, end: Integers) -> tuple[Integers, Integers]:
-        """Returns which samples of a member in each lane a run of places can have, half-open: those of whole windows.
+        """Returns the half-open counts of a member's samples that a run of places in each lane can have: (N,) each.
+
+        They are those of the whole windows that have places of the run.
 
         Args:
             member: number of the member.
             lanes: (N,) lanes.
             begin: (N,) the first place of the run in each of these lanes.
-            end: (N,) one past its last place.
+            end: (N,) the place behind its last one.
         """
         first, _ = self._window_of(begin)
         last, size = self._window_of(np.maximum(end - 1, begin))
@@ -212,7 +221,13 @@ class LaneWindows:
         return self._shares.count(member, lanes, first * self._slots), self._shares.count(member, lanes, stops)
 
     def bounds(self, member: int, lanes: Integers, counts: Integers) -> tuple[Integers, Integers]:
-        """Returns the first and the last possible place of a member's c-th sample of a lane, (N,), both inclusive."""
+        """Returns the first and the last place at which samples of a member can be, inclusive: (N,) each.
+
+        Args:
+            member: number of the member.
+            lanes: (N,) lanes.
+            counts: (N,) how many samples of the member come before each in its lane.
+        """
         first, size = self._window_of(self._shares.slots(member, lanes, counts))
         stops = self._stops(lanes, first, size)
         if not self._stratified:
@@ -225,7 +240,7 @@ class LaneWindows:
         return low * self._slots, np.minimum(np.where(first < self._batches, high * self._slots, stops), stops) - 1
 
     def _window_of(self, slots: Integers) -> tuple[Integers, Integers]:
-        """Returns the first batch of the window that each place lies in, and its batches."""
+        """Returns the first batch of the window that has each place, and the number of the window's batches."""
         batch = np.minimum(slots // self._slots, self._batches)
         first = batch // self._window * self._window
         size = np.full(len(slots), self._window)
@@ -236,17 +251,17 @@ class LaneWindows:
         return first, size
 
     def _stops(self, lanes: Integers, first: Integers, size: Integers) -> Integers:
-        """Returns one past the last place of windows in lanes; the incomplete batch ends with its lane."""
+        """Returns the place behind the last one of windows in lanes; the incomplete batch ends with its lane."""
         return np.where(first < self._batches, (first + size) * self._slots, self.lane_samples[lanes])
 
     def _groups(self, mine: Integers, first: Integers) -> list[Integers]:
-        """Cuts places so that those of each part lie in few enough windows to be computed together."""
+        """Divides places into parts, each of which has few enough windows that they are computed together."""
         together = max(1, _CELLS // (self._window * self._cells))
         group = np.searchsorted(unique(first[mine]), first[mine]) // together
         return [mine] if group.max() == 0 else [mine[group == number] for number in range(int(group.max()) + 1)]
 
     def _open(self, first: Integers, lanes: Integers, size: int) -> _Windows:
-        """Returns windows of one size in lanes; those of the last call are kept, by size."""
+        """Returns windows of one size in lanes; for each size, those of the last call are kept."""
         kept = self._kept.get(size)
         if kept is None or not kept.has(first, lanes):
             # The counts of each part of the windows, and those of the lanes before it, are (V, P, M, L).
@@ -259,7 +274,14 @@ class LaneWindows:
         return kept
 
     def _place(self, first: Integers, lanes: Integers, before: Integers, parts: Integers) -> _Windows:
-        """Deals the counts of each part of a lane to its places, at random; a member's samples stay in their order."""
+        """Deals the samples of each part of a lane to its places, at random; those of a member stay in their order.
+
+        Args:
+            first: (V,) first batch of each window.
+            lanes: (K,) lanes of the result.
+            before: (V, P, M, L) how many samples of each member come before each part in every lane.
+            parts: (V, P, M, L) how many samples of each member each part has in every lane.
+        """
         # The runs are one line: of the first window, part and lane the first member, the second one, and so on.
         runs = parts[..., lanes].swapaxes(2, 3)
         sizes = runs.sum(axis=3)
@@ -287,9 +309,12 @@ class GroupWindows:
     """The places of an epoch whose batches consist of groups of one member each.
 
     Args:
-        groups: the groups of the epoch; group g of every batch is a place in lane g of these.
-        width: lanes of the mix in each group.
-        slots: W, places of a lane of the mix in a batch.
+        groups: places of the groups: group g of every batch is a place in lane g of these.
+        width: number of lanes of the mix that each group has.
+        slots: places of a lane of the mix in a batch.
+
+    Attributes:
+        lane_samples: (L,) number of places of each lane.
     """
 
     def __init__(self, groups: LaneWindows, width: int, slots: int) -> None:
@@ -299,13 +324,13 @@ class GroupWindows:
         self.lane_samples = np.repeat(groups.lane_samples * slots, width)
 
     def find(self, lanes: Integers, slots: Integers) -> tuple[Integers, Integers]:
-        """See `LaneWindows`."""
+        """See `LaneWindows.find`."""
         batch, inside = np.divmod(slots, self._slots)
         members, counts = self._groups.find(lanes // self._width, batch)
         return members, counts * self._slots + inside
 
     def counts(self, slots: Integers) -> Integers:
-        """See `LaneWindows`."""
+        """See `LaneWindows.counts`."""
         batches, inside = np.divmod(slots, self._slots)
         whole = [self._groups.counts(batches[lane :: self._width]) for lane in range(self._width)]
         found = np.stack(whole, axis=2).reshape(len(whole[0]), len(slots)) * self._slots
@@ -315,13 +340,13 @@ class GroupWindows:
         return found
 
     def span(self, member: int, lanes: Integers, begin: Integers, end: Integers) -> tuple[Integers, Integers]:
-        """See `LaneWindows`."""
+        """See `LaneWindows.span`."""
         ends = (begin // self._slots, -(-end // self._slots))
         low, high = self._groups.span(member, lanes // self._width, *ends)
         return low * self._slots, high * self._slots
 
     def bounds(self, member: int, lanes: Integers, counts: Integers) -> tuple[Integers, Integers]:
-        """See `LaneWindows`."""
+        """See `LaneWindows.bounds`."""
         low, high = self._groups.bounds(member, lanes // self._width, counts // self._slots)
         return low * self._slots, (high + 1) * self._slots - 1
 
@@ -343,9 +368,9 @@ def epoch_places(spec: MixSpec, epoch: int) -> Places:
 
 
 def lane_quotas(spec: MixSpec, epoch: int) -> Integers:
-    """Returns the samples of each member in each lane of an epoch, (M, L).
+    """Returns the number of samples of each member in each lane of an epoch: (M, L).
 
-    A member may have more places in a lane than that: they repeat its last samples there.
+    A member may have more places in a lane than that; the others repeat its last samples there.
     """
     quotas, starts, turns = (
         np.array(column)[:, None] for column in (spec.quotas(epoch), spec.stream_starts(epoch), spec.turns(epoch))
@@ -355,5 +380,5 @@ def lane_quotas(spec: MixSpec, epoch: int) -> Integers:
 
 
 def lane_ends(position: int, lanes: int) -> Integers:
-    """Returns the places of each lane among the first `position` positions of an epoch: (L,)."""
+    """Returns how many places of each lane the first `position` positions of an epoch have: (L,)."""
     return (position + lanes - 1 - np.arange(lanes)) // lanes

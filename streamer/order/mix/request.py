@@ -1,4 +1,7 @@
-"""From what a user says, and what the members' manifests say, to the `MixSpec`: a pure function, equal on all ranks."""
+"""Makes the `MixSpec` of what a user says and what the members' manifests say: a pure function, equal on all ranks.
+
+`loader/kinds/mix.py` calls it, and `order/adopt.py` for a changed mix. L is the number of lanes.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +18,10 @@ from streamer.order.mix.spec import MOST_MEMBERS, Batching, MixMember, MixSpec, 
 from streamer.order.rows.spec import RowSpec
 from streamer.order.spec import Cut, OrderSpec, Shuffle, auto_lanes, auto_window
 
-# Batches that are mixed together: with 16 the counts of 100 members stray by less than 2 per batch (2026-11-22).
+# Batches that are mixed together. With 16, counts of 100 members differ from their shares by less than 2 in a batch
+# (2026-11-22).
 _WINDOW = 16
-# Counts of a window, 8 bytes each: beyond this the window is shorter.
+# Most counts of a window, 8 bytes each; a window with more has fewer batches.
 _WINDOW_CELLS = 1 << 20
 
 
@@ -25,14 +29,12 @@ class MixSource(msgspec.Struct, frozen=True, eq=False):
     """One dataset that is to be mixed.
 
     Attributes:
-        name: as the user calls it.
-        manifest_digest: identity of its manifest or selection.
-        chunk_samples: (M,) samples per chunk, of the selection.
-        seed: of its own order.
-        shuffle: of its own order.
-        cut: of its own order.
-        size: in the unit of the shares; None: its samples.
-        rows: what fixes its rows, where these are its samples, and sets its chunks.
+        name: name that the user gives it.
+        manifest_digest: digest of its manifest or selection.
+        chunk_samples: (M,) selected samples of each chunk; where documents are packed, (S,) rows of each set.
+        seed, shuffle, cut: parts of its own order, see `OrderSpec`.
+        size: size in the unit of the shares; None means the number of its samples.
+        rows: what fixes its rows, where documents are packed; else `UNSET`.
     """
 
     name: str
@@ -46,17 +48,22 @@ class MixSource(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def samples(self) -> int:
-        """The number of samples, n."""
+        """Number of samples, or rows."""
         return int(self.chunk_samples.sum())
 
     @property
     def chunks(self) -> int:
-        """Chunks with samples."""
+        """Number of chunks with samples, or of sets with rows."""
         return int(np.count_nonzero(self.chunk_samples))
 
 
 class StreamPlace(msgspec.Struct, frozen=True):
-    """The place of a member in its stream; see `MixMember`."""
+    """The place of a member in its stream.
+
+    Attributes:
+        origin: stream position.
+        turn: stream position Q is in lane (Q + turn) mod L.
+    """
 
     origin: int = 0
     turn: int = 0
@@ -67,11 +74,12 @@ class MixStart(msgspec.Struct, frozen=True):
 
     Attributes:
         epoch: the first epoch.
-        lanes: L; 0: choose.
-        slots: W; 0: choose.
-        windows: of members, by name.
-        places: of members, by name.
-        weighted: members whose passes are shares: of runs that began before homogeneous batches were filled up.
+        lanes: number of lanes; 0 if it is to be chosen.
+        slots: places of a lane in a batch; 0 if they are to be chosen.
+        windows: number of open chunks of members, by name; for others it is chosen.
+        places: places of members in their streams, by name; others begin anew.
+        weighted: names of members that had weights in place of whole passes. A run that began before homogeneous
+            batches were filled up goes on so.
     """
 
     epoch: int = 0
@@ -99,12 +107,12 @@ class MixRequest(msgspec.Struct, frozen=True):
 
     Attributes:
         shares: the proportions.
-        seed: of the mixing.
+        seed: seed of the mixing.
         batching: see `MixSpec`.
-        lanes: None: chosen from the members and the batch.
-        window: chunks open together, of all members over all nodes; None: chosen.
-        group: samples of a homogeneous batch that are of one member together; None: all of it.
-        balance: what is made level; its batch is that of the mix.
+        lanes: number of lanes; None chooses it from the members and the batch.
+        window: number of chunks that are open together, of all members over all nodes; None chooses it.
+        group: samples of a homogeneous batch that are of one member together; None means the whole batch.
+        balance: which costs are made level, whatever its batch is; `UNSET` if none are.
     """
 
     shares: Shares
@@ -116,22 +124,22 @@ class MixRequest(msgspec.Struct, frozen=True):
     balance: BalanceSpec | msgspec.UnsetType = msgspec.UNSET
 
     def spec(self, sources: Sequence[MixSource], batch_size: int, *, like: MixSpec | None = None) -> MixSpec:
-        """Resolves lanes, windows and shares.
+        """Returns the spec: chooses lanes and windows that the user leaves open, and rounds the shares.
 
         Args:
             sources: the members.
-            batch_size: the global batch, samples over all ranks.
-            like: Spec of a saved state that goes on: what the request leaves open (lanes, windows, batch), and how far
-                the members are, is taken from it. `State.check` compares the rest.
+            batch_size: samples of the global batch, over all ranks.
+            like: spec of a saved state with which the run goes on; None begins anew. What the request leaves open
+                (lanes, windows, batch), and how far the members are, is taken from it. `State.check` compares the rest.
 
         Raises:
-            ConfigError: a value outside its rule; names the member.
-            ManifestError: a member without samples.
+            ConfigError: a value outside its rule; members that cannot be mixed.
+            ManifestError: a member has no samples.
         """
         return self.spec_from(sources, batch_size, MixStart() if like is None else MixStart.from_spec(like))
 
     def spec_from(self, sources: Sequence[MixSource], batch_size: int, start: MixStart) -> MixSpec:
-        """Does the same as `spec`, from a given start."""
+        """Does what `spec` does, with what a run that goes on has left."""
         _check_sources(sources, batch_size)
         unshuffled = [source.name for source in sources if source.shuffle == "none"]
         if unshuffled and len(unshuffled) < len(sources):
@@ -190,14 +198,14 @@ class MixRequest(msgspec.Struct, frozen=True):
                 raise ConfigError(f"{field}={value} must be at least 1", field=field)
         if chosen := self.lanes or start.lanes:
             return chosen
-        # They are chosen as of one dataset, but a multiple of the groups of a batch.
+        # The number is chosen as for one dataset, but as a multiple of the groups of a batch.
         groups = self._groups(batch_size)
         units = level_of(self.balance).count_units(batch_size)
         lanes = auto_lanes(sum(source.chunks for source in sources), units)
         return max((d for d in range(groups, lanes + 1, groups) if units % d == 0), default=groups)
 
     def _groups(self, batch_size: int) -> int:
-        """Returns the number of groups of a batch, of which each is of one member."""
+        """Returns the number of groups of a homogeneous batch; raises ConfigError if they do not divide it."""
         groups, rest = divmod(batch_size, self.group or batch_size)
         if rest or groups == 0:
             raise ConfigError(
@@ -208,7 +216,7 @@ class MixRequest(msgspec.Struct, frozen=True):
         return groups
 
     def _amounts(self, sources: Sequence[MixSource], start: MixStart) -> list[Amount]:
-        """All stages. Whole passes need a place at which a pass begins."""
+        """Returns the amounts of all stages; a member inside a pass gets a weight in place of whole passes."""
         stages = self.shares.amounts(
             {source.name: source.samples for source in sources},
             {source.name: source.samples if source.size is None else source.size for source in sources},
@@ -224,9 +232,9 @@ class MixRequest(msgspec.Struct, frozen=True):
     def _windows(
         self, sources: Sequence[MixSource], amounts: Sequence[Amount], batch_size: int, lanes: int, start: MixStart
     ) -> list[int]:
-        """Returns K of each member: its share of the chunks that the mix has open, at least one per lane.
+        """Returns how many chunks of each member are open: its share of those of the mix, at least one per lane.
 
-        The largest share of all stages, past ones too, for a member keeps its window for the run.
+        A member keeps its window for the run. So its largest share of all stages counts, past ones, too.
         """
         whole = self.window or auto_window(sum(source.chunks for source in sources), batch_size)
         shares = [max(of_stages) for of_stages in zip(*(_shares(amount, sources) for amount in amounts), strict=True)]
@@ -239,7 +247,7 @@ class MixRequest(msgspec.Struct, frozen=True):
 
 
 def _shares(amount: Amount, sources: Sequence[MixSource]) -> list[float]:
-    """Each member's part of the samples of an epoch; only used for windows, which a state keeps."""
+    """Returns each member's part (0 to 1) of the samples of an epoch, as floats: a state keeps what depends on them."""
     weights = max(1, sum(amount.weights))
     own = [
         passes * source.samples + amount.samples * weight // weights
@@ -249,7 +257,7 @@ def _shares(amount: Amount, sources: Sequence[MixSource]) -> list[float]:
 
 
 def _stage(amount: Amount, unit: int, batch: int) -> Stage:
-    """Rounds an epoch to whole batches, so that it ends without padding."""
+    """Returns the stage of these amounts, with the epoch rounded to whole batches so that it ends without padding."""
     if not any(amount.weights):
         return Stage(amount.epoch, amount.weights, 0)
     batches = max(1, (2 * amount.samples + batch) // (2 * batch))
@@ -257,7 +265,7 @@ def _stage(amount: Amount, unit: int, batch: int) -> Stage:
 
 
 def _member(source: MixSource, lanes: int, window: int, passes: int, place: StreamPlace) -> MixMember:
-    """Returns a member whose stream goes on at `place`; raises ConfigError, which names it."""
+    """Returns a member whose stream goes on at `place`; raises ConfigError, which names the member."""
     try:
         order = OrderSpec(
             manifest_digest=source.manifest_digest,

@@ -1,4 +1,7 @@
-"""The proportions of a mix as the user gives them, checked, and their meaning for members of known sizes."""
+"""Checks the proportions of a mix that the user gives, and turns them into amounts for members of known sizes.
+
+`loader/mixed_dataset.py` reads the user's arguments by it, `order/mix/request.py` asks for the amounts.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +20,12 @@ from streamer.removed import check_options
 
 Stop: TypeAlias = Literal["first_exhausted", "all_exhausted"]
 Amounts: TypeAlias = Mapping[str, float]
-# A stage has the epoch from which on its weights count.
+# Stages, each as the epoch from which on it counts, and its weights by name.
 WeightStages: TypeAlias = Sequence[tuple[int, Amounts]]
 
-# Integer weights: relative errors of 2**-32 are one sample in 4e9.
+# Weights become integers with this sum: their relative errors of 2**-32 are one sample in 4e9.
 _SCALE = 1 << 32
-# Absolute amounts count in 65,536ths of a sample: `repeat=0.25` is exact for any number of samples.
+# Absolute amounts are counted in parts of a sample, so that `repeat=0.25` is exact for any number of samples.
 _PART = 1 << 16
 
 
@@ -31,9 +34,9 @@ class Amount(msgspec.Struct, frozen=True):
 
     Attributes:
         epoch: the first epoch of the stage.
-        passes: whole passes of each member in every epoch; 0 if its weight decides.
-        weights: the weight of each member, an integer; 0 if it has whole passes.
-        samples: samples of all members with weights in one epoch, before rounding.
+        passes: number of whole passes of each member in every epoch; 0 if its weight decides.
+        weights: weight of each member, an integer; 0 if it has whole passes.
+        samples: number of samples of all members with weights together in one epoch, before rounding.
     """
 
     epoch: int
@@ -96,13 +99,13 @@ class Shares(msgspec.Struct, frozen=True):
     """The proportions, checked. Without weights, repeat, choose and temperature, every sample comes once per epoch.
 
     Attributes:
-        weights: stages of (first epoch, weight by name); relative.
-        repeat: passes per epoch by name.
-        choose: samples per epoch by name.
-        temperature: weights are n ** (1 / temperature).
+        weights: stages of (first epoch, weight by name); empty if they are not given.
+        repeat: passes per epoch by name; empty if they are not given.
+        choose: samples per epoch by name; empty if they are not given.
+        temperature: a member of n samples (or bytes) has the weight n ** (1 / temperature); 0 if it is not given.
         epoch_samples: length of an epoch, with `weights` or `temperature`; 0 if it is not given.
-        stop: `stopping_strategy` of `Weights`.
-        unit: as in `Weights`.
+        stop: `stopping_strategy` of `Weights`; None if it is not given.
+        unit: unit of the shares, as in `Weights`.
     """
 
     weights: tuple[tuple[int, dict[str, float]], ...] = ()
@@ -122,17 +125,17 @@ class Shares(msgspec.Struct, frozen=True):
         repeat: Amounts | float | None = None,
         choose: Mapping[str, int] | None = None,
     ) -> Shares:
-        """Checks the arguments of a mix.
+        """Makes shares of the arguments of a mix, of which one at most is given.
 
         Args:
-            names: Names of the members, in their order.
-            weights: Weights as the user gives them.
-            repeat: Repeats by name, or one number for all.
-            choose: Choice by name.
+            names: names of the members, in their order.
+            weights: weights as the user gives them, or None.
+            repeat: passes per epoch by name, or one number for all, or None.
+            choose: samples per epoch by name, or None.
 
         Raises:
-            ConfigError: names the argument: an unknown or missing member, a number that cannot be a share, only shares
-                of zero, or two of the three.
+            ConfigError: an unknown or missing member, a number that cannot be a share, only shares of zero, or two of
+                the three arguments. The error names the argument.
         """
         given = {"weights": weights, "repeat": repeat, "choose": choose}
         chosen = [name for name, value in given.items() if value is not None]
@@ -155,11 +158,11 @@ class Shares(msgspec.Struct, frozen=True):
         )
 
     def amounts(self, samples: Mapping[str, int], sizes: Mapping[str, int] | None = None) -> tuple[Amount, ...]:
-        """The amounts of members of these sizes, by stages of epochs.
+        """Returns the amounts of members of known sizes, an entry for each stage.
 
         Args:
-            samples: n by name, in the order of the mix.
-            sizes: Sizes by name in the unit, or None if the unit is samples.
+            samples: number of samples of each member by name, in the order of the mix.
+            sizes: size of each member by name, in the unit of the shares; None if the unit is samples.
         """
         if self.choose:
             return (_absolute([(0, Fraction(self.choose[name])) for name in samples]),)
@@ -182,7 +185,7 @@ class Shares(msgspec.Struct, frozen=True):
         for epoch, by_name in stages:
             shares = [by_name[name] / means[name] for name in samples]
             total = math.fsum(shares)
-            # They sum to about 2**32, and a positive share stays positive.
+            # The integers sum to about 2**32, and a positive share stays positive.
             integers = (max(1, round(share / total * _SCALE)) if share else 0 for share in shares)
             scaled.append((epoch, tuple(integers)))
         counts = list(samples.values())
@@ -198,7 +201,7 @@ class Shares(msgspec.Struct, frozen=True):
 
 
 def _absolute(amounts: Sequence[tuple[int, Fraction]]) -> Amount:
-    """Makes the amounts of members from (whole passes, samples) of each.
+    """Makes the amounts of a single stage from (whole passes, samples) of each member.
 
     Members with whole passes keep them; of the others the samples are the weights, in parts of 1/65,536.
     """
@@ -225,7 +228,7 @@ def _weight_stages(
 
 
 def _check_shares(field: str, names: Sequence[str], values: object) -> dict[str, float]:
-    """The values in the order of the members, each checked to be a share."""
+    """Returns the values in the order of the members, {} for None; raises ConfigError for what cannot be shares."""
     if values is None:
         return {}
     if not isinstance(values, Mapping):
@@ -254,9 +257,9 @@ def whole_passes_as_weights(amount: Amount, sizes: Sequence[int], members: Seque
     The shares stay the same, but they are rounded in each epoch.
 
     Args:
-        amount: The amounts of a stage.
-        sizes: Samples of each member.
-        members: For each member, whether its passes become weights.
+        amount: amounts of a stage.
+        sizes: number of samples of each member.
+        members: for each member, whether its whole passes become a weight.
     """
     changed = [passes if change else 0 for passes, change in zip(amount.passes, members, strict=True)]
     added = [passes * n for passes, n in zip(changed, sizes, strict=True)]

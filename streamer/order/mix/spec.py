@@ -1,9 +1,12 @@
-"""The inputs of a mix's order, resolved to numbers: equal specs give equal orders on any machines, for every epoch.
+"""What fixes the order of a mix, as numbers: equal specs give equal orders on any machines, for every epoch.
 
-The amount of each member is exact over any number of epochs, in whole units in each. A binary tree halves the list of
-members until one is left. Each node splits its units between its two halves by one integer division whose remainder is
-kept, so that what an epoch rounds away comes in a later one. Every count only grows, whatever the weights; a plain
-difference of rounded sums does not have that property.
+`order/mix/request.py` makes a `MixSpec` of what the user says, the other modules of `order/mix/` order by it, and a
+state keeps it (`order/state.py`). L is the number of lanes.
+
+The amount of each member is exact over any number of epochs, and in each epoch a whole number of units (`MixSpec.unit`).
+A binary tree halves the list of members until one is left. Each node splits its units between its two halves by one
+integer division whose remainder is kept, so that what an epoch rounds away comes in a later one. Every count only
+grows, whatever the weights are; a difference of rounded sums would not have that property.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ from streamer.errors import ConfigError
 from streamer.order.level import BalanceSpec, level_of
 from streamer.order.spec import OrderSpec
 
-# A remainder is kept as a fraction of the node's weight, in this many bits.
+# Bits of a remainder, which is kept as a fraction of its node's weight.
 _BITS = 62
 
 
@@ -31,8 +34,9 @@ class Stage(msgspec.Struct, frozen=True):
 
     Attributes:
         epoch: the first epoch of the stage.
-        weights: of each member, integers; 0: the member pauses, or it has whole passes instead.
-        units: units of `MixSpec.unit` samples in each epoch, of these members together; 0 if all weights are.
+        weights: weight of each member, an integer; 0 if the member pauses, or has whole passes instead.
+        units: number of units of `MixSpec.unit` samples in each epoch, of all members with weights together; 0 if there
+            are none.
     """
 
     epoch: int
@@ -41,9 +45,9 @@ class Stage(msgspec.Struct, frozen=True):
 
 
 def count_drawn_units(stages: Sequence[Stage], epoch: int) -> list[int]:
-    """Units of each member in the epochs from the first stage's on, up to but without `epoch`.
+    """Returns the units of each member in all epochs before `epoch`, from that of the first stage on.
 
-    Costs one pass over the members for each stage that has begun.
+    Takes time for each stage that has begun, not for each epoch.
     """
     members = len(stages[0].weights)
     drawn = [0] * members
@@ -58,7 +62,15 @@ def count_drawn_units(stages: Sequence[Stage], epoch: int) -> list[int]:
 
 
 def _split(members: tuple[int, int], units: int, before: list[int], drawn: list[int], remainders: list[int]) -> None:
-    """Gives units to a run of members: `before` are the weights before each member."""
+    """Splits units between the members of a run; adds to `drawn`, and updates `remainders`.
+
+    Args:
+        members: half-open numbers of the members.
+        units: units of all of them.
+        before: sum of the weights before each member.
+        drawn: units of each member.
+        remainders: remainder of each node, by its middle member.
+    """
     low, high = members
     weight = before[high] - before[low]
     if weight == 0:
@@ -77,7 +89,7 @@ def _split(members: tuple[int, int], units: int, before: list[int], drawn: list[
 Batching: TypeAlias = Literal["stratified", "random", "homogeneous"]
 Unit: TypeAlias = Literal["samples", "bytes"]
 
-# Raised whenever the same parts would give another order; part of every order_id.
+# Raised whenever the same parts would give another order; part of every `order_id`.
 MIX_FORMAT = 1
 MOST_MEMBERS = 4096
 
@@ -91,8 +103,8 @@ class Homogeneous:
     `batching="homogeneous"` is `batching=Homogeneous()`.
 
     Args:
-        group: samples of a batch that are of one member, such as the batch of one rank; None: all of it. It divides the
-            global batch, and the number of groups divides the lanes.
+        group: samples of a batch that are of one member, such as the batch of one rank; None means the whole batch. It
+            divides the global batch, and the number of groups divides the lanes.
 
     Raises:
         ConfigError: an invalid value.
@@ -111,15 +123,15 @@ class Homogeneous:
 class MixMember(msgspec.Struct, frozen=True):
     """One dataset of a mix: an endless stream of passes over its samples, of which each epoch takes the next part.
 
-    Stream position Q lies in pass Q div n, at place Q mod n of it, in lane (Q + turn) mod L.
+    Stream position Q is in pass Q div n, at position Q mod n of it, in lane (Q + turn) mod L.
 
     Attributes:
-        name: as the user calls it.
-        order: the order of a pass, with the pass number as epoch; its lanes are those of the mix.
-        samples: n, of its selection.
-        passes: whole passes in each epoch; 0: it gets its share by the stages' weights.
-        origin: stream position at the mix's `origin_epoch`; a multiple of n where `passes` is not 0.
-        turn: places the stream in the lanes; not used where `passes` is not 0, see `MixSpec.turns`.
+        name: name that the user gives it.
+        order: order of a pass, with the number of the pass as epoch; its lanes are those of the mix.
+        samples: n, number of samples of its selection.
+        passes: number of whole passes in each epoch; 0 if the weights of the stages decide its share.
+        origin: stream position at the start of the mix's `origin_epoch`; a multiple of n where `passes` is not 0.
+        turn: says in which lane the stream is, see above; not used where `passes` is not 0, see `MixSpec.turns`.
     """
 
     name: str
@@ -130,7 +142,7 @@ class MixMember(msgspec.Struct, frozen=True):
     turn: int = 0
 
     def parts(self) -> dict[str, str | int]:
-        """The parts by name, but for those of the mix."""
+        """Returns the parts by name, without those that it shares with the mix."""
         order = self.order.parts()
         del order["lanes"]
         return {**order, "samples": self.samples, "passes": self.passes, "origin": self.origin, "turn": self.turn}
@@ -140,22 +152,23 @@ class MixSpec(msgspec.Struct, frozen=True, dict=True):
     """The parts of a mix's order. `MixRequest.spec` makes one from what the user says.
 
     Attributes:
-        members: at least one.
+        members: the members, at least one.
         stages: shares of the members without `passes`; at least one, the first from `origin_epoch` on.
-        seed: of the mixing; members have their own.
-        batching: "stratified": every batch has every member's share, rounded; "random": every `window` batches have;
-            "homogeneous": every batch, or each group of it, is of one member.
-        lanes: L, of the mix and of each member.
-        slots: W, places of a lane in a batch; W L is the batch that the mix is stratified for.
-        window: T, batches that are mixed together; a power of two.
-        origin_epoch: the epoch at which the members are at their `origin`; not 0 after `adopt`.
-        groups: of a homogeneous batch; each has L / groups consecutive lanes.
-        balance: what fixes which samples share a batch, where their costs decide it; left out of all other mixes.
+        seed: seed of the mixing; members have seeds of their own.
+        batching: "stratified" where every batch has every member's share, rounded; "random" where every `window`
+            batches have; "homogeneous" where every batch, or each group of it, is of one member.
+        lanes: L, number of lanes of the mix and of each member.
+        slots: places of a lane in a batch; times L, the batch for which the mix is made.
+        window: number of batches that are mixed together; a power of two.
+        origin_epoch: the epoch at whose start the members are at their `origin`; not 0 after `adopt`.
+        groups: number of groups of a homogeneous batch; each has L / groups consecutive lanes.
+        balance: what fixes which samples share a batch, where their costs decide it; else `UNSET`.
 
     Raises:
         ConfigError: a part outside of these rules.
     """
 
+    # See `OrderSpec` for these words.
     kind: ClassVar[str] = "mix"
     words: ClassVar[str] = "a MixedDataset"
     advice: ClassVar[str] = ", or continue with the changed mix: load_state_dict(state, strict=False)"
@@ -204,15 +217,15 @@ class MixSpec(msgspec.Struct, frozen=True, dict=True):
 
     @property
     def unit(self) -> int:
-        """Samples that a member without `passes` gets a whole number of: one per lane, or one batch if homogeneous.
+        """Samples of a unit, of which members without `passes` get a whole number: one per lane, or a batch.
 
-        In homogeneous batches the places of any member are a whole number of them: what whole passes leave of the last
-        one is filled up with repeats.
+        It is a batch where batches are homogeneous. There, any member has a whole number of units of positions: what
+        whole passes leave of the last one is filled up with repeats.
         """
         return self.lanes * (self.slots if self.batching == "homogeneous" else 1)
 
     def stream_starts(self, epoch: int) -> tuple[int, ...]:
-        """Returns the stream position of each member at the start of an epoch: its samples in all epochs before.
+        """Returns the stream position of each member at the start of an epoch.
 
         Raises:
             ConfigError: an epoch before `origin_epoch`.
@@ -229,18 +242,18 @@ class MixSpec(msgspec.Struct, frozen=True, dict=True):
         )
 
     def quotas(self, epoch: int) -> tuple[int, ...]:
-        """Samples of each member in an epoch."""
+        """Returns the number of samples of each member in an epoch; raises ConfigError as `stream_starts`."""
         return tuple(
             stop - start for start, stop in zip(self.stream_starts(epoch), self.stream_starts(epoch + 1), strict=True)
         )
 
     def places(self, epoch: int) -> tuple[int, ...]:
-        """Positions of each member in an epoch: its quota, and the repeats that fill its last homogeneous batch up."""
+        """Returns the positions of each member in an epoch: its quota, and repeats that fill up homogeneous batches."""
         whole = self.unit if self.batching == "homogeneous" else 1
         return tuple(-(-quota // whole) * whole for quota in self.quotas(epoch))
 
     def samples(self, epoch: int) -> int:
-        """Positions of an epoch over all members and ranks, without padding at its end."""
+        """Returns the number of positions of an epoch over all members and ranks, without padding at its end."""
         return sum(self.places(epoch))
 
     @property
@@ -249,12 +262,12 @@ class MixSpec(msgspec.Struct, frozen=True, dict=True):
         return next(filter(None, (order.counted_only for order in self.orders)), "")
 
     def code_ranges(self, epoch: int, own: Callable[[], int]) -> list[tuple[int, int]]:
-        """Returns, for each member, the codes of a pass and of an epoch; see `OrderSpec.code_ranges`."""
+        """Returns, for each member, how many codes a pass has, and an epoch at most; see `OrderSpec.code_ranges`."""
         passes = zip(self.members, self.passes(epoch), strict=True)
         return [(member.samples, member.samples * (int(most) + 2)) for member, most in passes]
 
     def samples_in(self, epoch: int, counts: Sequence[int]) -> int:
-        """Positions of an epoch; see `OrderSpec.samples_in`."""
+        """Returns the number of positions of an epoch, whatever `counts` are; see `OrderSpec.samples_in`."""
         return self.samples(epoch)
 
     @property
@@ -268,18 +281,18 @@ class MixSpec(msgspec.Struct, frozen=True, dict=True):
         return tuple(member.name for member in self.members)
 
     def first_passes(self, epoch: int) -> tuple[int, ...]:
-        """The first pass of each member that an epoch touches; the turns of sample codes count from there."""
+        """Returns the number of the first pass of each member in an epoch; passes of codes count from there."""
         return tuple(start // m.samples for start, m in zip(self.stream_starts(epoch), self.members, strict=True))
 
     def passes(self, epoch: int) -> tuple[float, ...]:
-        """Passes over each member in an epoch: the fetches that a cached byte of it saves."""
+        """Returns the number of passes over each member in an epoch: so often a cached byte of it saves a fetch."""
         return tuple(quota / m.samples for quota, m in zip(self.quotas(epoch), self.members, strict=True))
 
     def turns(self, epoch: int) -> tuple[int, ...]:
-        """Returns the turn of each member: its stream position Q lies in lane (Q + turn) mod L.
+        """Returns the turn of each member: its stream position Q is in lane (Q + turn) mod L.
 
-        Members with whole passes need not fill the lanes evenly. The next one begins in the lane after the last one of
-        the member before, so that the lanes of the mix stay equal; such a turn changes only between two passes.
+        Members with whole passes need not fill the lanes evenly. Each begins in the lane behind the last one of the
+        member before, so that the lanes of the mix stay equal; such a turn changes only between two passes.
         """
         turns = []
         before = 0
@@ -297,11 +310,11 @@ class MixSpec(msgspec.Struct, frozen=True, dict=True):
         return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
     def to_state_parts(self) -> tuple[dict[str, object], dict[str, object]]:
-        """Returns what a state keeps before its place, and after it."""
+        """Returns the fields that a state has before epoch and position, and those that it has after them."""
         return {"mix": self.parts()}, {"kind": self.kind}
 
     def parts(self) -> dict[str, object]:
-        """All parts as plain values."""
+        """Returns all parts as plain values, as states and `order_id` have them."""
         parts: dict[str, object] = json.loads(msgspec.json.encode(self))
         if self.groups == 1:
             # Orders without groups keep the ids that they had before there were any.
@@ -309,7 +322,7 @@ class MixSpec(msgspec.Struct, frozen=True, dict=True):
         return parts
 
     def facts(self) -> dict[str, str | int]:
-        """All parts, flat, by readable names ("member books: seed"): what ranks and states are compared by."""
+        """Returns all parts by readable names ("member books: seed"), by which ranks and states are compared."""
         found: dict[str, str | int] = {"members": ", ".join(member.name for member in self.members)}
         for name in ("batching", "seed", "lanes", "slots", "window", "groups", "origin_epoch"):
             found[name] = getattr(self, name)

@@ -1,4 +1,7 @@
-"""One member of a mix: an endless stream of passes over its samples, each in its own order; codes of its samples."""
+"""One member of a mix as an endless stream of passes over its samples, each in an order of its own; and sample codes.
+
+`order/mix/order.py` draws from the streams; `order/kinds/mix.py` encodes and decodes samples. L is the number of lanes.
+"""
 
 from __future__ import annotations
 
@@ -20,12 +23,13 @@ from streamer.order.schedule import lane_runs
 
 TAG_SMALL = 35
 
-# The running pass, the one before a block's first sample, and the next one, which the look-ahead plans.
+# Passes that are kept: the running one, the one before, which a block of samples may begin in, and the next one, which
+# the look-ahead plans.
 _PASSES_KEPT = 3
-# Lanes with fewer samples than this would be empty or mix nothing.
+# Least samples of a lane in a pass: with fewer, lanes would be empty or mix nothing.
 _SMALL = 4
-# A pass with at most this many samples is computed once, as a table of two bytes per sample, which takes 1.5 ms.
-# Computing a few of its places takes 0.3 ms each time: for 200 members 60 ms, every 16 batches (2 cores, 2026-11-23).
+# Most samples of a pass that is computed once, as a table of two bytes per sample, which takes 1.5 ms. Without a table,
+# a few samples of it take 0.3 ms each time: for 200 members 60 ms, every 16 batches (2 cores, 2026-11-23).
 _TABLED = 4096
 # The bits of a code below those of its member.
 _SHIFT = 48
@@ -36,8 +40,8 @@ class MemberChunks(msgspec.Struct, frozen=True, eq=False):
     """The chunks of one member.
 
     Attributes:
-        samples: (M,) samples per chunk, of the member's selection.
-        first: (M+1,) their prefix sum.
+        samples: (M,) selected samples of each chunk.
+        first: (M+1,) selected samples before each chunk.
         base: number of its chunk 0 among the chunks of the whole mix; members over one manifest may share it.
     """
 
@@ -47,12 +51,12 @@ class MemberChunks(msgspec.Struct, frozen=True, eq=False):
 
 
 class LanePieces(msgspec.Struct, frozen=True, eq=False):
-    """Parts of chunks in lanes of a pass.
+    """P pieces of a pass: the parts of chunks that some lanes have.
 
     Attributes:
-        lane: (P,) the lane of each.
-        chunk: (P,) its chunk.
-        begin, end: (P,) half-open indices of the lane among which its samples are.
+        lane: (P,) lane of the piece.
+        chunk: (P,) number of its chunk in the member.
+        begin, end: (P,) half-open numbers of samples of the lane among which the piece's samples are.
     """
 
     lane: Integers
@@ -62,7 +66,12 @@ class LanePieces(msgspec.Struct, frozen=True, eq=False):
 
 
 class _Pass:
-    """One pass over a member."""
+    """One pass over a member, as a table from its second use on, if it is small.
+
+    Args:
+        order: order of the pass.
+        tabled: whether a table is made.
+    """
 
     def __init__(self, order: EpochOrder, tabled: bool) -> None:
         self.order = order
@@ -70,7 +79,7 @@ class _Pass:
         self._asked = False
 
     def add_ordinals(self, places: Integers, rows: Integers, together: OrdinalsTogether) -> None:
-        """Adds the ordinals at some places of the pass to those of other members, at `rows`."""
+        """Adds the ordinals at some positions of the pass to those of other members; see `MemberStream.add_ordinals`."""
         # The table is not made at the first use: the first batch of 200 members would wait 0.3 s for their tables.
         if self._tabled and self._asked:
             together.set(rows, self._table[places].astype(np.int64))
@@ -88,11 +97,18 @@ class MemberStream:
 
     A member with less than 4 samples per lane is permuted as a whole, without lanes.
 
+    Args:
+        member: the member.
+        chunks: its chunks.
+
     Attributes:
-        is_tabled: whether the ordinals of a few places cost almost nothing once the pass is computed.
+        member, chunks: the same.
+        lanes: L.
+        has_lanes: whether its passes are cut into lanes.
+        is_tabled: whether passes are small enough for a table, so that a few ordinals of one cost almost nothing.
 
     Raises:
-        ManifestError: the chunks do not have the member's samples.
+        ManifestError: the chunks have another number of samples than the member.
     """
 
     def __init__(self, member: MixMember, chunks: MemberChunks) -> None:
@@ -111,7 +127,7 @@ class MemberStream:
 
     @property
     def all_open(self) -> bool:
-        """Whether its window holds all of its chunks."""
+        """Whether all chunks of the member are open together."""
         return int(np.count_nonzero(self.chunks.samples)) <= self.member.order.window
 
     @property
@@ -120,16 +136,16 @@ class MemberStream:
         return self._order(0, 0).lane_opened
 
     def add_ordinals(self, stream: Integers, turn: int, rows: Integers, together: OrdinalsTogether) -> Integers:
-        """Adds the ordinals at some stream positions to those of other members.
+        """Adds the ordinals of the samples at some stream positions to those of other members.
 
         Args:
-            stream: (N,) positions.
-            turn: position Q lies in lane (Q + turn) mod L.
-            rows: (N,) their rows among those of all members.
-            together: takes the ordinals.
+            stream: (N,) stream positions.
+            turn: stream position Q is in lane (Q + turn) mod L.
+            rows: (N,) rows of `together` that the ordinals get.
+            together: takes the ordinals; it may draw them later.
 
         Returns:
-            (N,) the passes.
+            The number of the pass of each position: (N,).
         """
         passes, places = np.divmod(stream, self.member.samples)
         if self.member.order.shuffle == "none":
@@ -144,11 +160,11 @@ class MemberStream:
         return passes
 
     def order(self, number: int, turn: int) -> EpochOrder:
-        """The order of one pass: an epoch whose first position lies in the lane where the stream is."""
+        """Returns the order of a pass: an epoch whose first position is in the lane in which the stream is then."""
         return self._pass(number, turn).order
 
     def _pass(self, number: int, turn: int) -> _Pass:
-        """Returns a pass; the few that were used last are kept."""
+        """Returns a pass, by its number; the few that were used last are kept."""
         key = (number, (number * self.member.samples + turn) % self.lanes)
         if key not in self._passes:
             self._passes[key] = _Pass(self._order(*key), self.is_tabled)
@@ -164,14 +180,14 @@ class MemberStream:
         return EpochOrder(self.member.order, chunks.samples, number, chunk_first=chunks.first, shift=shift)
 
     def pieces(self, number: int, turn: int, lanes: Integers, begin: Integers, end: Integers) -> LanePieces:
-        """The chunks that runs of indices of some lanes of a pass use, each with the half-open indices of its samples.
+        """Returns the pieces that a run of samples of each of some lanes uses in a pass, cut to the run.
 
         Args:
             number: number of the pass.
             turn: see `add_ordinals`.
             lanes: (N,) the lanes, at least one.
-            begin: (N,) the first index of each run.
-            end: (N,) one past its last one.
+            begin: (N,) number of the run's first sample in its lane.
+            end: (N,) number of the sample behind its last one.
         """
         if self.member.order.shuffle == "none":
             first = self.chunks.first
@@ -186,12 +202,12 @@ class MemberStream:
         return LanePieces(lane, order.piece_chunks[pieces], low, high)
 
     def lane_lengths(self, number: int, turn: int, lanes: Integers) -> Integers:
-        """Returns the samples of some lanes in a pass: (N,)."""
+        """Returns the number of samples of some lanes in a pass: (N,). Arguments as for `pieces`."""
         whole, rest = divmod(self.member.samples, self.lanes)
         return whole + ((lanes - turn - number * self.member.samples) % self.lanes < rest)
 
     def all_chunks(self, lanes: Integers) -> Chunks:
-        """The chunks that some lanes may use in any pass, whatever its shift."""
+        """Returns the numbers of the chunks that some lanes may use in any pass, whatever the turn is."""
         if not self.has_lanes or self.member.order.shuffle == "none" or self.member.order.cut == "redrawn":
             return np.flatnonzero(self.chunks.samples).astype(np.uint32)
         order = self.order(0, 0).cut.order
@@ -209,16 +225,16 @@ class MemberStream:
 class SampleCodes:
     """Encodes and decodes the samples of a mix: one number says which member, which of its passes, which sample.
 
-    The loader carries samples as int64 ordinals through plans, workers and messages. A mix uses the same numbers as
-    codes, where n is the number of samples of the member:
+    Samples go as int64 ordinals through plans, workers and messages. A mix uses such numbers as codes, where n is the
+    number of samples of the member:
 
         code = member << 48 | turn * n + ordinal
 
-    `turn` counts the member's passes from the first one that the epoch touches: a sample that comes twice in an epoch
-    has two codes, so that its two uses get different random numbers.
+    `turn` counts the member's passes from its first one in the epoch on. So a sample that comes twice in an epoch has
+    two codes, and its two uses get different random numbers.
 
     Args:
-        samples: n of each member, in the order of the mix; an ordinal counts in the member's selection.
+        samples: n of each member, in the order of the mix; an ordinal is the number in the member's selection.
     """
 
     def __init__(self, samples: Sequence[int]) -> None:
@@ -228,22 +244,22 @@ class SampleCodes:
         """Returns codes: (N,).
 
         Args:
-            members: (N,) number of each member.
-            turns: (N,) its pass, less its first pass of the epoch.
-            ordinals: (N,) the sample in the member.
+            members: (N,) number of the member.
+            turns: (N,) number of its pass, less that of its first pass in the epoch.
+            ordinals: (N,) number of the sample in the member's selection.
         """
         return (members << _SHIFT) + turns * self._samples[members] + ordinals
 
     def members(self, codes: Integers) -> Integers:
-        """Returns the member of each code: (N,)."""
+        """Returns the number of the member of each code: (N,)."""
         return codes >> _SHIFT
 
     def turns(self, codes: Integers) -> Integers:
-        """Returns the pass of each code, (N,), less the member's first pass of the epoch (`MixSpec.first_passes`)."""
+        """Returns the pass of each code, less the member's first pass in the epoch (`MixSpec.first_passes`): (N,)."""
         turns: Integers = (codes & _MASK) // self._samples[codes >> _SHIFT]
         return turns
 
     def ordinals(self, codes: Integers) -> Integers:
-        """Returns the sample of each code in its member: (N,)."""
+        """Returns the number of each code's sample in its member's selection: (N,)."""
         ordinals: Integers = (codes & _MASK) % self._samples[codes >> _SHIFT]
         return ordinals
