@@ -75,21 +75,21 @@ class BuildOptions(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         chunk_bytes: wanted size of chunks in bytes, or "auto" for the rule in `manifest/chunking.py`.
         concurrency: requests in flight while indexing and listing.
-        memory_bytes: total bytes of windows in memory; at least those of one container (see container_rows.py).
-        on_estimate: called with the cost after the listing; may raise to stop. None means no call, as below.
-        on_progress: called after each window and each object; may raise to stop.
+        memory_bytes: total bytes of windows in memory, at least those of one container (see container_rows.py).
+        on_estimate: called with the cost after the listing. It may raise to stop; None means no call, as below.
+        on_progress: called after each window and each object. It may raise to stop.
         on_chunk: called with each chunk whose bytes were all read for the index, and those bytes.
-        logs: keep the findings, with which a build that was killed continues; None means that nothing is kept.
+        logs: keep the findings, with which a build that was killed continues. None means that nothing is kept.
         in_key_order: whether raw files stay in the order of url and key, not of the hashes of their keys, which mix the
             classes of a chunk. Has no effect on containers.
-        known: manifests from which the rows of unchanged objects are taken; those objects are not read.
-        order_of: order of the objects that a url with braces names; see `list_objects`.
+        known: manifests from which the rows of unchanged objects are taken, so that these are not read.
+        order_of: order of the objects that a url with braces names, see `list_objects`.
         on_note: called with a line about rows of a table that give no sample, or about samples that are left out.
         on_damage: called with a line about all containers, rows of tables and episodes that the index cannot use and
             that are left out, and one for each of the first. None means that they are an error.
         elsewhere: indexes the containers in other processes. None means that this process does.
-        doubtful: returns the place, among the names of all files, of one whose first bytes are to be read; or None.
-        check_start: called with the url and the first bytes of the file that `doubtful` names; may raise to stop.
+        doubtful: returns the place, among the names of all files, of one whose first bytes are to be read, or None.
+        check_start: called with the url and the first bytes of the file that `doubtful` names. It may raise to stop.
     """
 
     chunk_bytes: int | Literal["auto"] = "auto"
@@ -129,7 +129,7 @@ async def build(
         lister: lists urls, as an ObjectStore does.
         reader: reads ranges, as a Fetcher does.
         choose_format: returns the format, given the object names, as `formats.detect.chooser("auto")` does.
-        options: sizes, bounds and callbacks; None means the defaults.
+        options: sizes, bounds and callbacks. None means the defaults.
 
     Raises:
         ManifestError: there is no sample, an object cannot be read, or the root cannot be written.
@@ -218,7 +218,7 @@ async def _containers(
     """Surveys and indexes containers, and reports what is left out.
 
     Returns:
-        The rows; why there are none, or "" if that is not known; and what the survey leaves for the next one.
+        The rows, why there are none ("" if that is not known), and what the survey leaves for the next one.
     """
     memories = await asyncio.to_thread(read_memories, options.known)
     skips = options.on_damage is not None
@@ -281,7 +281,7 @@ class _Indexed:
     """Indexes all containers once; counts its work for the progress.
 
     Attributes:
-        longest: the longest of the containers that are shorter than a sample; None if there is none.
+        longest: the longest of the containers that are shorter than a sample, or None if there is none.
         left_out: number of samples that blocks have left out (see `Block`), without those of known containers.
         notes: notes about all containers that were not known, by what they say.
     """

@@ -65,7 +65,7 @@ class Budget(msgspec.Struct, frozen=True):
             memory_bytes: bytes of all windows together; one container is indexed even if it needs more.
             concurrency: requests in flight over all containers.
             sizes: sizes of the containers in bytes.
-            kept_bytes: bytes that a container holds for its open chunk; 0 if no chunks are offered.
+            kept_bytes: bytes that a container holds for its open chunk, or 0 if no chunks are offered.
         """
         least = max(1, min(2 * WINDOW_BYTES + kept_bytes, int(sizes.max(initial=0))))
         parallel = max(1, min(concurrency, len(sizes), memory_bytes // least))
@@ -126,20 +126,20 @@ async def index_container(
 ) -> Cut | list[Block] | Short | Partial:
     """Indexes one container: cuts its samples into chunks, and offers those chunks whose bytes were all read.
 
-    Chunks that are in the container's log are neither read nor offered again; new ones are added to it.
+    Chunks that are in the container's log are neither read nor offered again. New ones are added to it.
 
     Args:
         container: the object.
         indexer: its format.
         reader: reads ranges.
         ahead: windows that are read in advance.
-        on_chunk: called with each closed chunk and its bytes, before it is logged; None offers none.
+        on_chunk: called with each closed chunk and its bytes, before it is logged. None offers none.
         on_read: called after each range that was read.
         on_note: called with each note of the indexer, at the end.
 
     Returns:
-        The samples, cut into chunks (`Cut`); the blocks, of which `blocks.cut_blocks` makes chunks; or `Short` if the
-        object is shorter than a sample. If some parts cannot be used, a `Partial` with that.
+        The samples, cut into chunks (`Cut`), or the blocks, of which `blocks.cut_blocks` makes chunks, or `Short` if
+        the object is shorter than a sample. If some parts cannot be used, a `Partial` with that.
 
     Raises:
         ManifestError: the indexer failed.
@@ -307,7 +307,7 @@ class _ClosedChunks:
 
     Args:
         container: the object.
-        on_chunk: called with a closed chunk and its bytes; None offers none, and then nothing is held.
+        on_chunk: called with a closed chunk and its bytes. None offers none, and then nothing is held.
         found: the samples that the log already has.
     """
 

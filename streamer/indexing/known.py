@@ -24,7 +24,7 @@ Int64Array = NDArray[np.int64]
 def take_over(
     sources: Sequence[Source], manifests: Sequence[Manifest], indexer: Indexer, facts: Facts, chunk_bytes: int
 ) -> dict[int, Cut | list[Block]]:
-    """Returns what the manifests know of the sources, by the number of the source; unknown ones are left out.
+    """Returns what the manifests know of the sources, by the number of the source. Unknown ones are left out.
 
     A source with an index file is left out, too: reading it costs little, and it may have been corrected.
 

@@ -33,7 +33,7 @@ class Listing(msgspec.Struct, frozen=True):
 
     Attributes:
         urls: the urls that were listed.
-        base: common beginning of the urls of all objects, a folder; "" if they share none.
+        base: common beginning of the urls of all objects, a folder, or "" if they share none.
         keys: the rest of each object's url (`encode_text`).
         versions: version of each object (`encode_text`).
         sizes: int64, length of each object in bytes.
@@ -115,9 +115,9 @@ class ListedDataset(msgspec.Struct, frozen=True):
     Attributes:
         indexer: the format chosen for these objects.
         listing: the objects that it accepts.
-        others: the objects that it rejects, by url; empty for whole objects.
-        table: folder below which names of folders may be values (partitions), see `SurveyContext.base`; "" if each url
-            is an object.
+        others: the objects that it rejects, by url, empty for whole objects.
+        table: folder below which names of folders may be values (partitions), see `SurveyContext.base`. It is "" if
+            each url is an object.
     """
 
     indexer: Indexer
@@ -269,7 +269,7 @@ def _common_folder(paths: Sequence[str]) -> str:
 def _visible(part: _UrlListing) -> _UrlListing:
     """Returns the objects that are not in hidden folders; raises ManifestError if all are.
 
-    Hidden files stay, because the metadata of zarr have such names; `_select_objects` leaves out the others.
+    Hidden files stay, because the metadata of zarr have such names. `_select_objects` leaves out the others.
     """
     if _names_one(part) or _names_each(part):
         return part

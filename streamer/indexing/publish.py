@@ -84,7 +84,7 @@ def publish_again(manifest: Manifest, root: Path) -> Path:
 def publish_at(manifest: Manifest, root: Path, endpoint: str) -> Path:
     """Writes the manifest of the same objects at another endpoint; returns its folder, `<root>/<digest>/`.
 
-    The keys of its chunks include the endpoint; all else is the same.
+    The keys of its chunks include the endpoint. All else is the same.
 
     Args:
         manifest: manifest without an endpoint.

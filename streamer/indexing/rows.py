@@ -40,7 +40,7 @@ class PartRows(msgspec.Struct, frozen=True):
 
     Attributes:
         tables: its tables by name.
-        first: by table, number of the part's first row, counted through all parts.
+        first: number of the part's first row in each table, counted through all parts.
     """
 
     tables: dict[str, Table]
@@ -54,17 +54,17 @@ class ManifestRows(msgspec.Struct, frozen=True):
         listing: the objects, in the order of their samples.
         format: name of the format.
         chunk_bytes: wanted size of chunks.
-        whole_objects: whether every object is one sample; then the extents are the objects.
+        whole_objects: whether every object is one sample, so that the extents are the objects.
         first_sample, first_extent: int64, shape (M + 1,), as in `Cut`, counted through all objects.
         chunk_keys: uint8, shape (M, 16).
-        local_bytes: int64, shape (M,): lengths of chunks on the SSD; planned ones if they are recoded.
-        sample_start: uint32, shape (n,), as in `Cut`; empty for recoded chunks.
-        extent_object: uint32, shape (e,): number of each extent's object; empty for whole objects.
-        extent_start, extent_stop: int64, shape (e,): byte ranges in the objects; empty for whole objects.
-        indexer: the format; None for a manifest without options and revision.
+        local_bytes: int64, shape (M,): lengths of chunks on the SSD, or planned ones if they are recoded.
+        sample_start: uint32, shape (n,), as in `Cut`, empty for recoded chunks.
+        extent_object: uint32, shape (e,): number of each extent's object, empty for whole objects.
+        extent_start, extent_stop: int64, shape (e,): byte ranges in the objects, empty for whole objects.
+        indexer: the format, or None for a manifest without options and revision.
         facts: facts about the dataset.
-        fetch_bytes: int64, shape (M,): lengths of recoded chunks as fetched; None means equal to `local_bytes`.
-        hints: of each recoded chunk, `Chunk.hint`; else empty.
+        fetch_bytes: int64, shape (M,): lengths of recoded chunks as fetched. None means equal to `local_bytes`.
+        hints: hint of each recoded chunk (`Chunk.hint`), else empty.
         codec: codec of all chunks.
     """
 
@@ -303,7 +303,7 @@ class Contained(msgspec.Struct, frozen=True):
         """Returns object number, start and stop of each range; raises ManifestError if the object is not listed.
 
         Args:
-            chunks: of each chunk, number of its object and its blocks.
+            chunks: number of the object, and the blocks, of each chunk.
         """
         of_several = any(block.objects for _, members in chunks for block in members)
         numbers = {self.listing.url(i): i for i in range(len(self.listing))} if of_several else {}

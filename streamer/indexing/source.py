@@ -38,9 +38,9 @@ class DatasetSource(Discreet, msgspec.Struct, frozen=True, kw_only=True):
         urls: prefixes, objects or patterns.
         format: name of the format, or "auto".
         format_options: options of the format.
-        extensions: extensions of the raw files that are samples; None means the usual ones (`formats/folder.py`).
-        manifest: url of a built manifest (`streamer index --out`); None means that the dataset is indexed.
-        earlier: url where an earlier index may have left a manifest, such as beside the data; None if there is none.
+        extensions: extensions of the raw files that are samples. None means the usual ones (`formats/folder.py`).
+        manifest: url of a built manifest (`streamer index --out`). None means that the dataset is indexed.
+        earlier: url where an earlier index may have left a manifest, such as beside the data, or None if there is none.
             Containers that have not changed since then are not read again.
         options: storage options as fsspec takes them.
     """

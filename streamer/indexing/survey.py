@@ -82,7 +82,7 @@ class Surveyed(msgspec.Struct, frozen=True):
     """The objects to index, in the order of the samples.
 
     Attributes:
-        listing: the objects; number i is source i of the survey.
+        listing: the objects, of which number i is source i of the survey.
         survey: what the format found.
         damages: errors of objects that the survey could not read; these objects are left out of the listing.
     """

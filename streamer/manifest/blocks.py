@@ -32,13 +32,13 @@ class Block(msgspec.Struct, frozen=True):
     Attributes:
         ranges: half-open byte ranges in the objects, in the order in which the recoder gets them.
         samples: number of samples that the recoder makes of it.
-        record_bytes: total length of the samples' records, or of their heads and shared parts; a guess where the index
+        record_bytes: total length of the samples' records, or of their heads and shared parts, a guess where the index
             cannot know it.
         hint: what the recoder needs besides the bytes and the dataset's facts, at most `LONGEST_HINT` bytes.
-        objects: object of each range; empty if all are of the object that is indexed.
-        parts: number of shared parts that the recoder will make (see `formats.base.Records`); a guess where the index
+        objects: object of each range, empty if all are of the object that is indexed.
+        parts: number of shared parts that the recoder will make (see `formats.base.Records`), a guess where the index
             cannot know it.
-        part_ranges: ranges of shared parts per sample, the same in all blocks of a dataset; 0 if nothing is shared.
+        part_ranges: ranges of shared parts per sample, the same in all blocks of a dataset, or 0 if nothing is shared.
         left_out: number of samples that the index leaves out because codec parameters change within them. It is not
             stored.
     """

@@ -112,7 +112,7 @@ def hash_keys(keys: Sequence[bytes]) -> NDArray[np.uint64]:
 
 
 def pack_objects(hashes: NDArray[np.uint64], sizes: Int64Array, chunk_bytes: int) -> tuple[Int64Array, Int64Array]:
-    """Packs whole objects into chunks by their hashes; those larger than `chunk_bytes` come last, each alone.
+    """Packs whole objects into chunks by their hashes. Those larger than `chunk_bytes` come last, each alone.
 
     Args:
         hashes: uint64, shape (n,): result of `hash_keys`.
@@ -281,7 +281,7 @@ def key_of_extents(
         codec: change of the bytes between fetch and publish.
         counts: number of extents and of samples.
         content: `name_extent` of each extent, then all ranges as little-endian int64, then the starts of all samples
-            as little-endian uint32; only the joined bytes count.
+            as little-endian uint32. Only the joined bytes count.
     """
     head = b"%s %d %d %d\n" % (format_name, codec, *counts)
     return blake2b(b"".join((head, *content)), digest_size=16, person=b"streamer-chunk-1").digest()

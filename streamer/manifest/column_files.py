@@ -83,10 +83,10 @@ class ColumnFiles:
 
         Args:
             name: name of the column.
-            values: a value for each sample, in the order of the manifest; None for a sample without one.
+            values: a value for each sample, in the order of the manifest, or None for a sample without one.
 
         Raises:
-            ConfigError: see `column_of`; also if the name is too long for a file.
+            ConfigError: see `column_of`, also if the name is too long for a file.
             ManifestError: the file cannot be written.
         """
         column = column_of(name, values)

@@ -124,7 +124,7 @@ class JoinTable:
 
         Returns:
             For each row found, in the order of `ordinals`: the place in `ordinals` of its sample, and its ordinal in
-            the part; int64, shape (rows,) each.
+            the part: int64, shape (rows,) each.
         """
         owner, at = _ranges(self.first, ordinals)
         return owner, self.rows[at]

@@ -116,7 +116,7 @@ class KeptFiles:
         Args:
             name: name of the file or folder. A file that is there is replaced.
             make: writes it at a temporary path.
-            check: raises a ManifestError for a folder that is there and has to be replaced; any other folder stays.
+            check: raises a ManifestError for a folder that is there and has to be replaced. Any other folder stays.
 
         Raises:
             ManifestError: it cannot be written. What `make` raises is passed on, an OSError as ManifestError.

@@ -349,7 +349,7 @@ def read_head(path: Path, kind: type[_Head], name: str) -> _Head:
 
 
 def map_numbers(path: Path, count: int, dtype: str) -> NDArray[np.uint64]:
-    """Maps a file of `count` numbers, read-only; without numbers no file is needed.
+    """Maps a file of `count` numbers, read-only. Without numbers no file is needed.
 
     Args:
         path: the file.

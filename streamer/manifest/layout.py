@@ -77,15 +77,15 @@ class ManifestContent(msgspec.Struct, frozen=True, omit_defaults=True, forbid_un
         format: name of the format.
         whole_objects: whether every object is one sample.
         base: common beginning of the urls of all objects.
-        classes: class names by label, see `columns.write_name`; empty if `facts` or nothing names classes.
+        classes: class names by label, see `columns.write_name`, empty if `facts` or nothing names classes.
         chunk_bytes: size of the chunks that the samples were cut into.
         total_bytes: sum of the sizes of all objects.
         parts: the parts of the tables, in order.
         codec: codec of all chunks (`Codec`).
-        samples: number of samples of a recoded dataset, which has no table of them; else 0.
+        samples: number of samples of a recoded dataset, which has no table of them, else 0.
         revision: revision of the format's index and recoder.
         options: options of the format on which index and recoder depend.
-        facts: facts about the dataset; None if there are none.
+        facts: facts about the dataset, or None if there are none.
         endpoint: address that a client of a shared engine has named for the objects, which the keys of chunks include;
             "" if there is none.
     """

@@ -15,8 +15,8 @@ import msgspec
 class Codec(IntEnum):
     """Says how the bytes of a chunk change between fetch and publish.
 
-    IDENTITY: they stay as they are; the manifest has the start of each sample.
-    RECORDS: a recoder makes a record of each sample; the chunk file has a table of their starts.
+    IDENTITY: they stay as they are, and the manifest has the start of each sample.
+    RECORDS: a recoder makes a record of each sample, and the chunk file has a table of their starts.
     SHARED: the same as RECORDS, but records share parts, each of which is stored once.
     """
 
@@ -65,13 +65,13 @@ class Chunk(msgspec.Struct, frozen=True):
     Attributes:
         index: number in its manifest, 0..M-1.
         key: name in the cache: 16 bytes, a digest of all that determines its bytes and samples.
-        extents: byte ranges of its content in the store, in order; empty for objects without bytes.
+        extents: byte ranges of its content in the store, in order, empty for objects without bytes.
         first_sample: ordinal of its first sample.
         samples: number of samples.
         fetch_bytes: bytes to fetch: the length of all extents.
         local_bytes: bytes on the SSD without header and checksums; of a recoded chunk as the index plans them.
         codec: change of its bytes between fetch and publish.
-        hint: what the recoder needs besides the bytes (see `manifest.blocks`); empty if the chunk is not recoded.
+        hint: what the recoder needs besides the bytes (see `manifest.blocks`), empty if the chunk is not recoded.
     """
 
     index: int
@@ -129,9 +129,9 @@ class Facts(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fiel
     """Facts about the whole dataset, besides its objects and samples.
 
     Attributes:
-        fields: fields of every sample; empty if each sample names its own.
+        fields: fields of every sample, empty if each sample names its own.
         notes: facts that the format's opener or recoder needs (the columns of MDS, the tree of LitData); JSON values.
-        classes: class names by label, where the files of the dataset have them; else empty.
+        classes: class names by label, where the files of the dataset have them, else empty.
     """
 
     fields: tuple[FieldSpec, ...] = ()
@@ -143,7 +143,7 @@ class SampleName(msgspec.Struct, frozen=True):
     """Path and class of a sample that is a whole object; openers get it with the sample's bytes.
 
     Attributes:
-        object_key: path of the object below `base` of the manifest; "" for a sample of a container.
+        object_key: path of the object below `base` of the manifest, or "" for a sample of a container.
         label: class number by the folder right below the url, or -1 if there is none.
     """
 

@@ -126,9 +126,9 @@ class Source(msgspec.Struct, frozen=True):
     Attributes:
         record: the object.
         notes: what the survey knows of it (its entry in an index file of the whole dataset), in the format's own bytes.
-        sidecar: the object that contains an index of it; None if there is none.
-        chunk_bytes: wanted size of its chunks; set by the builder, for formats that choose the size of a block.
-        key: its path below the dataset's url; set by the builder, for formats whose samples are named by it.
+        sidecar: the object that contains an index of it, or None if there is none.
+        chunk_bytes: wanted size of its chunks, set by the builder for formats that choose the size of a block.
+        key: its path below the dataset's url, set by the builder for formats whose samples are named by it.
     """
 
     record: ObjectRecord

@@ -31,7 +31,7 @@ def open_held(path: Path) -> Manifest:
     """Opens a manifest, whose folder stays on the disk while the result exists; holds one descriptor.
 
     Raises:
-        ManifestError: see `Manifest.open`; also if the folder was just removed.
+        ManifestError: see `Manifest.open`, also if the folder was just removed.
     """
     return hold_folder(path, Manifest.open)
 
@@ -41,7 +41,7 @@ def hold_folder(path: Path, open_folder: Callable[[Path], Opened]) -> Opened:
 
     Args:
         path: the folder.
-        open_folder: opens it; the result can have weak references. Its errors are passed on.
+        open_folder: opens it. The result can have weak references. Its errors are passed on.
 
     Raises:
         ManifestError: there is no such folder, or it was just removed.

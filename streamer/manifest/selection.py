@@ -39,11 +39,11 @@ class Where(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         keys: glob patterns of the path below the url, of which one must match (samples that are whole objects only).
         labels: class numbers (-1 for samples without a class) or names (samples that are whole objects only).
-        sizes: least and greatest length in bytes, both inclusive; None leaves a side open.
-        indices: ordinals, in any order; repeated ones count once.
+        sizes: least and greatest length in bytes, both inclusive. None leaves a side open.
+        indices: ordinals, in any order. Repeated ones count once.
         fraction: part `[start, stop)` of 0..1 by a hash of each sample: (0, 0.9) and (0.9, 1) together have every
             sample once, and a sample stays on its side when the dataset grows.
-        seed: seed of the hash for `fraction`; another one gives another split.
+        seed: seed of the hash for `fraction`. Another one gives another split.
         condition: condition on columns, see `manifest.condition`.
     """
 

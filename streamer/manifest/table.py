@@ -36,7 +36,7 @@ class Manifest:
     Attributes:
         digest: 32 hex characters, the identity of the content.
         format: name of the container format.
-        recoded: whether a recoder makes other bytes of the fetched ones; then the chunk files have the starts of
+        recoded: whether a recoder makes other bytes of the fetched ones. Then the chunk files have the starts of
             samples, and the manifest has none.
         path: the folder.
         urls: the indexed urls, as they were written when this folder was made.
@@ -45,7 +45,7 @@ class Manifest:
         total_bytes: sum of the sizes of all objects.
         samples, chunks, objects: their numbers.
         content: the part of root.json that the digest covers.
-        tables: of each part, the columns of each table.
+        tables: the columns of each table, part by part.
     """
 
     def __init__(self, path: Path, root: Root, tables: list[dict[str, Table]]) -> None:

@@ -106,7 +106,7 @@ def install_files(
         files: (name, content) as `export_files` yields them, in any order.
         root: folder of manifests on the local disk.
         where: origin of the files, for errors.
-        check: raises a ManifestError for a manifest that is not to be installed; None takes any.
+        check: raises a ManifestError for a manifest that is not to be installed. None takes any.
 
     Raises:
         ManifestVersionError: the manifest has a version that this streamer does not read.

@@ -4,8 +4,8 @@
 and checks it. An epoch has n samples in M chunks. They are cut into L lanes, in which K chunks are open together, k of
 each lane. A global batch has B samples, which R ranks share. No module imports asyncio or torch.
 
-hashing.py    splitmix64, the only source of chance; a permutation of [0, n) without a table
-spec.py       what fixes an order; the automatic choice of lanes and window
+hashing.py    splitmix64, the only source of chance, and a permutation of [0, n) without a table
+spec.py       what fixes an order, and the automatic choice of lanes and window
 cut.py        chunks to lanes; a piece is the part of a chunk that one lane has
 deal.py       pieces of a lane to groups: the moving window of open chunks
 decode.py     places in the lanes to ordinals

@@ -105,7 +105,7 @@ def add_tallies(*groups: Tallies) -> dict[int, Tally]:
 
 
 class Record(msgspec.Struct, kw_only=True):
-    """What one rank has delivered of one epoch without a break; as states and logs have it.
+    """What one rank has delivered of one epoch without a break, as states and logs have it.
 
     Attributes:
         epoch: number of the epoch.
@@ -207,10 +207,10 @@ def differences(epoch: int, expected: Tallies, found: Tallies, codes: Sequence[C
 
 
 def _name_samples(hashes: Words, count: int, digest: int, samples: int) -> str:
-    """Describes a difference: names the sample if one is wrong, or one came in place of another; else counts.
+    """Describes a difference: names the sample if one is wrong, or one came in place of another, else counts.
 
     Args:
-        hashes: hash of each code of the member, by code; empty if no sample can be named.
+        hashes: hash of each code of the member, by code, empty if no sample can be named.
         count: number of samples that came too often; negative if some are missing.
         digest: amount by which the digest is too large.
         samples: number of samples of a pass.
@@ -254,7 +254,7 @@ class EpochAudit(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         epoch: number of the epoch.
         text: how far the records reach, and by which ranks.
-        faults: samples that came too often, not at all, or in place of others; and records that contradict each other.
+        faults: samples that came too often, not at all, or in place of others, and records that contradict each other.
         gaps: what is not proven, and why.
         skipped: names of samples that could not be made, and that others replace.
     """
@@ -304,10 +304,10 @@ def audit_epoch(
     """Compares the records of one epoch of one order with what the order has.
 
     Args:
-        records: records of any ranks and runs, at least one; a record may come several times.
+        records: records of any ranks and runs, at least one. A record may come several times.
         expected: returns the tallies of the order; not called for a whole epoch of dense codes.
         codes: codes of each member in the epoch.
-        names: names of the members of a mix; empty for a dataset alone.
+        names: names of the members of a mix, empty for a dataset alone.
     """
     by_place: dict[tuple[int, int, int], _JointRun] = {}
     for record in records:

@@ -25,7 +25,7 @@ _MATRIX = 1 << 16
 
 
 class Slices(msgspec.Struct, frozen=True, eq=False):
-    """The slices of G groups, of each group k slices, of the oldest piece first; a missing slice has no samples.
+    """The slices of G groups, of each group k slices, of the oldest piece first. A missing slice has no samples.
 
     Attributes:
         piece: (G, k) number of the piece in its lane; negative, or too large, for a missing slice.
@@ -112,7 +112,7 @@ def slice_count(piece: Integers, size: Integers, window: int) -> Integers:
 
     Args:
         piece: number of each piece in its lane.
-        size: samples of each piece; any shape, as that of `piece`.
+        size: samples of each piece, in the same shape as `piece`.
         window: k.
     """
     return np.where(size > 1, np.maximum(1, np.minimum(piece + 1, window)), 1)

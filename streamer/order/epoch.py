@@ -28,18 +28,18 @@ _PIECES = 1 << 12
 class EpochOrder:
     """The order of one epoch, a bijection from positions 0..n-1 to sample ordinals 0..n-1.
 
-    Takes 16 bytes per chunk, and time to hash the lanes that are asked for; nothing per sample. Owned by one thread:
-    the tables of a lane are filled at its first use.
+    Takes 16 bytes per chunk, and time to hash the lanes that are asked for, but nothing per sample. Owned by one
+    thread: the tables of a lane are filled at its first use.
 
     Args:
         spec: what fixes the order.
-        chunk_samples: (M,) samples of each chunk; kept, not copied.
+        chunk_samples: (M,) samples of each chunk, kept, not copied.
         epoch: number of the epoch, from 0.
-        chunk_first: (M+1,) samples before each chunk, if the caller has them, which saves 8 bytes per chunk; None
+        chunk_first: (M+1,) samples before each chunk, if the caller has them, which saves 8 bytes per chunk. None
             computes them.
         shift: position p is in lane (p + shift) mod L. Only a pass of a mix's member has a shift: its stream of passes
             goes round the lanes without a break. `needs` supposes that the shift is 0.
-        chunk_words: (M,) the first 8 bytes of the chunks' keys, for cut="by_key"; else None.
+        chunk_words: (M,) the first 8 bytes of the chunks' keys, for cut="by_key", else None.
 
     Attributes:
         spec, epoch, shift, chunk_samples, chunk_first: the same.

@@ -42,24 +42,24 @@ class BatchIndex(msgspec.Struct, frozen=True, eq=False):
 class RankPlan:
     """One rank's samples of one epoch; every rank has the same number of batches.
 
-    Owned by one thread; keeps one block of computed batches.
+    Owned by one thread. Keeps one block of computed batches.
 
     Args:
         order: order of the epoch. Where it is decided in rounds, only batches of known rounds can be asked for.
         global_batch: samples of a batch over all ranks.
         world: number of ranks, which divides `global_batch`. Any number gives the same global batches.
         rank: number of this rank.
-        last_batch: what becomes of an incomplete last batch; "short" is for a single rank only.
+        last_batch: what becomes of an incomplete last batch. "short" is for a single rank only.
         start: position of batch 0. It differs from the order's origin only after a resume with another global batch.
-        runs: samples of each lane that this rank takes of a batch (see `LaneSplit`); empty if the ranks share a batch
+        runs: samples of each lane that this rank takes of a batch (see `LaneSplit`), empty if the ranks share a batch
             in equal runs.
 
     Attributes:
         batches: number of batches of the epoch.
 
     Raises:
-        ConfigError: the ranks cannot share the batch equally; there is no such rank; `start` is outside of the epoch;
-            "short" for several ranks.
+        ConfigError: the ranks cannot share the batch equally, there is no such rank, `start` is outside of the epoch,
+            or "short" is given for several ranks.
     """
 
     def __init__(

@@ -51,7 +51,7 @@ class Needs(msgspec.Struct, frozen=True, eq=False):
     """Chunks with the batches that use them; a chunk may have several entries.
 
     Attributes:
-        chunk: (C,) chunk numbers; those of a mix count through the chunks of all its datasets.
+        chunk: (C,) chunk numbers. Those of a mix count through the chunks of all its datasets.
         first, last: (C,) numbers of the first and the last batch that uses it, both inclusive.
         passes: (C,) number of the pass over its dataset to which the use belongs: for one dataset the epoch, for a
             growing one the use.

@@ -134,7 +134,7 @@ def split_lanes(lanes: int, per_lane: int, room: Sequence[int], held: Integers) 
     Args:
         lanes: L.
         per_lane: samples of a lane in each batch.
-        room: samples that each node takes of each batch; their sum is lanes x per_lane.
+        room: samples that each node takes of each batch. Their sum is lanes x per_lane.
         held: (L, nodes) bytes of each lane in each node's cache.
 
     Returns:

@@ -30,7 +30,7 @@ class OuterOrder(Generic[Inner]):
     """A `SampleOrder` that gives the answers of another order; subclasses change some of them.
 
     Attributes:
-        inner: the other order, of rows or samples; "rows" below.
+        inner: the other order, of rows or samples, which are called rows below.
     """
 
     def __init__(self, inner: Inner) -> None:

@@ -1,7 +1,7 @@
 """Computes the schedule for the engine: the first and the last batch for which a rank needs each chunk.
 
 Orders (`order/epoch.py`, `order/growing/order.py`, `order/mix/streams.py`) ask it which pieces of a lane a run of
-batches uses; `order/plan.py` merges the needs of all lanes. A piece is the part of a chunk that one lane has; its
+batches uses; `order/plan.py` merges the needs of all lanes. A piece is the part of a chunk that one lane has, and its
 slices are dealt to groups (`order/deal.py`).
 
 A schedule is computed from chunks, not from samples, for the requested batches alone. It is never narrower than the

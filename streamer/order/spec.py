@@ -50,20 +50,20 @@ def shuffle_mode(shuffle: bool | str) -> Shuffle:
 
 
 class OrderSpec(msgspec.Struct, frozen=True, dict=True):
-    """The parts of an order; equal parts give the same order on any machines, for every epoch.
+    """The parts of an order. Equal parts give the same order on any machines, for every epoch.
 
     Attributes:
         manifest_digest: digest of the manifest, or of the selection whose samples are ordered.
         seed: a number of 0..2**64-1.
-        shuffle: "block" shuffles chunks, and samples within windows of chunks; "sample" is the same for chunks of one
-            sample; "none" keeps the order of the manifest.
-        lanes: number of lanes of an epoch, at least 1; 1 with "none".
-        window: number of chunks that are open together over all nodes, at least 1; 1 with "none".
+        shuffle: "block" shuffles chunks, and samples within windows of chunks, "sample" is the same for chunks of one
+            sample, "none" keeps the order of the manifest.
+        lanes: number of lanes of an epoch, at least 1, and 1 with "none".
+        window: number of chunks that are open together over all nodes, at least 1, and 1 with "none".
         cut: what decides in which lane a chunk is. "fixed": the seed, so a chunk stays in its lane for the whole run
             and caches of nodes stay useful. "by_key": the chunk's key, so it is in the same lane for all seeds.
             "redrawn": seed and epoch, so it changes its lane, for nodes that share caches.
-        rows: what fixes the rows, where documents are packed; else `UNSET`, which is left out of the parts.
-        balance: what fixes which rows or samples share a batch, where their costs decide it; else `UNSET`, likewise.
+        rows: what fixes the rows, where documents are packed, else `UNSET`, which is left out of the parts.
+        balance: what fixes which rows or samples share a batch, where their costs decide it, else `UNSET`, likewise.
 
     Raises:
         ConfigError: a part outside of these rules.
@@ -128,8 +128,8 @@ class OrderSpec(msgspec.Struct, frozen=True, dict=True):
             batch_size: samples of the global batch, over all ranks.
             seed: see the class.
             shuffle: the shuffle as users write it.
-            lanes: number of lanes; None chooses it.
-            window: number of open chunks; None chooses it.
+            lanes: number of lanes. None chooses it.
+            window: number of open chunks. None chooses it.
             cut: see the class.
             rows: see the class.
             balance: see the class.

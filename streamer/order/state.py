@@ -71,7 +71,7 @@ class State(msgspec.Struct, frozen=True):
     """The state of a run, the same on all ranks, for any number of them.
 
     Attributes:
-        spec: what fixes the order, of any kind; of a growing dataset with its log of admissions.
+        spec: what fixes the order, of any kind, for a growing dataset with its log of admissions.
         epoch: number of the running epoch.
         position: number of samples of the epoch that were delivered to trainers (not only prefetched), over all ranks,
             padding included.

@@ -84,16 +84,16 @@ class Cohorts:
 
     The chunks, in hashed order, are cut into L lanes of `lane_samples` each; the n mod L samples at the end are the
     *rest*. In each pass over the data, the pieces of a lane are permuted anew, and admitted in cohorts of `size`
-    samples of every lane. A pass has `per_pass` cohorts; the last one takes what remains of the lanes, and the rest.
+    samples of every lane. A pass has `per_pass` cohorts. The last one takes what remains of the lanes, and the rest.
     The numbers of cohorts go on from pass to pass.
 
     Owned by one thread. Takes 12 bytes per chunk, and 24 per chunk of the lanes and passes that were asked for.
 
     Args:
         spec: what fixes the order.
-        chunk_samples: (M,) samples of each chunk; where documents are packed, (S,) rows of each set, which counts as a
-            chunk then.
-        sets: the chunks of each set, which arrive together; None if documents are not packed.
+        chunk_samples: (M,) samples of each chunk, or where documents are packed, (S,) rows of each set, which counts as
+            a chunk then.
+        sets: the chunks of each set, which arrive together, or None if documents are not packed.
 
     Attributes:
         spec: the same.

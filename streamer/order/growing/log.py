@@ -43,7 +43,7 @@ class Round(msgspec.Struct, frozen=True):
 
 
 class AdmissionLog:
-    """The rounds that are known so far, at least one. `admit` adds one; known rounds never change.
+    """The rounds that are known so far, at least one. `admit` adds one. Known rounds never change.
 
     Args:
         cohorts: the cohorts of the dataset.

@@ -20,15 +20,15 @@ class Growing:
     """Trains on the samples that have arrived, each several times, while the others are on their way.
 
     For a link that brings fewer bytes than the trainer reads. The samples are admitted in a random order, pass after
-    pass; each admitted sample is trained on `reuse` times before it leaves. After any number of steps no sample has
+    pass. Each admitted sample is trained on `reuse` times before it leaves. After any number of steps no sample has
     been used more than `reuse + 1` times more often than another one.
 
     Args:
         reuse: number of uses of each admitted sample: 1.25 times the trainer's rate divided by the link's, rounded up.
             The stall report names the number for the measured rates.
-        epoch_samples: samples of an epoch, over all ranks; rounded to whole global batches.
-        round_bytes: "auto": each round trains on what has arrived on all ranks; bytes, such as "20GB": each round adds
-            this much, and the order does not depend on the link, but the first rounds may wait; a list: the order of an
+        epoch_samples: samples of an epoch, over all ranks, rounded to whole global batches.
+        round_bytes: "auto": each round trains on what has arrived on all ranks. Bytes, such as "20GB": each round adds
+            this much, and the order does not depend on the link, but the first rounds may wait. A list: the order of an
             earlier run, from `loader.admissions`, then "auto".
 
     Raises:

@@ -5,7 +5,7 @@ Pure, no I/O.
 
 kind.py      what any of them answers: orders of epochs, codes of samples, rounds
 one.py       one dataset
-mix.py       several datasets, in shares; codes that have the member and the use of a sample
+mix.py       several datasets, in shares, and codes that have the member and the use of a sample
 growing.py   one dataset, in rounds
 leveling.py  samples that change places, so that ranks cost the same
 

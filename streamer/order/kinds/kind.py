@@ -49,8 +49,8 @@ class Uses(msgspec.Struct, frozen=True, eq=False):
         member: number of the member.
         rows: (N,) places of its samples among the codes.
         ordinals: (N,) ordinals of the samples in the member's manifest.
-        runs: of each sample, the number on which its random numbers depend: the epoch, or in a mix the pass, or in a
-            growing dataset the use. It may be endless.
+        runs: number on which the random numbers of each sample depend: the epoch, in a mix the pass, in a growing
+            dataset the use. The iterable may be endless.
     """
 
     member: int

@@ -71,8 +71,8 @@ def explain(
         spec: what fixes the order.
         sizes: sizes of the members, in their order.
         global_batch: samples of a batch over all ranks.
-        epoch: number of the epoch; None means the first one.
-        cache_bytes: limit of one machine's cache; None leaves out the line about it.
+        epoch: number of the epoch. None means the first one.
+        cache_bytes: limit of one machine's cache. None leaves out the line about it.
         nodes: number of machines; a line says which lanes they share if there are several.
         unit: unit of the shares.
     """

@@ -33,8 +33,8 @@ class MixSource(msgspec.Struct, frozen=True, eq=False):
         manifest_digest: digest of its manifest or selection.
         chunk_samples: (M,) selected samples of each chunk; where documents are packed, (S,) rows of each set.
         seed, shuffle, cut: parts of its own order, see `OrderSpec`.
-        size: size in the unit of the shares; None means the number of its samples.
-        rows: what fixes its rows, where documents are packed; else `UNSET`.
+        size: size in the unit of the shares. None means the number of its samples.
+        rows: what fixes its rows, where documents are packed, else `UNSET`.
     """
 
     name: str
@@ -74,9 +74,9 @@ class MixStart(msgspec.Struct, frozen=True):
 
     Attributes:
         epoch: the first epoch.
-        lanes: number of lanes; 0 if it is to be chosen.
-        slots: places of a lane in a batch; 0 if they are to be chosen.
-        windows: number of open chunks of members, by name; for others it is chosen.
+        lanes: number of lanes, or 0 if it is to be chosen.
+        slots: places of a lane in a batch, or 0 if they are to be chosen.
+        windows: number of open chunks of members, by name. For others it is chosen.
         places: places of members in their streams, by name; others begin anew.
         weighted: names of members that had weights in place of whole passes. A run that began before homogeneous
             batches were filled up goes on so.
@@ -109,10 +109,10 @@ class MixRequest(msgspec.Struct, frozen=True):
         shares: the proportions.
         seed: seed of the mixing.
         batching: see `MixSpec`.
-        lanes: number of lanes; None chooses it from the members and the batch.
-        window: number of chunks that are open together, of all members over all nodes; None chooses it.
-        group: samples of a homogeneous batch that are of one member together; None means the whole batch.
-        balance: which costs are made level, whatever its batch is; `UNSET` if none are.
+        lanes: number of lanes. None chooses it from the members and the batch.
+        window: number of chunks that are open together, of all members over all nodes. None chooses it.
+        group: samples of a homogeneous batch that are of one member together. None means the whole batch.
+        balance: which costs are made level, whatever its batch is, or `UNSET` if none are.
     """
 
     shares: Shares
@@ -129,7 +129,7 @@ class MixRequest(msgspec.Struct, frozen=True):
         Args:
             sources: the members.
             batch_size: samples of the global batch, over all ranks.
-            like: spec of a saved state with which the run goes on; None begins anew. What the request leaves open
+            like: spec of a saved state with which the run goes on. None begins anew. What the request leaves open
                 (lanes, windows, batch), and how far the members are, is taken from it. `State.check` compares the rest.
 
         Raises:

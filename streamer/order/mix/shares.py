@@ -34,8 +34,8 @@ class Amount(msgspec.Struct, frozen=True):
 
     Attributes:
         epoch: the first epoch of the stage.
-        passes: number of whole passes of each member in every epoch; 0 if its weight decides.
-        weights: weight of each member, an integer; 0 if it has whole passes.
+        passes: number of whole passes of each member in every epoch, or 0 if its weight decides.
+        weights: weight of each member, an integer, or 0 if it has whole passes.
         samples: number of samples of all members with weights together in one epoch, before rounding.
     """
 
@@ -58,7 +58,7 @@ class Weights:
         weights: shares by name, 0 leaves a member out; or stages `[(0, {...}), (10, {...})]`, each from its epoch on.
         temperature: instead of `weights`: shares `samples ** (1 / temperature)`: 1 by size, a large number equal.
         unit: what the shares are of: "samples", or "bytes" of the samples in the store.
-        epoch_samples: samples of an epoch, over all ranks, rounded to whole batches; None: all samples.
+        epoch_samples: samples of an epoch, over all ranks, rounded to whole batches. None means all samples.
         stopping_strategy: instead of `epoch_samples`: an epoch ends when the first member ("first_exhausted"), or every
             member ("all_exhausted"), has made one pass.
 
@@ -99,12 +99,12 @@ class Shares(msgspec.Struct, frozen=True):
     """The proportions, checked. Without weights, repeat, choose and temperature, every sample comes once per epoch.
 
     Attributes:
-        weights: stages of (first epoch, weight by name); empty if they are not given.
-        repeat: passes per epoch by name; empty if they are not given.
-        choose: samples per epoch by name; empty if they are not given.
-        temperature: a member of n samples (or bytes) has the weight n ** (1 / temperature); 0 if it is not given.
-        epoch_samples: length of an epoch, with `weights` or `temperature`; 0 if it is not given.
-        stop: `stopping_strategy` of `Weights`; None if it is not given.
+        weights: stages of (first epoch, weight by name), empty if they are not given.
+        repeat: passes per epoch by name, empty if they are not given.
+        choose: samples per epoch by name, empty if they are not given.
+        temperature: a member of n samples (or bytes) has the weight n ** (1 / temperature), or 0 if it is not given.
+        epoch_samples: length of an epoch, with `weights` or `temperature`, or 0 if it is not given.
+        stop: `stopping_strategy` of `Weights`, or None if it is not given.
         unit: unit of the shares, as in `Weights`.
     """
 
@@ -259,7 +259,7 @@ def whole_passes_as_weights(amount: Amount, sizes: Sequence[int], members: Seque
     Args:
         amount: amounts of a stage.
         sizes: number of samples of each member.
-        members: for each member, whether its whole passes become a weight.
+        members: whether the whole passes of each member become a weight.
     """
     changed = [passes if change else 0 for passes, change in zip(amount.passes, members, strict=True)]
     added = [passes * n for passes, n in zip(changed, sizes, strict=True)]

@@ -3,8 +3,8 @@
 `order/mix/request.py` makes a `MixSpec` of what the user says, the other modules of `order/mix/` order by it, and a
 state keeps it (`order/state.py`). L is the number of lanes.
 
-The amount of each member is exact over any number of epochs, and in each epoch a whole number of units (`MixSpec.unit`).
-A binary tree halves the list of members until one is left. Each node splits its units between its two halves by one
+The amount of each member is exact over any number of epochs, and a whole number of units in each (`MixSpec.unit`). A
+binary tree halves the list of members until one is left. Each node splits its units between its two halves by one
 integer division whose remainder is kept, so that what an epoch rounds away comes in a later one. Every count only
 grows, whatever the weights are; a difference of rounded sums would not have that property.
 """
@@ -34,8 +34,8 @@ class Stage(msgspec.Struct, frozen=True):
 
     Attributes:
         epoch: the first epoch of the stage.
-        weights: weight of each member, an integer; 0 if the member pauses, or has whole passes instead.
-        units: number of units of `MixSpec.unit` samples in each epoch, of all members with weights together; 0 if there
+        weights: weight of each member, an integer, or 0 if the member pauses, or has whole passes instead.
+        units: number of units of `MixSpec.unit` samples in each epoch, of all members with weights together, 0 if there
             are none.
     """
 
@@ -127,10 +127,10 @@ class MixMember(msgspec.Struct, frozen=True):
 
     Attributes:
         name: name that the user gives it.
-        order: order of a pass, with the number of the pass as epoch; its lanes are those of the mix.
+        order: order of a pass, with the number of the pass as epoch. Its lanes are those of the mix.
         samples: n, number of samples of its selection.
-        passes: number of whole passes in each epoch; 0 if the weights of the stages decide its share.
-        origin: stream position at the start of the mix's `origin_epoch`; a multiple of n where `passes` is not 0.
+        passes: number of whole passes in each epoch, or 0 if the weights of the stages decide its share.
+        origin: stream position at the start of the mix's `origin_epoch`, a multiple of n where `passes` is not 0.
         turn: says in which lane the stream is, see above; not used where `passes` is not 0, see `MixSpec.turns`.
     """
 
@@ -153,16 +153,16 @@ class MixSpec(msgspec.Struct, frozen=True, dict=True):
 
     Attributes:
         members: the members, at least one.
-        stages: shares of the members without `passes`; at least one, the first from `origin_epoch` on.
-        seed: seed of the mixing; members have seeds of their own.
-        batching: "stratified" where every batch has every member's share, rounded; "random" where every `window`
-            batches have; "homogeneous" where every batch, or each group of it, is of one member.
+        stages: shares of the members without `passes`, at least one, the first from `origin_epoch` on.
+        seed: seed of the mixing. Members have seeds of their own.
+        batching: "stratified" where every batch has every member's share, rounded, "random" where every `window`
+            batches have, "homogeneous" where every batch, or each group of it, is of one member.
         lanes: L, number of lanes of the mix and of each member.
-        slots: places of a lane in a batch; times L, the batch for which the mix is made.
-        window: number of batches that are mixed together; a power of two.
-        origin_epoch: the epoch at whose start the members are at their `origin`; not 0 after `adopt`.
+        slots: places of a lane in a batch. Times L it is the batch for which the mix is made.
+        window: number of batches that are mixed together, a power of two.
+        origin_epoch: the epoch at whose start the members are at their `origin`, not 0 after `adopt`.
         groups: number of groups of a homogeneous batch; each has L / groups consecutive lanes.
-        balance: what fixes which samples share a batch, where their costs decide it; else `UNSET`.
+        balance: what fixes which samples share a batch, where their costs decide it, else `UNSET`.
 
     Raises:
         ConfigError: a part outside of these rules.

@@ -1,6 +1,6 @@
 """One member of a mix as an endless stream of passes over its samples, each in an order of its own; and sample codes.
 
-`order/mix/order.py` draws from the streams; `order/kinds/mix.py` encodes and decodes samples. L is the number of lanes.
+`order/mix/order.py` draws from the streams, `order/kinds/mix.py` encodes and decodes samples. L is the number of lanes.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class _Pass:
         self._asked = False
 
     def add_ordinals(self, places: Integers, rows: Integers, together: OrdinalsTogether) -> None:
-        """Adds the ordinals at some positions of the pass to those of other members; see `MemberStream.add_ordinals`."""
+        """Adds the ordinals at some positions of the pass to those of others; see `MemberStream.add_ordinals`."""
         # The table is not made at the first use: the first batch of 200 members would wait 0.3 s for their tables.
         if self._tabled and self._asked:
             together.set(rows, self._table[places].astype(np.int64))

@@ -1,7 +1,7 @@
 """Packs documents into rows of one length, before a sample is read. Pure functions of costs, seed and epoch.
 
 Used by `batches/rows/`, which makes the rows, and by specs (`order/spec.py`). A set has some chunks, whose documents
-share rows; the cost of a document is its number of tokens.
+share rows. The cost of a document is its number of tokens.
 
 spec.py     what fixes the rows, as a state keeps it
 sets.py     the chunks whose documents share rows

@@ -65,10 +65,10 @@ class RowContent:
         """Returns the rows of a set in an epoch.
 
         Args:
-            costs: (D,) tokens of each document of the set; -1 for one that cannot be read.
+            costs: (D,) tokens of each document of the set, or -1 for one that cannot be read.
             documents: (D,) number of each document in the dataset, by which it is drawn.
             epoch: number of the epoch; for a member of a mix, of its pass.
-            count: rows of the set, if they are known; None counts them.
+            count: rows of the set, if they are known. None counts them.
 
         Raises:
             ConfigError: a document is longer than a row, and overflow="error".

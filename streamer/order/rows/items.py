@@ -177,7 +177,7 @@ def spread(row: Integers, rows: int, wanted: int) -> Integers:
     The row with the most items gives its last one to a new row, again and again.
 
     Args:
-        row: (T,) number of each item's row; T >= wanted.
+        row: (T,) number of each item's row, T >= wanted.
         rows: number of rows now.
         wanted: number of rows to have; if it is less than `rows`, nothing changes.
     """

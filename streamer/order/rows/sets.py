@@ -52,7 +52,7 @@ def chunks_per_set(chunk_samples: Integers, tokens: int, length: int, set_rows: 
     A dataset of fewer chunks is one set.
 
     Args:
-        chunk_samples: (M,) documents of each chunk; empty chunks do not count.
+        chunk_samples: (M,) documents of each chunk. Empty chunks do not count.
         tokens: tokens of the whole dataset.
         length: tokens of a row.
         set_rows: wanted rows of a set.

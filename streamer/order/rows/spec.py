@@ -24,16 +24,16 @@ class RowSpec(msgspec.Struct, frozen=True):
     """The parts that decide which tokens share a row.
 
     Attributes:
-        length: tokens of a row, estimated ones where costs are estimates; with "buckets" the budget of tokens.
-        policy: "best_fit": no document that fits into a row is cut; "concat": documents one after the other, cut at
-            the end of each row; "buckets": whole documents of like length, each taking as much as the longest.
+        length: tokens of a row, estimated ones where costs are estimates. With "buckets" it is the budget of tokens.
+        policy: "best_fit": no document that fits into a row is cut. "concat": documents one after the other, cut at
+            the end of each row. "buckets": whole documents of like length, each taking as much as the longest.
         overflow: what becomes of documents longer than a row: "split" into pieces, "truncate" to the first `length`
             tokens, "drop", or "error".
-        multiple_of: every item takes a multiple of so many tokens in its row; divides `length`.
+        multiple_of: every item takes a multiple of so many tokens in its row, and it divides `length`.
         set_rows: wanted rows of a set on average; the last one may have half as many.
         costs: where the costs come from: "" for the format, else the digest of a measured column, or an estimate.
         version: `ROWS_FORMAT` of the rules by which rows are made.
-        most: most documents of a row, with "buckets"; else `UNSET`, which is left out of the parts.
+        most: most documents of a row, with "buckets", else `UNSET`, which is left out of the parts.
 
     Raises:
         ConfigError: a part outside of these rules.
