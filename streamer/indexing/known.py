@@ -1,8 +1,8 @@
 """Takes the samples of unchanged objects from earlier manifests, so that the objects are not read again.
 
 `indexing/build.py` calls it before it indexes the other objects. The rows of an object in a manifest depend on its
-bytes, the format and the facts alone. Samples are cut into chunks again; blocks cannot be, because of the hints that
-their chunks have, so they are taken only for the same `chunk_bytes`.
+bytes, the format and the facts alone. Its samples are cut into chunks again. Blocks depend on `chunk_bytes`, too, since
+formats choose their size by it, so they are taken only if it is the same.
 """
 
 from __future__ import annotations

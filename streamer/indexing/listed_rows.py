@@ -269,7 +269,8 @@ def _common_folder(paths: Sequence[str]) -> str:
 def _visible(part: _UrlListing) -> _UrlListing:
     """Returns the objects that are not in hidden folders; raises ManifestError if all are.
 
-    Hidden files stay, because the metadata of zarr have such names. `_select_objects` leaves out the others.
+    If the url names one object, or each by braces, all stay. So do hidden files, because the metadata of zarr have such
+    names. `_select_objects` leaves out the others.
     """
     if _names_one(part) or _names_each(part):
         return part
@@ -304,7 +305,7 @@ def _names_each(part: _UrlListing) -> bool:
 
 
 def _select_objects(part: _UrlListing, chosen: Indexer) -> list[int]:
-    """Returns the places of the objects that the format accepts; raises ManifestError if it accepts none."""
+    """Returns the places of the accepted objects, or [0] if the url names one; raises ManifestError for none."""
     if _names_one(part):
         return [0]
     # Formats of this package look themselves; those of others need not.

@@ -87,7 +87,7 @@ def publish_at(manifest: Manifest, root: Path, endpoint: str) -> Path:
     The keys of its chunks include the endpoint. All else is the same.
 
     Args:
-        manifest: manifest without an endpoint.
+        manifest: manifest of the objects, at any endpoint.
         root: folder of manifests on the local disk.
         endpoint: address that a client of a shared engine has named.
 

@@ -106,7 +106,7 @@ async def survey_objects(
         memories: what earlier surveys have left, see `SurveyContext`.
 
     Raises:
-        ManifestError: the survey failed, or no object is left; or it names an object twice, or one that was not listed.
+        ManifestError: the survey failed, leaves no object, or names an object twice or one that was not listed.
         StoreError: the reader failed.
     """
     reader = refuse_pointers(reader)

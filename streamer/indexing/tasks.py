@@ -51,7 +51,7 @@ class KeyRange(msgspec.Struct, frozen=True):
     Attributes:
         after: the range begins behind this key.
         until: last key of the range; "" means that it has no end.
-        pages: pages that the next task lists.
+        pages: number of pages that the next task lists.
     """
 
     after: str

@@ -1,4 +1,4 @@
-"""Blocks, which are bytes that can only be decoded together, and how chunks are made of them: cuts, hints and keys.
+"""Makes chunks of blocks, which are bytes that can only be decoded together: cuts, hints and keys.
 
 Formats that have blocks make `Block`s, `indexing/rows.py` makes chunks of them, and `recode/` reads their hints. A
 chunk of blocks is recoded once, between fetch and publish: see `formats.base.Recoder`.

@@ -1,4 +1,4 @@
-"""Columns with a value for each sample of a manifest, which conditions and keys of joins ask for.
+"""Keeps columns with a value for each sample of a manifest, which conditions and keys of joins ask for.
 
 `loader/members/` finds and adds them, `cli/index_command.py` exports them with a manifest, and
 `engine/manifests/manifests.py` installs those that are beside a manifest at a url.

@@ -101,6 +101,7 @@ class KeptFiles:
         Raises:
             ManifestError: it cannot be written, or `open_path` refuses what was made. What `make` raises is passed on,
                 an OSError as ManifestError.
+            OSError: the lock file cannot be written.
         """
         found = self.open(name, open_path)
         if found is None:

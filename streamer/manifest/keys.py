@@ -1,4 +1,4 @@
-"""Tables of keys: which samples of a dataset have a key, sorted on the disk and mapped.
+"""Makes and maps tables of keys, which say which samples of a dataset have a key; they are sorted on the disk.
 
 `loader/members/keys.py` makes them, for joins (`manifest/joined.py`) and for reading a sample by its key.
 

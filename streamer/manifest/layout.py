@@ -1,4 +1,4 @@
-"""The manifest on disk: names and columns of its files, and how root.json is written, read and checked.
+"""Defines the manifest on disk: names and columns of its files, and how root.json is written, read and checked.
 
 `indexing/publish.py` writes it, `manifest/table.py` opens it, `manifest/transfer.py` copies it. A manifest is the
 folder `<digest>/` with root.json and Arrow files, one for each table of each part:

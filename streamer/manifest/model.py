@@ -1,4 +1,4 @@
-"""The terms of the manifest as types: object, extent, chunk, codec, facts about a dataset.
+"""Defines the terms of the manifest as types: object, extent, chunk, codec, facts about a dataset.
 
 Used by nearly every room: stores list `ObjectRecord`s, `fetch/` reads `Extent`s, the engine and its clients pass
 `Chunk`s on, and formats give `Facts`.

@@ -190,7 +190,7 @@ class Indexer(Protocol):
 
     @property
     def revision(self) -> int:
-        """Number of changes so far after which the same bytes get other records or other hints."""
+        """Version of index and recoder, from 0 on: it grows when the same bytes get other records or hints."""
         ...
 
     @property

@@ -1,4 +1,4 @@
-"""A selection: a subset of a manifest's samples as ascending ordinals in a mapped file, with a digest of its own.
+"""Selects samples of a manifest, and keeps their ordinals in a mapped file with a digest of its own: a selection.
 
 `loader/members/selections.py` makes selections by a user's conditions, `batches/samples/opened.py` opens them in every
 process that reads samples.
@@ -57,7 +57,7 @@ class Where(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Selection:
-    """A selection: its samples 0..n'-1 are some of the manifest's, in the order of the manifest. Immutable.
+    """A selection: its samples 0..n'-1 are some of the manifest's, in the manifest's order. Immutable.
 
     Attributes:
         manifest: the manifest that it selects from.

@@ -43,7 +43,7 @@ class Manifest:
         classes: class names by label: the names of folders, sorted, or those in the files of the dataset.
         chunk_bytes: wanted size of the chunks that the samples were cut into.
         total_bytes: sum of the sizes of all objects.
-        samples, chunks, objects: their numbers.
+        samples, chunks, objects: numbers of samples, chunks and objects.
         content: the part of root.json that the digest covers.
         tables: the columns of each table, part by part.
     """
@@ -100,7 +100,7 @@ class Manifest:
 
     @property
     def digests(self) -> list[dict[str, str]]:
-        """Of each part, the digest that each table should have."""
+        """The digest that each table of each part should have."""
         return [{name: run.digest for name, run in part.tables.items()} for part in self.content.parts]
 
     @property
@@ -264,7 +264,7 @@ class Manifest:
         )
 
     def extent_of(self, ordinal: int) -> Extent:
-        """Returns where a sample is in its object: see `Chunk.extent_of`.
+        """Returns where a sample is in its object (see `Chunk.extent_of`); a whole object is all of it.
 
         For a sample of a recoded dataset it is the range from the first to the last byte of its chunk.
 

@@ -51,12 +51,12 @@ class FieldLayout(msgspec.Struct, frozen=True):
 
 
 class BatchLayout(msgspec.Struct, frozen=True):
-    """Where the only record batch of a file has its bytes.
+    """Says where the only record batch of a file has its bytes.
 
     Attributes:
         rows: number of rows.
         fields: the columns, in order.
-        buffers: half-open byte ranges in the file, in order: of each column a validity buffer, then those of its
+        buffers: half-open byte ranges in the file, column by column: first a validity buffer, then those of the
             values.
     """
 
