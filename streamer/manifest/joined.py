@@ -1,4 +1,4 @@
-"""Keeps a join on disk: the rows of a second dataset that belong to each sample of a first one, in files that are mapped.
+"""Keeps a join on disk: the rows of a second dataset that belong to each sample of a first one, in mapped files.
 
 `loader/members/joins.py` writes it, `batches/samples/joins.py` reads rows by it, and the engine keeps the manifests
 that it names. The first dataset is the left side, the second one the right side.

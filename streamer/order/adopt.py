@@ -68,8 +68,8 @@ def adopt(saved: Mapping[str, object], request: MixRequest, sources: Sequence[Mi
         batch_size: global batch of the new mix.
 
     Raises:
-        StateError: the state cannot be read, is of neither, or of a dataset that is no member, or it is inside an epoch
-            with `balance=`.
+        StateError: the state cannot be read, is of a growing dataset or of a dataset that is no member, or it is inside
+            an epoch with `balance=`.
         ConfigError, ManifestError: see `MixRequest.spec`.
     """
     state = State.from_dict(saved)

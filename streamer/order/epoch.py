@@ -1,4 +1,4 @@
-"""The order of one epoch of one dataset: from positions to ordinals of samples, at random, without a table.
+"""Orders one epoch of one dataset: maps positions to ordinals of samples, at random, without a table.
 
 `order/kinds/one.py` makes it; the passes of a mix's members are such epochs (`order/mix/streams.py`), and rows are
 ordered as samples (`order/row_order.py`). M is the number of chunks, L that of lanes, n that of samples.

@@ -1,4 +1,4 @@
-"""The only source of chance of the order: hashes of a seed, a tag and numbers, a permutation, and types of arrays.
+"""Provides the only source of chance of the order: hashes of a seed, a tag and numbers, a permutation, and types of arrays.
 
 Used by all of `order/` and by what draws in `batches/`. The hash is splitmix64 (`base/splitmix.py`).
 """

@@ -1,4 +1,4 @@
-"""The interface of an order, `SampleOrder`, and what it is asked for: the chunks that a run of batches needs.
+"""Defines the interface of an order, `SampleOrder`, and the chunks that a run of batches needs of it.
 
 Orders have it: `EpochOrder`, `MixOrder`, `GrowingOrder`, and those around them (`order/row_order.py`,
 `order/balanced_order.py`). `order/plan.py` asks any of them.

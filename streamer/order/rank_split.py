@@ -61,7 +61,7 @@ class RankSplit(msgspec.Struct, frozen=True):
         rank: number of this rank, from 0; the ranks of a node are consecutive.
 
     Raises:
-        ConfigError: R does not divide B, or there is no such rank.
+        ConfigError: the ranks cannot share the batch equally, or there is no such rank.
     """
 
     lanes: int

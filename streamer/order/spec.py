@@ -1,4 +1,4 @@
-"""What fixes the order of one dataset: manifest, seed, shuffle, lanes, window; not ranks, nodes, workers or cache.
+"""Defines what fixes the order of one dataset: manifest, seed, shuffle, lanes, window; not ranks, nodes, workers or cache.
 
 `loader/kinds/` makes an `OrderSpec` of the user's options, `order/epoch.py` orders by it, and `order/state.py` keeps
 it. Specs of a mix and of a growing dataset contain it, and answer the same questions.

@@ -1,4 +1,4 @@
-"""The state of a run, a few numbers: the parts of its order, the epoch, and the position delivered.
+"""Keeps the state of a run, a few numbers: the parts of its order, the epoch, and the position delivered.
 
 `loader/` saves it in a user's checkpoint and goes on from it, `order/adopt.py` goes on with a changed mix, and
 `streamer audit` (`tools/audit_command.py`) compares states.

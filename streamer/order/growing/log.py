@@ -59,7 +59,7 @@ class AdmissionLog:
         self.cohorts = cohorts
         self.reuse = reuse
         self.least = least
-        # By round r: a(r); and the position at which it begins, and after the last one that of the next round.
+        # For each round: a(r), and the position at which it begins; at the end, the position of the next round.
         self._admitted: list[int] = []
         self._starts: list[int] = [0]
         for number, added in enumerate(admitted):

@@ -1,4 +1,4 @@
-"""The order of a growing dataset: from positions of its endless stream of rounds to samples.
+"""Orders a growing dataset: maps positions of its endless stream of rounds to samples.
 
 `order/kinds/growing.py` makes it, and `order/plan.py` and `order/row_order.py` ask it as any order. L is the number of
 lanes.
@@ -29,8 +29,8 @@ class RoundTables:
     """The pieces of one round in some lanes, dealt as those of an epoch.
 
     Position p of the stream is in lane p mod L, also across rounds, so that a rank needs the same lanes in all of them.
-    The n mod L samples of a pass that no lane has (the rest) go to the lanes in turn, beginning with the lane of the
-    round's first position.
+    The samples of a pass that are left over when all lanes are equally long (the rest) go to the lanes in turn,
+    beginning with the lane of the round's first position.
 
     Args:
         cohorts: cohorts of the dataset.

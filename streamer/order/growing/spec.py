@@ -1,4 +1,4 @@
-"""What fixes the order of a growing dataset: the order of its pieces, and the log of its admissions.
+"""Defines what fixes the order of a growing dataset: the order of its pieces, and the log of its admissions.
 
 A state keeps it (`order/state.py`), and `order/kinds/growing.py` makes the order of an epoch by it.
 """

@@ -1,4 +1,4 @@
-"""The interfaces of a kind of order: `Orders` makes orders, `CodeBook` encodes samples, `Counted` is a member.
+"""Defines what a kind of order is: `Orders` makes orders, `CodeBook` encodes samples, `Counted` is a member.
 
 `order/kinds/` has a class of each for every kind. Plans and makers of batches (`batches/samples/plans.py`) ask them,
 and `batches/` gives them its members.

@@ -1,4 +1,4 @@
-"""The order of a mix: from positions of an epoch to samples of its members, at random, without a table.
+"""Orders a mix: maps positions of an epoch to samples of its members, at random, without a table.
 
 `order/kinds/mix.py` makes it. Each member has an endless stream of passes, of which an epoch takes the next part
 (`order/mix/streams.py`). L is the number of lanes, M that of members. The "count" of a sample is how many samples of

@@ -1,4 +1,4 @@
-"""What fixes the order of a mix, as numbers: equal specs give equal orders on any machines, for every epoch.
+"""Defines what fixes the order of a mix, as numbers: equal specs give equal orders on any machines, for every epoch.
 
 `order/mix/request.py` makes a `MixSpec` of what the user says, the other modules of `order/mix/` order by it, and a
 state keeps it (`order/state.py`). L is the number of lanes.

@@ -1,4 +1,4 @@
-"""One member of a mix as an endless stream of passes over its samples, each in an order of its own; and sample codes.
+"""Draws samples of one member of a mix, an endless stream of passes over it; and encodes the samples of a mix.
 
 `order/mix/order.py` draws from the streams, `order/kinds/mix.py` encodes and decodes samples. L is the number of lanes.
 """

@@ -1,9 +1,11 @@
 """Makes the rows of a set of chunks: as many in every epoch, while the documents that share a row change.
 
 `batches/rows/table.py` counts the rows of all sets by it (the table of rows), and `batches/rows/planned.py` makes rows
-in workers. An order needs the numbers of rows as it needs the samples of chunks. They are those of best fit, of
-concatenation or of buckets, whatever the epoch. With best fit, epoch 0 has its rows, and documents of equal size change
-places. Later epochs are packed anew, by best fit in a noisy order of sizes, if that needs no more rows.
+in workers. An order needs the number of rows of each set as it needs the samples of each chunk.
+
+The number of rows is that of best fit, of concatenation or of buckets, and the same in every epoch. With best fit,
+epoch 0 has the rows of best fit, except that documents of equal size change places. Later epochs are packed anew, by
+best fit in a noisy order of sizes, if that needs no more rows.
 """
 
 from __future__ import annotations
@@ -29,8 +31,8 @@ from streamer.order.rows.items import (
 from streamer.order.rows.sets import Sets
 from streamer.order.rows.spec import RowSpec
 
-# How much less than they are sizes may count in the order of later epochs, in 65,536ths: 0.3, 0.1, 0.03. The first
-# noise with which no more rows are needed is taken; 50 to 100 % of sets are packed anew (2026-11-24).
+# In the order of later epochs, a size counts less than it is by up to 0.3, 0.1 or 0.03 of it, here in 65,536ths. The
+# first of these with which no more rows are needed is taken; 50 to 100 % of sets are packed anew (2026-11-24).
 _NOISE = (19661, 6554, 1966)
 
 

@@ -167,7 +167,7 @@ def best_fit_in(order: Integers, sizes: Integers, length: int) -> tuple[Integers
 
 
 def stable_order(values: Integers, limit: int) -> Integers:
-    """Returns the stable order of values 0..limit as places; a limit below 2**16 takes a tenth of the time."""
+    """Returns the places of values 0..limit in their stable order; a limit below 2**16 takes a tenth of the time."""
     return np.argsort(values.astype(np.uint16) if limit < 1 << 16 else values, kind="stable")
 
 

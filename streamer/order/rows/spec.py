@@ -1,4 +1,4 @@
-"""What fixes the rows of a dataset: equal specs over equal costs give equal rows, on any machines.
+"""Defines what fixes the rows of a dataset: equal specs over equal costs give equal rows, on any machines.
 
 `batches/rows/options.py` makes it of the user's `packing=`; specs (`order/spec.py`) and states keep it.
 """
