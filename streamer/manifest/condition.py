@@ -1,4 +1,4 @@
-"""Parses and evaluates conditions on columns, such as "width >= 256 and lang == 'en'"; also, the values of a column.
+"""Parses and evaluates conditions on columns, such as "width >= 256 and lang == 'en'", and holds a column's values.
 
 `manifest/selection.py` selects samples by them (`where=` of a user), and `loader/members/` finds the columns that they
 name. A condition is parsed as a Python expression, of which only these parts are allowed; it is never executed.

@@ -1,4 +1,4 @@
-"""Makes and maps tables of keys, which say which samples of a dataset have a key; they are sorted on the disk.
+"""Makes and maps tables of keys, sorted on the disk, which say which samples of a dataset have a key.
 
 `loader/members/keys.py` makes them, for joins (`manifest/joined.py`) and for reading a sample by its key.
 

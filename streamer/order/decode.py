@@ -78,7 +78,7 @@ class OrdinalsTogether:
 
 
 class LaneDecoder:
-    """Finds the samples at places of dealt lanes; a place is the samples before its lane and the number in the lane.
+    """Finds the samples at places of dealt lanes: place = samples of the lanes before + number of the sample in its lane.
 
     Args:
         deal: the groups of the lanes.

@@ -1,6 +1,7 @@
-"""Provides the only source of chance of the order: hashes of a seed, a tag and numbers, a permutation, and types of arrays.
+"""Provides the only source of chance of an order: hashes of a seed, a tag and numbers, and permutations by them.
 
-Used by all of `order/` and by what draws in `batches/`. The hash is splitmix64 (`base/splitmix.py`).
+Used by all of `order/`, which has its types of arrays from here, too, and by what draws in `batches/`. The hash is
+splitmix64 (`base/splitmix.py`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Defines what fixes the order of one dataset: manifest, seed, shuffle, lanes, window; not ranks, nodes, workers or cache.
+"""Defines what fixes the order of one dataset: manifest, seed, shuffle, lanes and window, not ranks, nodes or cache.
 
 `loader/kinds/` makes an `OrderSpec` of the user's options, `order/epoch.py` orders by it, and `order/state.py` keeps
 it. Specs of a mix and of a growing dataset contain it, and answer the same questions.
@@ -55,8 +55,8 @@ class OrderSpec(msgspec.Struct, frozen=True, dict=True):
     Attributes:
         manifest_digest: digest of the manifest, or of the selection whose samples are ordered.
         seed: a number of 0..2**64-1.
-        shuffle: "block" shuffles chunks, and samples within windows of chunks, "sample" is the same for chunks of one
-            sample, "none" keeps the order of the manifest.
+        shuffle: "block" shuffles chunks, and samples within windows of chunks. "sample" is the same for chunks of one
+            sample. "none" keeps the order of the manifest.
         lanes: number of lanes of an epoch, at least 1, and 1 with "none".
         window: number of chunks that are open together over all nodes, at least 1, and 1 with "none".
         cut: what decides in which lane a chunk is. "fixed": the seed, so a chunk stays in its lane for the whole run
@@ -267,7 +267,7 @@ def auto_lanes(chunks: int, batch_size: int) -> int:
 
 
 def auto_window(chunks: int, batch_size: int) -> int:
-    """Returns the number of open chunks: that of the batch's samples, 64 to 1024, at most a 16th of all chunks."""
+    """Returns the number of open chunks: one per sample of a batch, but 64 to 1024, and at most a 16th of all chunks."""
     return min(max(batch_size, 64), 1024, max(1, chunks // 16))
 
 

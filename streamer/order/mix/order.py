@@ -54,13 +54,13 @@ class Draw(msgspec.Struct, frozen=True, eq=False):
         return (self.start + self.quota - self.lane_starts(lanes) + self.stream.lanes - 1) // self.stream.lanes
 
     def last_counts(self, lanes: Integers, ends: Integers) -> Integers:
-        """Returns, for each lane, the last count of a place that reads one of the samples before a count: (N,).
+        """Returns, for each lane, the count of the last place at which the sample before a given count comes: (N,).
 
-        That is the count before, but in a lane whose last sample is repeated to fill up a batch.
+        A sample comes at one place, but the last one of a lane may be repeated to fill up a batch.
 
         Args:
             lanes: (N,) lanes.
-            ends: (N,) a count in each lane.
+            ends: (N,) the given count in each lane.
         """
         if self.places == self.quota:
             return ends - 1

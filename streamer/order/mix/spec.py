@@ -155,8 +155,8 @@ class MixSpec(msgspec.Struct, frozen=True, dict=True):
         members: the members, at least one.
         stages: shares of the members without `passes`, at least one, the first from `origin_epoch` on.
         seed: seed of the mixing. Members have seeds of their own.
-        batching: "stratified" where every batch has every member's share, rounded, "random" where every `window`
-            batches have, "homogeneous" where every batch, or each group of it, is of one member.
+        batching: "stratified": every batch has every member's share, rounded. "random": every `window` batches have
+            every member's share. "homogeneous": every batch, or each group of it, is of one member.
         lanes: L, number of lanes of the mix and of each member.
         slots: places of a lane in a batch. Times L it is the batch for which the mix is made.
         window: number of batches that are mixed together, a power of two.
