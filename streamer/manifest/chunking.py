@@ -1,6 +1,7 @@
 """Cuts samples into chunks, chooses the size of chunks, and computes their keys. Pure functions.
 
-Used by `indexing/`, by `shards/finish.py`, and by `manifest/validation.py`, which computes the keys again.
+Used by `indexing/`, `shards/finish.py`, `manifest/selection.py` and `loader/members/joins.py`, and by
+`manifest/validation.py`, which computes the keys again.
 
 Whole objects are packed by the hash of their key, as groups of a binary tree over all hashes (`pack_objects`): a group
 that holds more than 1.5 chunk_bytes, or more than 512 objects, is halved. So a chunk has all small objects whose hashes

@@ -1,7 +1,7 @@
 """Columns of tables as numpy arrays: their types, byte strings, how texts are encoded, and a table's digest.
 
-Used by `manifest/`, which maps tables, by `indexing/`, which makes them, and by `annotations/` and `loader/members/`,
-which have tables of their own.
+Used by `manifest/`, which maps tables, by `indexing/`, which makes them, by `annotations/` and `loader/members/`, which
+have tables of their own, and for names of classes by `formats/folder.py`.
 """
 
 from __future__ import annotations

@@ -78,7 +78,7 @@ class OrdinalsTogether:
 
 
 class LaneDecoder:
-    """Finds the samples at places of dealt lanes: place = samples of the lanes before + number of the sample in its lane.
+    """Finds the samples at places of dealt lanes: place = samples of the lanes before + number in the lane.
 
     Args:
         deal: the groups of the lanes.

@@ -1,6 +1,7 @@
 """Predicts how well an order mixes and what it costs, before a byte is read, and describes both in words.
 
-Used by `tools/explain_command.py` (`streamer explain`), by `loader/kinds/` for warnings, and by `order/mix/explain.py`.
+Used for `streamer explain` (`tools/explain_command.py`, `batches/rows/order_rows.py`), by `loader/kinds/` for warnings
+and checks, and by `order/mix/explain.py`.
 B is the global batch, n the samples, M the chunks, L the lanes, K the chunks that are open together, k those of a lane.
 """
 

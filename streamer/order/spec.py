@@ -267,7 +267,7 @@ def auto_lanes(chunks: int, batch_size: int) -> int:
 
 
 def auto_window(chunks: int, batch_size: int) -> int:
-    """Returns the number of open chunks: one per sample of a batch, but 64 to 1024, and at most a 16th of all chunks."""
+    """Returns the number of open chunks: one per sample of a batch, but 64 to 1024, at most a 16th of all chunks."""
     return min(max(batch_size, 64), 1024, max(1, chunks // 16))
 
 

@@ -1,6 +1,7 @@
 """The options with which a user says how a dataset grows (`growing=`), and what cannot be combined with them.
 
-`loader/dataset.py` reads them, `loader/options/` and `loader/kinds/` check other options by them.
+`loader/dataset.py` reads them; `loader/options/`, `loader/members/` and `batches/rows/balance.py` ask them what they
+refuse.
 """
 
 from __future__ import annotations
