@@ -148,7 +148,7 @@ def _number(text: str, base: int) -> int:
 
 # Objects in the order of their keys, as a store lists them at once.
 Page = Sequence[ObjectRecord]
-# What is found in a container, or why it cannot be indexed.
+# The findings in a container, or the error for which it cannot be indexed.
 Found: TypeAlias = Cut | list[Block] | Short | Partial | ManifestError
 # Place of a container in its task, and what is found in it or a note about it; in any order.
 Findings: TypeAlias = list[tuple[int, Found | Note]]

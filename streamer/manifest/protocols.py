@@ -171,7 +171,7 @@ class SurveyContext(msgspec.Struct, frozen=True):
     memories: Sequence[bytes] = ()
 
 
-# What is sent to a survey or index: the bytes of its need, or None to start it and after what it has found.
+# The answer that a survey or index is sent: the bytes of its need, or None to start it and after what it has found.
 Answer: TypeAlias = memoryview | tuple[memoryview, ...] | Examined | None
 # A survey yields its needs, several at once as a tuple, which is answered with a tuple; it returns its result.
 Surveying: TypeAlias = Generator[Need | tuple[Need, ...] | Examine, Answer, Survey]

@@ -151,5 +151,5 @@ def _left_by_dataset(state: State, sources: Sequence[MixSource]) -> dict[str, _L
     )
 
 
-# By kind of the state: what returns where the run has left its members. For other kinds, `_left_by_dataset` refuses.
+# The functions by kind of the state; `_left_by_dataset` refuses states of other kinds.
 _LEFT_BY = {"mix": _left_by_mix, "": _left_by_dataset}

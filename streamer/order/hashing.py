@@ -40,7 +40,7 @@ Integers: TypeAlias = NDArray[np.int64]
 Chunks: TypeAlias = NDArray[np.uint32]
 Flags: TypeAlias = NDArray[np.bool_]
 
-# Each purpose has a tag, which is hashed next after the seed: so no two purposes share random numbers.
+# The tag of a purpose is hashed next after the seed, so that no two purposes share random numbers.
 TAG_CUT = 0
 TAG_LANE = 1
 TAG_GROUP = 3

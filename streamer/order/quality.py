@@ -18,7 +18,7 @@ from streamer.order.hashing import Integers
 from streamer.order.rank_split import RankSplit
 from streamer.order.spec import OrderSpec
 
-# Below this mean size of a sample, a request for each sample costs more time and money than it can be worth.
+# Least mean size of a sample for which a request for each sample can be worth its time and money.
 SAMPLE_SHUFFLE_FLOOR_BYTES = 256 * 1024
 # Twice the variance of a full shuffle is that of a batch half as large. An order below that can gain little.
 WELL_MIXED = 2.0

@@ -72,7 +72,7 @@ class OrderSpec(msgspec.Struct, frozen=True, dict=True):
     # The name of this kind of order in a state, and its name in messages.
     kind: ClassVar[str] = ""
     words: ClassVar[str] = "a single dataset"
-    # What a message advises if a state differs in a part; and if it is of another kind, by the name of that kind.
+    # Advice of messages if a state differs in a part, and if it is of another kind, by the name of that kind.
     advice: ClassVar[str] = ""
     remedies: ClassVar[dict[str, str]] = {}
     # Whether an epoch has every sample once.

@@ -31,7 +31,7 @@ K = TypeVar("K", bound="AnySpec")
 
 STATE_FORMAT = 1
 
-# What the message about a part that differs tells the user to do.
+# Remedies that the message about a part that differs gives the user.
 _FIXES = {
     "members": "pass the members the run began with, in their order",
     "manifest": "resume on the manifest the run began with (manifest=), or begin anew",

@@ -59,7 +59,7 @@ class AdmissionLog:
         self.cohorts = cohorts
         self.reuse = reuse
         self.least = least
-        # For each round: a(r), and the position at which it begins; at the end, the position of the next round.
+        # Both have an entry per round: a(r), and the position at which it begins; at the end, that of the next round.
         self._admitted: list[int] = []
         self._starts: list[int] = [0]
         for number, added in enumerate(admitted):

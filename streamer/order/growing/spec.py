@@ -99,7 +99,7 @@ class GrowingSpec(msgspec.Struct, frozen=True):
             split: the rank's place in every batch.
             entry: epoch and position in it at which the run began.
         """
-        # After a resume with another batch size, the batches of each epoch may begin in other lanes.
+        # The batches of each epoch may begin in other lanes after a resume with another batch size.
         if self.epoch_samples % split.global_batch and split.global_batch % self.lanes:
             return np.arange(self.lanes, dtype=np.int64)
         return split.rank_lanes(entry[0] * self.epoch_samples + entry[1])

@@ -22,7 +22,7 @@ from streamer.order.mix.streams import LanePieces, MemberChunks, MemberStream, S
 from streamer.order.protocol import ALL_POSITIONS, Batches, Needs
 from streamer.order.rank_split import RankSplit, real_positions
 
-# From this number of passes on, a member whose chunks are all open at once needs each of them for the whole run.
+# A member whose chunks are all open at once needs each of them for the whole run, from so many passes in it on.
 _MANY_PASSES = 2
 
 

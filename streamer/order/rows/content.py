@@ -31,7 +31,7 @@ from streamer.order.rows.items import (
 from streamer.order.rows.sets import Sets
 from streamer.order.rows.spec import RowSpec
 
-# In the order of later epochs, a size counts less than it is by up to 0.3, 0.1 or 0.03 of it, here in 65,536ths. The
+# A size counts less than it is in the order of later epochs: by up to 0.3, 0.1 or 0.03 of it, here in 65,536ths. The
 # first of these with which no more rows are needed is taken; 50 to 100 % of sets are packed anew (2026-11-24).
 _NOISE = (19661, 6554, 1966)
 
