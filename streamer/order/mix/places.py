@@ -24,9 +24,9 @@ from streamer.order.mix.tree import LaneShares
 def split_evenly(counts: Integers, parts: int, states: Words) -> Integers:
     """Splits each table of counts into T equal parts.
 
-    Each cell, row, column and sum of a part differs from its share by less than 1. Also, the first p parts of a cell
-    have less than 1.7 more or less than p / T of the cell. The tables are split by halves, all at once, because a small
-    table costs only the calls.
+    Each cell, row, column and sum of a part differs from its share by 1 at most. The first p parts of a cell differ
+    from p / T of the cell by less than 1.7: p or T - p parts are two nodes of the halving, one of depth 2 or less. All
+    tables are split at once, because a small table costs only the calls.
 
     Args:
         counts: (V, M, L), a table of members and lanes for each of V windows.
