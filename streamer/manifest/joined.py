@@ -222,7 +222,8 @@ def write_uses(left: Manifest, part: Manifest, first: Int64Array, rows: Int64Arr
     Args:
         left: manifest of the left dataset.
         part: manifest from which rows are read.
-        first, rows: the same as in `JoinTable`.
+        first: the same as in `JoinTable`.
+        rows: the same as in `JoinTable`.
         place: the folder of the join, which exists.
 
     Returns:

@@ -113,7 +113,8 @@ def lane_runs(
     Args:
         deal: the groups of the lanes.
         lanes: (N,) the lanes, at least one.
-        begin, end: (N,) half-open run of samples of each lane, not empty.
+        begin: (N,) number of the first sample of a run of each lane.
+        end: (N,) number of the sample behind its last one; the run is not empty.
     """
     if deal.window > 1:
         runs = zip(lanes.tolist(), begin.tolist(), end.tolist(), strict=True)

@@ -157,7 +157,8 @@ class Cohorts:
 
         Args:
             lanes: the lanes.
-            begin, end: half-open numbers of the cohorts.
+            begin: the first cohort.
+            end: the cohort behind the last one.
             earlier: whether to add the chunks whose samples begin in an earlier cohort and go on in these.
         """
         runs = self._runs(begin, end)
