@@ -1,4 +1,4 @@
-"""`python -m streamer` is the command `streamer`."""
+"""Makes `python -m streamer` the same as the command `streamer` (`cli/main.py`)."""
 
 import sys
 

@@ -1,6 +1,7 @@
-"""All settings, validated; the only reader of TOML, and of streamer's own variables in the environment.
+"""Holds every setting with its default; the only reader of TOML files and of streamer's variables in the environment.
 
-Sizes are bytes, times are seconds. A default carries the measurement or document it comes from.
+Every package uses it. Sizes are bytes, times are seconds, and comments say where a default comes from. Settings from
+files and variables are checked by `service/configuration.py`, not by the dataclasses here.
 """
 
 from __future__ import annotations
@@ -31,10 +32,10 @@ LogFormat = Literal["text", "json"]
 
 
 def parse_bytes(text: str | int, field_name: str = "size") -> int:
-    """Reads a size: 1000, "200GB" (10^9), "8MiB" (2^20), "1.5 TiB".
+    """Returns a size in bytes, read from 1000, "200GB" (10^9), "8MiB" (2^20) or "1.5 TiB"; a fraction is cut off.
 
     Raises:
-        ConfigError: not a size, or negative.
+        ConfigError: `text` is not a size, or negative. The message names `field_name`.
     """
     if isinstance(text, int):
         number = float(text)
@@ -62,7 +63,7 @@ def format_bytes(size_bytes: float) -> str:
 
 
 def enough_bytes(count: int) -> str:
-    """Formats as `format_bytes`, rounded up, so that the result is not smaller than `count` as a limit."""
+    """Writes a number of bytes as `format_bytes` does, but rounded up: a limit that is set to it is large enough."""
     unit = 1
     while count >= 1000 * unit and unit < 10**12:
         unit *= 1000
@@ -71,28 +72,29 @@ def enough_bytes(count: int) -> str:
 
 
 def counted(count: int, unit: str) -> str:
-    """Writes a number and its unit, a plural with an s, for people: 1 chunk, 2,000 chunks."""
+    """Writes a number with its unit for people: 1 chunk, 2,000 chunks. `unit` is a plural that ends in s."""
     return f"{count:,} {unit[:-1] if count == 1 else unit}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class FetchConfig:
-    """The settings of the fetcher. A file sets `FETCH_SETTINGS`; the others are fixed, and vary in tests only."""
+    """Says how chunks are fetched from stores. Users can set `FETCH_SETTINGS`; the others vary in tests only."""
 
     # The client that reads S3 and web servers. "auto" is libcurl on Linux: against obstore 3,798 to 2,250 samples/s of
     # cold tars, 725 to 1,221 MB of memory, 56 % of the engine's CPU per sample (2 cores, 2026-11-23). It runs on one
     # core, up to 0.82 GB/s with TLS and 5,000 objects of 110 KB a second, per fetch process; obstore has threads.
     client: FetchClient = "auto"
-    # 8-16 MiB is the optimum of cost and speed on S3 (AnyBlob, PVLDB 16(11); AWS whitepaper).
+    # Length of a range, at most doubled. 8-16 MiB is best for cost and speed on S3 (AnyBlob, PVLDB 16(11); AWS).
     range_bytes: int = 8 * MiB
-    # 250 requests in flight fill 100 Gbit/s (AnyBlob section 2.4).
+    # Requests to an endpoint at once, at most. 250 in flight fill 100 Gbit/s (AnyBlob section 2.4).
     window_max: int = 256
-    # Reserved before a request, released after publish. None: a quarter of the cgroup, <= 1 GiB.
+    # Memory for chunks that are being fetched. None means a quarter of the cgroup's memory, at most 1 GiB.
     memory_bytes: int | None = None
     # How long to wait for an endpoint that serves no request (a rolling restart, a lost route, an early start).
     outage_seconds: float = 60.0
+    # Whether a range whose first byte is late is asked for a second time.
     hedge: bool = True
-    # 16 x 90 MB/s starts at 10 Gbit/s; slow start takes it from there.
+    # Requests to an endpoint at once: at the start, when 16 x 90 MB/s are 10 Gbit/s, and at least.
     window_start: int = 16
     window_min: int = 4
     # A range is given up after this many consecutive tries without a byte and this many seconds, if other ranges of the
@@ -108,8 +110,8 @@ class FetchConfig:
     # The first try waits at most this long for its first byte (S3: max above 10 s in 10^6, Bodner 2025), each next
     # twice as long; four times the p99 seen, from 2 s on, when that is known.
     first_byte_seconds: float = 10.0
-    # A budget must exceed the mass of the tail to help, and bounds the harm in an outage: at 2 % slow requests 3 % take
-    # p99 from 1,040 to 103 ms for 2.1 % more requests, as 5 % did (2026-11-20).
+    # Hedges are at most these shares of the requests and of the bytes. To help, a share must exceed that of the slow
+    # requests. At 2 % slow ones, 3 % takes p99 from 1,040 to 103 ms for 2.1 % more requests, as 5 % did (2026-11-20).
     hedge_requests_share: float = 0.03
     hedge_bytes_share: float = 0.03
 
@@ -119,27 +121,27 @@ FETCH_SETTINGS = ("client", "range_bytes", "window_max", "memory_bytes", "outage
 
 @dataclass(frozen=True, kw_only=True)
 class CacheConfig:
-    """The folder of the chunks on this machine, and how much they may take."""
+    """Settings of the folder that keeps chunks on this machine."""
 
     directory: Path
-    # None: 80 % of the free space plus what the cache holds already.
+    # Bytes that the whole folder may take. None means 80 % of the free space and of what the cache holds already.
     limit_bytes: int | None = None
-    # The cache gives way before the disk is full for everybody else: to this much free space, or this share of the
-    # file system; of both, the larger. None of them: see cache/disk_space.py.
+    # The cache leaves the larger of these free on the disk. If both are None, `cache/disk_space.py` chooses.
     free_floor_bytes: int | None = None
     free_floor_share: float | None = None
-    # Read-only folders below the writable one.
+    # Read-only folders of chunks, which are looked up where `directory` lacks a chunk.
     layers: tuple[Path, ...] = ()
+    # Name or number of the group of users that may read the folder and connect; None means the service's user alone.
     group: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class DatasetConfig:
-    """Everything below one url, and how its store is reached: the options stay with the service."""
+    """A url below which a service lets its clients read, and the options of its store, which clients do not see."""
 
     url: str
     storage_options: Mapping[str, object] = field(default_factory=dict, repr=False)
-    # Whether the manifest that a client names by manifest= is written there, with the service's keys, if none is there.
+    # Whether the service writes a manifest, with its own keys, to the url that a client names by manifest=.
     writable: bool = False
 
     def __repr__(self) -> str:
@@ -151,63 +153,64 @@ class DatasetConfig:
 class ServiceConfig:
     """The settings of an engine as a service of its own."""
 
-    # host:port of the page, /metrics, /healthz and /readyz; "": none.
+    # Address host:port of the page, /metrics, /healthz and /readyz; "" or "off" for none.
     http: str = ""
     # Users that may connect besides the service's own, root, and the members of the cache's group.
     allow_uids: tuple[int, ...] = ()
-    # A file whose content clients must show, besides being allowed users.
+    # File with the token that clients must show, besides being allowed users; None means that no token is needed.
     token_file: Path | None = None
-    # Kubernetes kills 30 s after SIGTERM by default: what is on its way has to be down before.
+    # Time for running fetches and requests after SIGTERM. By default Kubernetes kills 30 s after it.
     drain_seconds: float = 20.0
-    # 512 ranks of 8 worker processes; each idle connection costs 3 KB (CPython 3.11, 2026-11-20).
+    # Enough for 512 ranks of 8 worker processes; each idle connection costs 3 KB (CPython 3.11, 2026-11-20).
     max_connections: int = 4096
 
 
 @dataclass(frozen=True, kw_only=True)
 class PeersConfig:
-    """The engines whose caches act as one. All of them have equal settings here, and one token."""
+    """The engines that share their caches with this one. All of them need equal settings here, and the same token."""
 
     # "off", "dns:name:port" (each address of a name), "slurm:port" (each node of the job), or "host:port,host:port".
     members: str = "off"
-    # host:port of the peer server.
+    # Address host:port at which this engine answers peers.
     listen: str = "0.0.0.0:7070"
-    # A file whose content a peer must show; required where `members` is set.
+    # File with the token that a peer must show; required where `members` is set.
     token_file: Path | None = None
-    # A folder with tls.crt, tls.key and ca.crt: peers speak TLS, and show each other certificates of that authority.
+    # Folder with tls.crt, tls.key and ca.crt for TLS, by which both sides show certificates; None means no TLS.
     tls_folder: Path | None = None
-    # Chunks that are sent at once.
+    # Chunks that this engine sends to all peers at once, at most.
     sends: int = 16
 
     @property
     def enabled(self) -> bool:
-        """Whether there are peers."""
+        """Whether the configuration names peers."""
         return self.members not in ("", "off")
 
 
 @dataclass(frozen=True, kw_only=True)
 class EngineConfig:
-    """One engine: one cache folder, one fetcher, one socket."""
+    """All settings of one engine."""
 
     cache: CacheConfig
     fetch: FetchConfig = field(default_factory=FetchConfig)
+    # The unix socket at which clients connect; None only where an engine is used without a service.
     socket_path: Path | None = None
-    # The engine leaves this long after its last connection; None: a service, it stays.
+    # The engine ends this long after its last connection has ended. None makes it a service, which stays.
     grace_seconds: float | None = 3.0
     # Nothing is evicted for this long after a start with a folder that is not empty: clients re-open their sessions.
     settle_seconds: float = 2.0
     # A session silent for this long while others wait loses the protection of its look-ahead.
     silent_seconds: float = 60.0
-    # Look-ahead covers the tail of the latency: 2 x p99.9 at full link speed.
+    # Look-ahead of all sessions together. It covers the tail of the latency: 2 x p99.9 at full link speed.
     lookahead_bytes: int = 512 * MiB
-    # Processes that fetch and publish beside the engine's loop; 0: the loop does. None ("auto"): started and ended by
+    # Number of fetch processes; with 0 the engine's loop fetches. With None ("auto") they are started and ended by
     # load, at most one for four cores, so that small machines have none (engine/processes/policy.py).
     fetch_processes: int | None = None
-    # The datasets that a service serves, and their credentials; empty: any url, with the options that the client sends.
+    # The datasets that a service serves. If empty, clients may name any url, and the options that they send are used.
     datasets: tuple[DatasetConfig, ...] = ()
-    # Refuses local files, loopback, link-local and metadata addresses in urls that clients choose: set for a service
-    # without datasets, whose clients have other rights.
+    # Whether to refuse local files, loopback, link-local and metadata addresses in urls that clients choose. It is set
+    # for a service without datasets, since the service may read more than its clients may.
     refuse_local: bool = False
-    # Files that were read for datasets and service besides the configuration itself: one that changes is read again.
+    # Files of storage options and tokens that the configuration names: it is read again when one of them changes.
     secret_files: tuple[Path, ...] = ()
     service: ServiceConfig = field(default_factory=ServiceConfig)
     peers: PeersConfig = field(default_factory=PeersConfig)
@@ -215,7 +218,14 @@ class EngineConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class RankConfig:
-    """The place of this process among the trainers of the job; `master` is the host of rank 0, as torchrun names it."""
+    """The place of this process among the ranks of a training job; a rank that is not below `world_size` is refused.
+
+    Attributes:
+        rank, world_size: number of this process, and number of all.
+        node, nodes: number of this machine, and number of all.
+        job: text that only the ranks of this job have in common; "" if no variable tells one.
+        master, note: host of rank 0, as torchrun names it, and a warning (`launchers.Place`); "" where there is none.
+    """
 
     rank: int = 0
     world_size: int = 1
@@ -223,7 +233,6 @@ class RankConfig:
     nodes: int = 1
     job: str = ""
     master: str = ""
-    # A line about variables of launchers that are incomplete or differ.
     note: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
@@ -235,18 +244,20 @@ class RankConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class Environment:
-    """The variables of the environment; read once, here."""
+    """What the variables of the environment say; `read` makes it. No other module reads these variables."""
 
+    # Cache folder of engines, and the folder of their sockets and logs; absolute paths.
     cache_dir: Path
     runtime_dir: Path
+    # STREAMER_ENGINE as written, such as "unix:/path"; None if it is not set, as for the variables below.
     engine: str | None
     rank: RankConfig
     log_level: str | None
     log_format: LogFormat = "text"
     token_file: Path | None = None
-    # The TOML file of the engine, one that a trainer starts or `streamer serve`.
+    # TOML file of the engine that a trainer or `streamer serve` starts.
     config: Path | None = None
-    # The socket and the interval of notifications that a service manager names (sd_notify(3)).
+    # The socket and the interval of notifications that a service manager names (sd_notify(3)); None without one.
     notify_socket: str | None = None
     watchdog_seconds: float | None = None
     # The settings of an engine in STREAMER_* variables, by lower-case name ("cache_bytes"), as written.
@@ -254,15 +265,15 @@ class Environment:
 
     @classmethod
     def read(cls, variables: Mapping[str, str] | None = None) -> Environment:
-        """Reads STREAMER_*, XDG_*, and the ranks as launchers set them.
+        """Reads variables of streamer, XDG folders, launchers and service managers: this process's if None is given.
 
         Raises:
-            ConfigError: a variable that is not what it should be.
+            ConfigError: a variable has an invalid value.
         """
         env = os.environ if variables is None else variables
         caches = env.get("XDG_CACHE_HOME") or str(Path(env.get("HOME") or "/tmp") / ".cache")
         return cls(
-            # The engine runs in another folder.
+            # The engine has another working folder than the trainer that names the path.
             cache_dir=Path(os.path.abspath(env.get("STREAMER_CACHE_DIR") or Path(caches) / "streamer")),
             runtime_dir=Path(os.path.abspath(_runtime_dir(env))),
             engine=env.get("STREAMER_ENGINE") or None,
@@ -281,10 +292,10 @@ class Environment:
         )
 
     def engine_settings(self) -> dict[str, str]:
-        """Returns the settings of an engine that this process starts for itself.
+        """Returns `settings` for an engine that this process starts for itself.
 
         Raises:
-            ConfigError: a variable is set that only a service can have.
+            ConfigError: a variable is set that only `streamer serve` can have.
         """
         for name in self.settings:
             if name.upper() in SERVICE_VARIABLES:
@@ -297,11 +308,11 @@ class Environment:
         return dict(self.settings)
 
 
-# The socket of an embedded engine in its cache folder, for clients that do not see its runtime folder. It begins like
-# the folder's marker: earlier versions take a folder that has nothing else for an empty one.
+# Name of the socket of an embedded engine in its cache folder, for clients that do not see its runtime folder. Earlier
+# versions ignore files whose names begin like this when they look whether a folder is empty.
 CACHE_SOCKET_NAME = "streamer-cache.sock"
 
-# The variables of every process of streamer, those of any engine, and those that only `streamer serve` can have.
+# Names of variables, without STREAMER_: of every process, of any engine, and of `streamer serve` alone.
 _COMMON = frozenset(
     ["CACHE_DIR", "RUNTIME_DIR", "ENGINE", "LOG", "LOG_FORMAT", "TOKEN_FILE", "CONFIG", "JOB", "NODE", "NODES"]
 )
@@ -315,10 +326,10 @@ _KUBERNETES = re.compile(r"STREAMER_(\w+_)?(SERVICE_HOST|SERVICE_PORT\w*|PORT|PO
 
 
 def check_variables(variables: Mapping[str, str] | None = None) -> None:
-    """Refuses a misspelt STREAMER_* variable.
+    """Refuses variables that begin with STREAMER_ and that streamer does not know: this process's if None is given.
 
     Raises:
-        ConfigError: names it, and those that there are.
+        ConfigError: the message names the variable, and those that exist.
     """
     known = {f"STREAMER_{name}" for name in (*_COMMON, *ENGINE_VARIABLES, *SERVICE_VARIABLES)}
     for name in os.environ if variables is None else variables:
@@ -327,10 +338,10 @@ def check_variables(variables: Mapping[str, str] | None = None) -> None:
 
 
 def check_socket_path(path: Path) -> Path:
-    """Returns the path of a unix socket, as given.
+    """Checks the length of a unix socket's path, and returns the path.
 
     Raises:
-        ConfigError: the kernel cannot take it: sun_path has 108 bytes including the final zero (unix(7)).
+        ConfigError: it is too long for the kernel: sun_path has 108 bytes including the final zero (unix(7)).
     """
     if (length := len(os.fsencode(path))) > 107:
         raise ConfigError(
@@ -342,10 +353,10 @@ def check_socket_path(path: Path) -> Path:
 
 
 def read_token(path: Path) -> str:
-    """Returns the token of a file, without the white space around it.
+    """Returns the token in a file, without the white space around it.
 
     Raises:
-        ConfigError: it cannot be read, or is empty.
+        ConfigError: the file cannot be read, or is empty.
     """
     try:
         token = path.read_text().strip()
@@ -357,9 +368,9 @@ def read_token(path: Path) -> str:
 
 
 def _runtime_dir(env: Mapping[str, str]) -> Path:
-    # Short: a unix socket's path may have 107 bytes.
+    # It has to be short: a unix socket's path may have 107 bytes.
     if chosen := env.get("STREAMER_RUNTIME_DIR"):
-        # A link that the user names is meant; later no link is followed.
+        # A link that the user names is followed here, since no link is followed later.
         return Path(os.path.realpath(chosen))
     if (base := env.get("XDG_RUNTIME_DIR")) and os.access(base, os.W_OK):
         return Path(base) / "streamer"
@@ -371,7 +382,7 @@ def _runtime_dir(env: Mapping[str, str]) -> Path:
 
 
 def _is_read_only(path: Path) -> bool:
-    """Whether a path is on a file system that takes no files, as the root of a hardened container."""
+    """Whether a path is on a read-only file system, such as the root of a hardened container, or cannot be reached."""
     try:
         return bool(os.statvfs(path).f_flag & os.ST_RDONLY)
     except OSError:
@@ -389,10 +400,11 @@ def _log_format(env: Mapping[str, str]) -> LogFormat:
 
 
 def _rank(env: Mapping[str, str]) -> RankConfig:
+    """Returns the rank's place; variables of streamer for job and nodes take precedence over those of launchers."""
     place = find_place(env)
     master = f"{env['MASTER_ADDR']}:{env['MASTER_PORT']}" if {"MASTER_ADDR", "MASTER_PORT"} <= set(env) else ""
     run_id = env.get("TORCHELASTIC_RUN_ID", "")
-    # torchrun names a run "none" that has no name.
+    # torchrun sets "none" for a run without a name.
     run_id = "" if run_id == "none" else run_id
     job = env.get("STREAMER_JOB") or run_id or env.get("SLURM_JOB_ID") or master or place.job
     node = read_number(env, ("STREAMER_NODE", "GROUP_RANK", "SLURM_NODEID"))
@@ -403,7 +415,7 @@ def _rank(env: Mapping[str, str]) -> RankConfig:
         world_size=place.world_size,
         node=place.rank // (place.local_size or place.world_size) if node is None else node,
         nodes=max(1, place.nodes or by_local_size if nodes is None else nodes),
-        # A message holds UTF-8 only, a variable any bytes.
+        # A variable may have any bytes, a message of the protocol only UTF-8.
         job=job.encode("utf-8", "backslashreplace").decode(),
         master=env.get("MASTER_ADDR", ""),
         note=place.note,
@@ -411,12 +423,12 @@ def _rank(env: Mapping[str, str]) -> RankConfig:
 
 
 def read_toml(path: Path) -> dict[str, object]:
-    """Reads a configuration file.
+    """Returns the tables of a TOML file.
 
     Raises:
-        ConfigError: no such file, or not TOML; names the line.
+        ConfigError: the file cannot be read, or it is not TOML; the message names the line.
     """
-    import tomllib  # Only where there is such a file: 2 ms of each start.
+    import tomllib  # Here, because it takes 2 ms of each start, and few have such a file.
 
     try:
         return tomllib.loads(path.read_text())
@@ -427,10 +439,10 @@ def read_toml(path: Path) -> dict[str, object]:
 
 
 def check_fields(kind: type[object], values: Mapping[str, object], where: str) -> None:
-    """Refuses misspelt settings instead of ignoring them.
+    """Checks the names of settings, not their values, against the fields of the dataclass `kind`.
 
     Raises:
-        ConfigError: a name that `kind` does not have; lists those it has.
+        ConfigError: there is no such field; the message begins with `where`, and lists the fields.
     """
     names = {f.name for f in fields(kind)}  # type: ignore[arg-type]
     for name in values:

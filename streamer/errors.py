@@ -1,4 +1,6 @@
-"""Every error that streamer raises, as one tree.
+"""Defines the errors of streamer as one tree, and takes secrets and control characters out of texts.
+
+Every package raises these errors. A training program catches them as `streamer.errors`.
 
     StreamerError
     ├─ ConfigError(ValueError)             names the field, the value, the rule
@@ -20,8 +22,8 @@
     ├─ WorkerError                         exit signal, samples in flight, memory
     └─ ClosedError, BrokenError            used after its end; a background task failed (see __cause__)
 
-A message says what happened, where, with which numbers, and what to do. The same facts are in
-`details`, plain values only, so that an error crosses a socket or a pipe whole.
+A message says what happened, where, with which numbers, and what to do. The same facts are in `details`. These are
+plain values, so that an error can be sent through a socket or a pipe and raised again at the other end.
 """
 
 from __future__ import annotations
@@ -33,17 +35,17 @@ from collections.abc import Callable
 
 Detail = str | int | float | bool | None
 
-# Signs of a name that a terminal obeys, or that change the order in which text is shown.
+# Characters that a terminal obeys, or that change the order in which text is shown.
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u206f\ufff9-\ufffb]")
 _LINE_STARTS = re.compile(r"\n(?=\S)")
-# The part before an @ in these urls is a container, a branch or a namespace.
+# In urls of these schemes the part before an @ is a container, a branch or a namespace.
 _WITHOUT_LOGINS = frozenset(
     {"abfs", "abfss", "az", "wasb", "wasbs", "gs", "gcs", "s3", "s3a", "hf", "git", "github", "oci"}
 )
 _LOGIN = re.compile(r"(:/+)([^\s/'\"<>\\]*)@")
 _SCHEME = re.compile(r"[\w+.-]+\Z")
-_MOST_SCHEME_LETTERS = 20
-# Parameters of signed urls: AWS, Google, Azure, CloudFront, and what hubs call their tokens.
+_MAX_SCHEME_LETTERS = 20
+# Parameters of signed urls of AWS, Google, Azure and CloudFront, and the names that hubs give to tokens.
 _SIGNED = re.compile(
     r"([?&](?:amp;)?(?:x-amz-(?:signature|security-token|credential)|x-goog-(?:signature|credential)|sig|signature"
     r"|access_token|token|auth|api_?key|key|secret|password|key-pair-id|policy|awsaccesskeyid|googleaccessid)=)"
@@ -51,29 +53,40 @@ _SIGNED = re.compile(
     re.IGNORECASE,
 )
 
-
+# Attributes whose values `Discreet` hides.
 _HIDDEN = frozenset(
     {"options", "storage_options", "out_storage_options", "token", "keys", "headers", "proxy", "signer"}
 )
 
 
 def without_controls(text: str) -> str:
-    """Returns a text with control characters written out; line breaks and tabs stay."""
+    """Returns a text whose control characters are written as escapes such as `\\x1b`; line breaks and tabs stay."""
     return _CONTROLS.sub(lambda found: ascii(found[0])[1:-1], text)
 
 
 def printable(text: str) -> str:
-    """Returns a text without control characters, whose further lines are indented: none looks like a line of a log."""
+    """Returns a text for a log or a terminal: control characters as escapes, and each line after the first indented.
+
+    An indented line cannot be taken for an entry of the log.
+    """
     return _LINE_STARTS.sub("\n    ", without_controls(text))
 
 
 def is_login(scheme: str, text: str) -> bool:
-    """Whether what is before an @ in a url is a login: web servers take tokens as users, others the user's name."""
+    """Whether the part of a url before an @ is a login that has to be hidden.
+
+    For http and https it always is, because web servers take tokens as users. For other schemes it is one if it has a
+    password (a colon) and the scheme does not use that part for something else.
+
+    Args:
+        scheme: Scheme of the url, such as "https".
+        text: Part between `://` and the @.
+    """
     return scheme.lower() in ("http", "https") or (":" in text and scheme.lower() not in _WITHOUT_LOGINS)
 
 
 def without_secrets(text: str) -> str:
-    """Returns a text whose urls have neither logins nor signatures; what else it says stays."""
+    """Returns a text whose urls have no logins, and `...` for signatures and tokens; the rest is unchanged."""
     if "@" in text and ":/" in text:
         text = _LOGIN.sub(_hide_login, text)
     return _SIGNED.sub(r"\1...", text) if "=" in text else text
@@ -81,12 +94,12 @@ def without_secrets(text: str) -> str:
 
 def _hide_login(found: re.Match[str]) -> str:
     start = found.start()
-    scheme = _SCHEME.search(found.string[max(0, start - _MOST_SCHEME_LETTERS) : start])
+    scheme = _SCHEME.search(found.string[max(0, start - _MAX_SCHEME_LETTERS) : start])
     return found[1] if scheme is not None and is_login(scheme[0], found[2]) else found[0]
 
 
 class Discreet:
-    """Leaves options, keys and tokens out of the repr of a struct or of a dataclass with `repr=False`."""
+    """Gives a msgspec struct, or a dataclass with `repr=False`, a repr that hides options, keys and tokens."""
 
     def __repr__(self) -> str:
         names: tuple[str, ...] = getattr(type(self), "__struct_fields__", None) or tuple(vars(self))
@@ -95,15 +108,19 @@ class Discreet:
 
 
 class StreamerError(Exception):
-    """The root of the tree.
+    """The base class of all errors of streamer. It can be pickled.
 
     Args:
         message: one or two sentences: what, where, the numbers, what to do.
         details: the facts of the message as plain values, by name.
+
+    Attributes:
+        message: the text without control characters, logins and signatures of urls.
+        details: the facts by name; texts among them are without logins and signatures of urls.
     """
 
     def __init__(self, message: str, **details: Detail) -> None:
-        # It may name what a stranger has written: objects, keys, columns; and quote what another library says.
+        # A message may quote names that others chose (objects, keys, columns), and texts of other libraries.
         self.message = printable(without_secrets(message))
         super().__init__(self.message)
         self.details: dict[str, Detail] = {
@@ -114,7 +131,7 @@ class StreamerError(Exception):
         return self.message
 
     def of_member(self, name: str) -> StreamerError:
-        """Returns this error with the member of a mix that it is about."""
+        """Returns a copy of this error whose message begins with the name of a mix's member, also in `details`."""
         return type(self)(f"member {name}: {self.message}", **{**self.details, "member": name})
 
     def __reduce__(self) -> tuple[Callable[..., StreamerError], tuple[object, ...]]:
@@ -126,7 +143,7 @@ def _rebuild(kind: type[StreamerError], message: str, details: dict[str, Detail]
 
 
 class ConfigError(StreamerError, ValueError):
-    """A setting is invalid; names the field, the value and the rule."""
+    """A setting is invalid; the message names the field, the value and the rule."""
 
 
 class ManifestError(StreamerError):
@@ -134,11 +151,11 @@ class ManifestError(StreamerError):
 
 
 class ManifestVersionError(ManifestError):
-    """A manifest written by another version of the format."""
+    """A manifest was written in a version of its format that this release cannot read."""
 
 
 class ManifestCorruptError(ManifestError):
-    """A manifest whose bytes do not agree with its digest or with themselves."""
+    """The bytes of a manifest do not agree with its digest or with each other."""
 
 
 class StoreError(StreamerError):
@@ -154,23 +171,23 @@ class AccessDeniedError(StoreError, PermissionError):
 
 
 class ObjectChangedError(StoreError):
-    """The object's version differs from the manifest's: never retried, never cached."""
+    """The object's version differs from the manifest's: the request is not retried, and its bytes are not cached."""
 
 
 class ThrottledError(StoreError):
-    """The store asks for fewer requests (429, 503): retried, lowers concurrency."""
+    """The store asks for fewer requests (429, 503): it gets fewer at once, and this one is retried."""
 
 
 class StoreTimeoutError(StoreError, TimeoutError):
-    """No progress for longer than allowed: retried on a new connection."""
+    """A request made no progress for longer than allowed; it is retried on a new connection."""
 
 
 class ShortReadError(StoreError):
-    """The store sent fewer bytes than asked: resumed at the last good byte."""
+    """The store sent fewer bytes than asked for; the request is resumed after the last good byte."""
 
 
 class IntegrityError(StreamerError):
-    """Bytes on disk differ from their checksums; the chunk is dropped and fetched once more."""
+    """Bytes on the disk differ from their checksums or lengths; the message says where, and what was expected."""
 
 
 class CacheError(StreamerError, OSError):
@@ -194,7 +211,7 @@ class EngineUnavailableError(ServiceError, ConnectionError):
 
 
 class ProtocolError(ServiceError):
-    """A frame that the protocol does not allow."""
+    """A peer or client sent a message that the protocol does not allow, or out of turn."""
 
 
 class ProtocolVersionError(ServiceError):
@@ -206,19 +223,19 @@ class DecodeError(StreamerError):
 
 
 class RecodeError(StreamerError):
-    """A block whose bytes cannot be decoded into records; names object, range, format and reason."""
+    """A block cannot be decoded into records; the message names object, range, format and reason."""
 
 
 class PackError(StreamerError):
-    """A sample or a shard that cannot be written; names the sample, or what is wrong at the destination."""
+    """A sample or a shard cannot be written; the message names the sample, or what is wrong at the destination."""
 
 
 class StateError(StreamerError):
-    """A saved state that does not fit this dataset or order; names the field."""
+    """A saved state does not fit this dataset or order; the message names the field."""
 
 
 class WorkerError(StreamerError):
-    """A worker process ended or is stuck; names the signal and the samples in flight."""
+    """A worker process ended or is stuck; the message names the signal and the samples in flight."""
 
 
 class ClosedError(StreamerError):
@@ -237,13 +254,23 @@ def _tree(kind: type[StreamerError]) -> dict[str, type[StreamerError]]:
 
 
 def from_wire(kind: str, message: str, details: dict[str, Detail]) -> StreamerError:
-    """Rebuilds an error that crossed a socket; an unknown kind becomes a ServiceError."""
+    """Rebuilds an error that another process has sent.
+
+    Args:
+        kind: Name of its class; a name that is not in the tree gives a ServiceError.
+        message: Text of the error.
+        details: Facts of the error, by name.
+    """
     cls = _tree(StreamerError).get(kind, ServiceError)
     return cls(message, **details)
 
 
 def describe_undecoded(text: str) -> str:
-    """Says why a name holds bytes that were not decoded: they are not UTF-8, or the locale is not."""
+    """Returns why a name has bytes that Python could not decode: it is not UTF-8, or the locale is not.
+
+    Args:
+        text: Name as Python read it, with a surrogate for each of these bytes.
+    """
     shown = ascii(text)[:200]
     encoding = sys.getfilesystemencoding()
     try:

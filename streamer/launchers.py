@@ -1,7 +1,8 @@
 """Finds which rank of how many a process is, by the variables that launchers set in the environment.
 
-`docs/scale-out.md` has the table of launchers, with the documentation of each. The first one whose variables are
-complete counts: those that may run inside of another come first, as torchrun in a step of srun.
+`config.py` uses it for every trainer, and `tools/doctor/environment.py` shows what it finds. `docs/scale-out.md` has
+the table of launchers, with the documentation of each. The first launcher in `LAUNCHERS` whose variables are complete
+counts. One that may run inside another comes before it, as torchrun, which srun may start.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ class Launcher:
         rank: Variable with the rank.
         size: Variable with the number of ranks.
         local_sizes: Variables with the number of ranks on this node; the first one that is set counts.
-        nodes: Variable with the number of nodes; "" if there is none.
-        jobs: Variables with a text that all ranks of a job have in common.
+        nodes: Variable with the number of nodes; "" if the launcher has none.
+        jobs: Variables with a text that all ranks of a job have in common; the first one that is set counts.
     """
 
     name: str
@@ -67,17 +68,19 @@ LAUNCHERS = (
     Launcher("MPI", "PMI_RANK", "PMI_SIZE", ("MPI_LOCALNRANKS", "PMI_LOCAL_SIZE"), jobs=("PALS_APID", "PMI_JOBID")),
     SLURM,
 )
-# Ranks of launchers that do not say how many there are, and the numbers of nodes or containers that pbsdsh, Kubeflow,
-# Kubernetes and AWS Batch give.
+# Variables that number a process, a node or a container, by launchers that do not tell the number of ranks. Nodes and
+# containers are numbered by pbsdsh, Kubeflow, Kubernetes and AWS Batch.
 _WITHOUT_SIZE = (
     *("PMIX_RANK", "PMI_ID", "PALS_RANKID", "ALPS_APP_PE", "MPI_RANKID", "LSF_PM_TASKID"),
     *("LOCAL_RANK", "MPI_LOCALRANKID", "PBS_NODENUM", "PBS_VNODENUM"),
     *("NODE_RANK", "PET_NODE_RANK", "JOB_COMPLETION_INDEX", "AWS_BATCH_JOB_NODE_INDEX"),
 )
-# The processes of a node, where a container has the number of its node in RANK: Kubeflow, PAI of Alibaba.
+# Variables with the number of processes on a node. Kubeflow and PAI of Alibaba set them, and the node's number as RANK.
 _PROCESSES_OF_NODE = ("NPROC_PER_NODE", "PET_NPROC_PER_NODE")
-# Steps of SLURM that are no tasks of srun: interactive step, batch script, extern and pending step (slurm/slurm.h).
+# Numbers of SLURM's steps that srun did not start: interactive step, batch script, extern and pending step
+# (slurm/slurm.h).
 _NO_TASKS = frozenset(str(0xFFFFFFFA + number) for number in range(4))
+# Names that SLURM gives to an interactive job: a shell, perhaps with the dash of a login shell.
 _SHELL = re.compile(r"-?(ba|z|da|k|c|tc|fi)?sh|interactive")
 
 
@@ -91,7 +94,7 @@ class Place:
         local_size: Number of ranks on this node; 0 if it is not known.
         nodes: Number of nodes; 0 if it is not known.
         job: Text that all ranks of the job have in common; "" if there is none.
-        note: Line about variables that are incomplete or differ; "" if all is clear.
+        note: Warning about variables that are incomplete or contradict each other; "" if there is none.
     """
 
     rank: int = 0
@@ -106,7 +109,7 @@ def find_place(env: Mapping[str, str]) -> Place:
     """Returns the place that the variables of the environment tell; rank 0 of 1 where they tell none.
 
     Raises:
-        ConfigError: a variable is not a number.
+        ConfigError: a variable is not a number, or a number of ranks is 0.
     """
     found = []
     incomplete = []
@@ -129,7 +132,7 @@ def find_place(env: Mapping[str, str]) -> Place:
         else:
             incomplete += [name for name in (launcher.rank, size_name) if env.get(name)]
     if not found:
-        return Place(note=_incomplete(env, incomplete, outside))
+        return Place(note=_describe_missing(env, incomplete, outside))
     launcher, size_name, rank, size = found[0]
     return Place(
         rank=rank,
@@ -137,15 +140,15 @@ def find_place(env: Mapping[str, str]) -> Place:
         local_size=read_number(env, launcher.local_sizes) or 0,
         nodes=read_number(env, (launcher.nodes,)) or 0,
         job=next((env[name] for name in launcher.jobs if env.get(name)), ""),
-        note=_describe_difference(env, found) or _doubtful(env, launcher, rank, size),
+        note=_describe_difference(env, found) or _describe_doubt(env, launcher, rank, size),
     )
 
 
 def read_number(env: Mapping[str, str], names: tuple[str, ...]) -> int | None:
-    """Returns the number in the first of these variables that is set. Returns None where none is.
+    """Returns the number in the first of these variables that is set; None if none is.
 
     Raises:
-        ConfigError: it is not a number.
+        ConfigError: the variable is not a whole number of at least 0.
     """
     for name in names:
         if text := env.get(name):
@@ -156,10 +159,10 @@ def read_number(env: Mapping[str, str], names: tuple[str, ...]) -> int | None:
 
 
 def _outside_of_step(env: Mapping[str, str]) -> str:
-    """Returns why a process inside of a SLURM job is not a task of srun. Returns "" where it is one, or without a job.
+    """Returns why a process of a SLURM job is not a task of srun; "" if it is one, or if there is no SLURM job.
 
-    The shell of `salloc`, the script of `sbatch` and what they start without srun see the number of tasks of the
-    allocation, but are one process.
+    The shell of `salloc`, the script of `sbatch`, and programs that these start without srun see the allocation's
+    number of tasks, although each is a single process.
     """
     step = env.get("SLURM_STEP_ID") or env.get("SLURM_STEPID")
     if step in _NO_TASKS:
@@ -170,14 +173,23 @@ def _outside_of_step(env: Mapping[str, str]) -> str:
         return ""
     if not env.get("SLURM_PROCID"):
         return "SLURM_PROCID is not set"
-    # A script has the rank 0, and what sbatch sets besides.
+    # Rank 0 without a step, together with a variable of sbatch, is that of sbatch's script.
     if env["SLURM_PROCID"] == "0" and any(env.get(f"SLURM_{name}") for name in ("TASK_PID", "SUBMIT_DIR", "JOB_NAME")):
         return "SLURM_STEP_ID is not set"
     return ""
 
 
-def _incomplete(env: Mapping[str, str], names: list[str], outside: str) -> str:
-    """Returns a line about a process that reads everything although variables speak of several ranks."""
+def _describe_missing(env: Mapping[str, str], names: list[str], outside: str) -> str:
+    """Returns a warning for a process without a rank, which reads all samples, if variables tell of several ranks.
+
+    Args:
+        env: Variables of the environment.
+        names: Variables of launchers that set a rank or a number of ranks, but not both.
+        outside: Result of `_outside_of_step`.
+
+    Returns:
+        The warning; "" if nothing tells of several ranks.
+    """
     advice = (
         "; this process reads all samples. If it is one of several, call torch.distributed.init_process_group before "
         "the first batch, or give the dataset rank= and world_size="
@@ -195,9 +207,12 @@ def _incomplete(env: Mapping[str, str], names: list[str], outside: str) -> str:
 
 
 def _describe_difference(env: Mapping[str, str], found: list[tuple[Launcher, str, int, int]]) -> str:
-    """Returns a line about launchers that do not tell the same rank, on rank 0 of the one that counts."""
+    """Returns a warning if launchers tell different ranks; "" if they agree.
+
+    Only rank 0 of the launcher that counts gets it, so that a job is warned once.
+    """
     first, size_name, rank, size = found[0]
-    # torchrun is started once on a node, by whatever launcher.
+    # Another launcher starts torchrun once on a node, so that its variables are those of the node.
     if rank or (first is TORCHRUN and env.get("TORCHELASTIC_RUN_ID")):
         return ""
     others = [each for each in found[1:] if each[2:] != (rank, size)]
@@ -211,8 +226,8 @@ def _describe_difference(env: Mapping[str, str], found: list[tuple[Launcher, str
     )
 
 
-def _doubtful(env: Mapping[str, str], launcher: Launcher, rank: int, size: int) -> str:
-    """Returns a line about a rank that may be that of a node, or of a script of SLURM without srun."""
+def _describe_doubt(env: Mapping[str, str], launcher: Launcher, rank: int, size: int) -> str:
+    """Returns a warning if the rank may number a node, or a script of SLURM that srun did not start; else ""."""
     if launcher is TORCHRUN and not env.get("LOCAL_RANK"):
         # "auto" and "gpu" are a choice of torchrun, and say nothing of this process.
         name = next((one for one in _PROCESSES_OF_NODE if env.get(one, "").isdecimal() and int(env[one]) > 1), "")

@@ -1,3 +1,6 @@
-"""The version of the package."""
+"""The version of the package, for `streamer --version`, manifests, saved states and the handshakes of engines.
+
+`pyproject.toml` reads it from here.
+"""
 
 VERSION = "0.2.0"
