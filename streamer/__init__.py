@@ -1,8 +1,8 @@
-"""Train on data in object storage that is larger than the local disk, and never let the GPU wait.
+"""Trains on data in object storage that is larger than the local disk: the names that training programs import.
 
     from streamer import StreamingDataset, StreamingDataLoader
 
-Importing this brings neither torch nor numpy: what a name needs is imported when the name is first used.
+Importing this package imports neither torch nor numpy: the module of a name is imported when the name is first used.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
 __version__ = VERSION
 
+# The module of each public name.
 _HOMES = {
     "Annotations": "streamer.annotations.options",
     "Balance": "streamer.batches.rows.balance",

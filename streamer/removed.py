@@ -1,7 +1,8 @@
-"""Names and arguments of earlier releases: what is written now, and which of them still work.
+"""Recognises names, arguments and options of earlier releases, and says what is written now.
 
-An old spelling is an error that says the new one. The few that many programs use still work in 0.2, with a
-`FutureWarning` that says the same.
+Public classes and functions use it for their arguments, some modules for their names, and commands for their options
+(`cli/parser.py`). An old spelling is refused by an error that says the new one. The few that many programs use still
+work in 0.2, with a `FutureWarning` that says the same.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ C = TypeVar("C", bound=type)
 P = ParamSpec("P")
 R = TypeVar("R")
 
+# Arguments of StreamingDataset and of MixedDataset.
 _OF_BOTH = {
     "lanes": "order=Order(lanes=...)",
     "shuffle_window": "order=Order(shuffle_window=...)",
@@ -94,7 +96,7 @@ ARGUMENTS: dict[str, dict[str, str]] = {
 
 
 def _split_reports(value: object) -> dict[str, object]:
-    """Returns the arguments that stand for `reports=` of a loader: seconds, a function, or both as `Reports`."""
+    """Returns the new arguments for a value of `reports=` of a loader: a function, seconds, or both as `Reports`."""
     if callable(value):
         return {"on_report": value}
     interval = getattr(value, "seconds", value)
@@ -113,7 +115,7 @@ _OLD_VALUES: dict[tuple[str, str], dict[object, str]] = {
     ("Annotations", "missing"): {"empty": "none"},
     ("StreamingDataset.join", "missing"): {"null": "none"},
 }
-# Names of modules, and the names that have taken their place.
+# By module: names that it had, and the names that have taken their place.
 NAMES = {
     "streamer.decode.transforms": {"CentreCrop": "CenterCrop"},
     "streamer.formats": {"Mds": "MDS"},
@@ -121,7 +123,7 @@ NAMES = {
 }
 # Old names that still work in this release.
 _NAMES_STILL_TAKEN = {("streamer.shards.settle", "Packed")}
-# Methods of earlier versions, and what to write instead.
+# Methods of classes in earlier releases, and what to write instead.
 METHODS = {
     "StreamingDataset": {"find": "StreamingDataset.index_of(key) finds the number of a sample"},
     "MixedDataset": {
@@ -168,11 +170,11 @@ OPTIONS: dict[str, dict[str, str]] = {
 
 
 def find_old_option(removed: Mapping[str, str], words: Sequence[str]) -> str | None:
-    """Returns what is wrong with the words of a command, or None if no option of an earlier release is among them.
+    """Returns a sentence about the first option of an earlier release among the words of a command; None without one.
 
     Args:
-        removed: Options of the command, as a value of `OPTIONS`.
-        words: Words after the name of the command.
+        removed: Old options of the command, as a value of `OPTIONS`.
+        words: Words after the name of the command. Those after `--` are no options, and are not looked at.
     """
     if "--" in words:
         words = words[: words.index("--")]
@@ -189,21 +191,24 @@ def find_old_option(removed: Mapping[str, str], words: Sequence[str]) -> str | N
 
 
 def _is_file_to_write(word: str) -> bool:
-    """Whether a word after an option is a file that the option was to write, not the next argument, which is there."""
+    """Whether a word after an option names the file that the option was to write.
+
+    It does not if it is another option, a url, or the path of something that exists, unless that ends in .json.
+    """
     if not word or word.startswith("-") or "://" in word:
         return False
     return word.endswith(".json") or not os.path.exists(word)
 
 
 def refuse_removed(of: str, given: Mapping[str, object]) -> None:
-    """Refuses arguments that earlier versions had.
+    """Refuses arguments that earlier releases had, also those that still work.
 
     Args:
-        of: name of the class or function.
-        given: Arguments by name, of which those that were not removed are left to the caller.
+        of: Name of the class or function, a key of `ARGUMENTS`.
+        given: Arguments by name. Those that no earlier release had are not looked at.
 
     Raises:
-        ConfigError: a removed argument; names its replacement.
+        ConfigError: an earlier release had one of them; the message names its replacement.
     """
     for name in given:
         if (now := ARGUMENTS[of].get(name)) is not None:
@@ -211,12 +216,16 @@ def refuse_removed(of: str, given: Mapping[str, object]) -> None:
 
 
 def refuse_name(module: str, name: str) -> NoReturn:
-    """Refuses a name that a module does not have, as its `__getattr__`.
+    """Refuses a name that a module does not have. The module's `__getattr__` calls it.
+
+    Args:
+        module: Full name of the module, a key of `NAMES`.
+        name: The name.
 
     Raises:
-        ImportError: an earlier release had the name; says the new one. From an AttributeError Python itself would make
-            "cannot import name".
-        AttributeError: no release had it.
+        ImportError: an earlier release had the name; the message says the new one. Python would replace the text of an
+            AttributeError by "cannot import name".
+        AttributeError: no release had the name.
     """
     if (now := NAMES[module].get(name)) is not None:
         raise ImportError(f"{module}.{name} is now {module}.{now}", name=module)
@@ -224,30 +233,30 @@ def refuse_name(module: str, name: str) -> NoReturn:
 
 
 def replace_name(module: str, name: str) -> str:
-    """Returns the name of today for one that still works, with a warning, in the `__getattr__` of a module.
+    """Warns of an old name of a module that still works, and returns the new one. The module's `__getattr__` calls it.
 
     Raises:
-        ImportError, AttributeError: as `refuse_name`.
+        ImportError, AttributeError: the name does not work; see `refuse_name`.
     """
     if (module, name) not in _NAMES_STILL_TAKEN:
         refuse_name(module, name)
     new = NAMES[module][name]
-    # The user's line is the caller of `__getattr__`.
+    # One frame up is `__getattr__`, two up the user's line.
     warn_of(f"{module}.{name} is now {module}.{new}", 3)
     return new
 
 
 def refuse_method(of: str, name: str) -> NoReturn:
-    """Refuses a method that earlier versions had.
+    """Refuses a method that a class had in earlier releases: `of` and `name` are keys of `METHODS`.
 
     Raises:
-        ConfigError: always; says what to write instead.
+        ConfigError: always; the message says what to write instead.
     """
     raise ConfigError(f"{of}.{name} is not there any more: {METHODS[of][name]}", field=name)
 
 
 def warn_of(text: str, stacklevel: int) -> None:
-    """Warns of a spelling that a later release refuses.
+    """Warns, by a FutureWarning, of a spelling that a later release refuses.
 
     Args:
         text: The old spelling and the new one.
@@ -257,15 +266,15 @@ def warn_of(text: str, stacklevel: int) -> None:
 
 
 def replace_arguments(of: str, given: Mapping[str, Any], stacklevel: int = 1) -> dict[str, Any]:
-    """Returns the arguments under their names of today.
+    """Returns the arguments of a call with old names and values replaced, and warns of each that was replaced.
 
     Args:
-        of: name of the class or function.
+        of: Name of the class or function, a key of `ARGUMENTS`.
         given: Arguments by name.
         stacklevel: Frames from the caller of this function up to the code of the user, for warnings.
 
     Raises:
-        ConfigError: an argument that no longer works; names its replacement.
+        ConfigError: an argument no longer works, or is there under its old and its new name.
     """
     taken: dict[str, Any] = {}
     for name, value in given.items():
@@ -283,7 +292,7 @@ def replace_arguments(of: str, given: Mapping[str, Any], stacklevel: int = 1) ->
 
 
 def _replace_value(of: str, name: str, value: object, stacklevel: int) -> object:
-    """Returns the value of today for one that still works, with a warning; another one as it is."""
+    """Returns the new value for an old one that still works, and warns of it; returns any other value unchanged."""
     new = _OLD_VALUES.get((of, name), {}).get(value) if isinstance(value, str) else None
     if new is None:
         return value
@@ -292,12 +301,14 @@ def _replace_value(of: str, name: str, value: object, stacklevel: int) -> object
 
 
 def check_arguments(of: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Makes a function, or the `__init__` of a class, refuse the arguments of earlier releases by their new names.
+    """Returns a decorator, for a function or an `__init__`, that refuses or replaces the arguments of earlier releases.
+
+    It looks at keyword arguments only; see `replace_arguments`.
 
     Args:
-        of: Name in `ARGUMENTS`. Only keywords are looked at.
+        of: Name of the class or function, a key of `ARGUMENTS`.
     """
-    # Arguments of which the name or a value may be an old one.
+    # Arguments whose name or value may be an old one.
     old = ARGUMENTS[of].keys() | {name for kind, name in _OLD_VALUES if kind == of}
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
@@ -313,6 +324,6 @@ def check_arguments(of: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
 
 
 def check_options(made: C) -> C:
-    """Makes a dataclass of options refuse the arguments of earlier releases by their new names."""
+    """Decorates a dataclass of options with `check_arguments` under its own name; changes and returns the class."""
     made.__init__ = check_arguments(made.__name__)(made.__init__)  # type: ignore[misc]
     return made

@@ -1,7 +1,7 @@
-"""Decides which clients may connect, and what all of them may take.
+"""Decides which clients may connect to an engine, and limits the memory and descriptors that they take together.
 
-Who connects is decided by the user that the kernel reports, and by a token if one is set; the limits are derived once
-from the service's own memory and descriptor limits.
+`server.py` asks it for every connection, `long_requests.py` for every request that reads data. The user that the kernel
+reports decides, and a token if one is set. The limits follow from the service's own memory and descriptors.
 """
 
 from __future__ import annotations
@@ -22,27 +22,36 @@ from streamer.config import CacheConfig, MiB, ServiceConfig, read_token
 from streamer.errors import AccessDeniedError, EngineUnavailableError
 from streamer.fetch.memory_budget import budget_bytes
 
-# The number is in <asm-generic/socket.h>; Linux 4.13. Python's socket module does not have it.
+# This option of a socket is in <asm-generic/socket.h> since Linux 4.13; Python's socket module does not have it.
 SO_PEERGROUPS = 59
 # NGROUPS_MAX of Linux; a longer answer is an error of getsockopt.
 _MAX_GROUPS = 65536
 _GROUPS_AT_FIRST = 64
 
+# Length of one read that a client asks for, at most.
 MAX_READ_BYTES = 64 * MiB
-# Unanswered long requests of one client.
+# Unanswered long requests of one client, at most.
 MAX_LONG_REQUESTS = 64
-# Urls of one request: what the root of a manifest has room for.
+# Urls of one request, at most: as many as the root of a manifest has room for.
 MAX_REQUEST_URLS = 100_000
+# Sessions of one connection, at most.
 MAX_SESSIONS_PER_PEER = 256
-# The store's connections (at most 256 an endpoint), the catalog, chunk files and manifests.
+# Descriptors that clients may not take: for the store's connections (at most 256 an endpoint), the catalog, chunk files
+# and manifests.
 RESERVED_DESCRIPTORS = 512
 MIN_CLIENTS = 16
-# Eight of the longest frames.
+# Room for eight of the longest frames.
 MIN_FRAME_BYTES = 64 * MiB
 
 
 class Credentials(msgspec.Struct, frozen=True):
-    """The other end of a connection as the kernel saw it at connect. A pid of 0 means another PID namespace."""
+    """Process and user at the other end of a connection, as the kernel saw them when it was made.
+
+    Attributes:
+        pid: number of the process; 0 if it is in another PID namespace.
+        uid: number of the user.
+        groups: numbers of all groups of the process.
+    """
 
     pid: int
     uid: int
@@ -53,7 +62,7 @@ class Credentials(msgspec.Struct, frozen=True):
 
     @classmethod
     def read(cls, connection: socket.socket) -> Credentials | None:
-        """Returns the credentials of a connected unix socket; None on systems other than Linux."""
+        """Returns the credentials of a connected unix socket; None on systems other than Linux, which do not tell."""
         if (found := linux.peer_credentials(connection)) is None:
             return None
         pid, uid, gid = found
@@ -61,10 +70,11 @@ class Credentials(msgspec.Struct, frozen=True):
 
 
 def _read_groups(connection: socket.socket) -> Iterable[int]:
+    """Returns the further groups of the process at the other end; none if the kernel does not tell them."""
     for count in (_GROUPS_AT_FIRST, _MAX_GROUPS):
         try:
             raw = connection.getsockopt(socket.SOL_SOCKET, SO_PEERGROUPS, 4 * count)
-        except OSError:  # more groups than asked for, or an older kernel: then only the first group counts
+        except OSError:  # there are more groups than asked for, or the kernel is too old to tell
             continue
         return struct.unpack(f"={len(raw) // 4}I", raw)
     return ()
@@ -74,10 +84,11 @@ class Admission:
     """Admits the service's own user, root, listed users and the cache's group; checks the token, if one is set.
 
     Args:
-        service: listed users and token file. The file is read here: once, at the start and at each reload.
+        cache: names the group.
+        service: names the users and the token file, which is read here.
 
     Raises:
-        ConfigError: the group does not exist, or the token file cannot be read.
+        ConfigError: the group does not exist, or the token file cannot be read or is empty.
     """
 
     def __init__(self, cache: CacheConfig, service: ServiceConfig) -> None:
@@ -90,18 +101,18 @@ class Admission:
         return f"Admission(users={sorted(self._users)}, group={self._group}, {asks})"
 
     def knows(self, user: Credentials | None) -> bool:
-        """Whether the user may connect, perhaps with a token."""
+        """Whether the user may connect, with the token if one is set; True where the platform does not tell users."""
         return user is None or user.uid in self._users or self._group in user.groups
 
     def check(self, user: Credentials | None, token: str) -> None:
-        """Admits a client.
+        """Checks the user and the token of a client that has said hello.
 
         Args:
-            user: credentials of the client, or None if the platform does not report them.
-            token: the token that it showed.
+            user: credentials of the client, or None if the platform does not tell them.
+            token: the token that it showed; "" for none.
 
         Raises:
-            EngineUnavailableError: it is not admitted, and the text says why.
+            EngineUnavailableError: it is not admitted, and the message says why.
         """
         if user is not None and not self.knows(user):
             raise EngineUnavailableError(
@@ -117,13 +128,14 @@ class Admission:
 
 
 class SoleUser:
-    """The one user for whom a service without [[datasets]] reads: the first one that asks it for data.
+    """Makes a service without [[datasets]] read for one user only: the first one that asks it for data.
 
-    Its clients choose urls and share one cache and one identity, so they must trust each other as one user does.
-    Statistics are for all that may connect until then, and later for the service's own user and root as well.
+    Clients of such a service choose urls, and share one cache and one identity at the stores. So they must trust each
+    other as the processes of one user do. Until that user is known, all that may connect get statistics. From then on
+    new connections of other users are refused, except those of root and the service's own user.
 
     Args:
-        applies: whether the service has no [[datasets]].
+        applies: whether the service has no [[datasets]]. Otherwise nothing is refused here.
     """
 
     def __init__(self, *, applies: bool) -> None:
@@ -134,19 +146,20 @@ class SoleUser:
         return f"SoleUser({self._uid if self._applies else 'any'})"
 
     def check_connection(self, user: Credentials | None) -> None:
-        """Refuses a second user at once.
+        """Checks the user of a new connection.
 
         Raises:
-            EngineUnavailableError: another user is served; the text says what to configure.
+            EngineUnavailableError: another user is served, and this one is neither root nor the service's own. The
+                message says what to configure.
         """
         if self._is_other(user) and user is not None and user.uid not in (0, os.geteuid()):
             raise EngineUnavailableError(self._refusal(user), uid=user.uid)
 
     def check_request(self, user: Credentials | None) -> None:
-        """Takes the first user that asks for data as the one who is served.
+        """Checks the user of a request for data. The first one that asks is served from then on.
 
         Raises:
-            AccessDeniedError: it is another one.
+            AccessDeniedError: another user is served.
         """
         if user is not None and self._is_other(user):
             raise AccessDeniedError(self._refusal(user), uid=user.uid)
@@ -165,14 +178,15 @@ class SoleUser:
 
 
 class ServiceLimits(msgspec.Struct, frozen=True):
-    """Limits of one service, for all clients together.
+    """Upper limits of one service, for all its clients together.
 
     Attributes:
+        clients: number of connections.
         answer_bytes: contents that were read for clients and that these have not received yet.
         request_bytes: urls in requests that are being answered, with all that their braces stand for.
-        schedule_bytes: schedules of open sessions, 20 bytes per entry.
-        frame_bytes: frames whose end has not arrived.
-        strangers: connections of users who may not connect, until they have said hello and are told so.
+        schedule_bytes: schedules of open sessions.
+        frame_bytes: frames of which only a part has arrived.
+        strangers: number of connections of users who may not connect, before their hello has been refused.
     """
 
     clients: int
@@ -184,7 +198,12 @@ class ServiceLimits(msgspec.Struct, frozen=True):
 
     @classmethod
     def make(cls, config: ServiceConfig, memory_bytes: int | None = None) -> ServiceLimits:
-        """Derives them from the cgroup's memory (a quarter, see `fetch.memory_budget`) and the open-files limit."""
+        """Derives the limits from memory and from this process's limit of open files.
+
+        Args:
+            config: may lower the number of connections.
+            memory_bytes: memory of which the limits are shares; None means that of `fetch.memory_budget.budget_bytes`.
+        """
         budget = memory_bytes or budget_bytes()
         descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         return cls(
@@ -197,9 +216,9 @@ class ServiceLimits(msgspec.Struct, frozen=True):
 
 
 def raise_limits() -> None:
-    """Raises the limits of descriptors and of the length of files to the system's.
+    """Raises this process's soft limits, of descriptors and of the length of files, to its hard limits.
 
-    The customary soft limit of 1024 descriptors is meant for select(2).
+    The customary soft limit of 1024 descriptors is meant for select(2). A refusal of the kernel is ignored.
     """
     for limit in (resource.RLIMIT_NOFILE, resource.RLIMIT_FSIZE):
         soft, hard = resource.getrlimit(limit)

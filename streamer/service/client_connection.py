@@ -1,4 +1,7 @@
-"""One connection of the service: bytes from asyncio in, requests to the server, events back. Bounded both ways."""
+"""Turns the bytes of one connection into requests for the server, and sends its events; bounds what both sides hold.
+
+`lifecycle.py` has one made for each client that connects. `server.py` and `long_requests.py` answer through it.
+"""
 
 from __future__ import annotations
 
@@ -25,41 +28,49 @@ from streamer.wire.messages import (
 
 logger = logging.getLogger(__name__)
 
-# Bytes that a reader may leave unread besides the contents it asked for: 100,000 small events. More would hold the
-# engine's memory; the client reconnects and continues where it was.
+# Bytes of events that a client may leave unread, besides contents and statistics that it asked for: 100,000 small
+# events. A client with more is dropped, since they take the engine's memory; it reconnects and continues where it was.
 MAX_UNREAD_BYTES = 4 << 20
 # A connection that says nothing for this long after connecting is closed.
 HELLO_SECONDS = 10.0
-# Requests of one client that are taken before the others have their turn, if they take no longer.
+# Requests of one client that are handled before other clients have their turn, and the time after which they have it.
 BURST = 64
 BURST_SECONDS = 0.01
 _MAX_ERROR_LETTERS = 65536
 
 
 class ClientHandler(Protocol):
-    """The server, as its connections use it; a protocol, because the server imports its connections."""
+    """What a connection calls of `server.Server`; a protocol, because the server imports its connections."""
 
     def greet(self, client: ClientConnection, hello: Hello) -> None:
-        """Handles the first message."""
+        """Handles the first message; a StreamerError that it raises is sent to the client and ends the connection."""
 
     def take(self, client: ClientConnection, request: Request) -> None:
-        """Handles any later message."""
+        """Handles any later message; a StreamerError that it raises is sent to the client and ends the connection."""
 
     def remove_client(self, client: ClientConnection) -> None:
-        """Handles the end of the connection."""
+        """Handles the end of a connection, also of one that was refused."""
 
     def add_client(self, client: ClientConnection) -> bool:
         """Registers a new connection; returns False to refuse it."""
 
     def limit_frames(self, client: ClientConnection, unfinished_bytes: int) -> None:
-        """Is told how much of a frame has arrived whose end has not."""
+        """Notes how many bytes have arrived of a frame that is not complete; 0 if there is none."""
 
     def count_drop(self, client: ClientConnection, why: str) -> None:
         """Counts a connection that is ended because of the client: "protocol", "unread", "silent", "unfinished"."""
 
 
 class ClientConnection(asyncio.Protocol):
-    """Lives on the server's loop from connect to disconnect."""
+    """One connection of a client, from connect to disconnect. Lives on the engine's loop.
+
+    Args:
+        handler: the server.
+
+    Attributes:
+        credentials: process and user of the client; None where the platform does not tell them.
+        greeted: whether the client was admitted, which the server sets.
+    """
 
     def __init__(self, handler: ClientHandler) -> None:
         self.credentials: Credentials | None = None
@@ -85,7 +96,7 @@ class ClientConnection(asyncio.Protocol):
         return -1 if connection is None else int(connection.fileno())
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Called by asyncio."""
+        """Registers the connection with the server, and waits `HELLO_SECONDS` for its first message."""
         # uvloop's transports have the methods of asyncio's, not their base class.
         self._transport = cast(asyncio.Transport, transport)
         self._transport.set_write_buffer_limits(high=0)
@@ -99,22 +110,22 @@ class ClientConnection(asyncio.Protocol):
         self._hello_timer = loop.call_later(HELLO_SECONDS, self._no_hello)
 
     def data_received(self, data: bytes) -> None:
-        """Called by asyncio."""
+        """Takes bytes of the client: handles complete requests now, or after those that wait."""
         self._received += data
         if self._requests is None:
             self._take_some()
 
     def pause_writing(self) -> None:
-        """Called by asyncio: the client has unread bytes."""
+        """Notes that the client has unread bytes."""
         self._drained.clear()
 
     def resume_writing(self) -> None:
-        """Called by asyncio: all is read, or at least out."""
+        """Notes that the kernel has taken all that was sent."""
         self._content_bytes = 0
         self._drained.set()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Called by asyncio."""
+        """Tells the server that the connection has ended."""
         if self._hello_timer is not None:
             self._hello_timer.cancel()
         self._transport = None
@@ -122,13 +133,13 @@ class ClientConnection(asyncio.Protocol):
         self._handler.remove_client(self)
 
     def send(self, event: Event) -> None:
-        """Sends an event; a client that does not read is dropped."""
+        """Sends an event, unless the connection is closing; drops a client that leaves too much unread."""
         if self._transport is None or self._transport.is_closing():
             return
         if isinstance(event, Content):
             self._content_bytes += len(event.content)
         encoded = encode(event)
-        if isinstance(event, Statistics):  # of many sessions these are long; one answer more may be unread
+        if isinstance(event, Statistics):  # long with many sessions: one answer may be unread besides the limit
             self._statistics_bytes = len(encoded)
         self._transport.write(encoded)
         asked_bytes = self._content_bytes + self._statistics_bytes
@@ -136,7 +147,7 @@ class ClientConnection(asyncio.Protocol):
             self.drop(f"leaves {unread} bytes unread", "unread")
 
     async def wait_until_read(self, seconds: float) -> None:
-        """Waits until the client has read what it was sent; one that does not in time is dropped."""
+        """Waits until the kernel has taken all that was sent; drops a client that has not read enough in time."""
         try:
             async with asyncio.timeout(seconds):
                 await self._drained.wait()
@@ -144,7 +155,7 @@ class ClientConnection(asyncio.Protocol):
             self.drop(f"has not read its answer for {seconds:.0f} s", "unread")
 
     def fail(self, error: StreamerError, request: int = -1, session: int = -1) -> None:
-        """Sends an error to the reader that asked."""
+        """Sends an error as the answer to a request or a session of the client; -1 means that it is of none."""
         self.send(
             Failed(
                 kind=type(error).__name__,
@@ -156,21 +167,26 @@ class ClientConnection(asyncio.Protocol):
         )
 
     def drop(self, what: str, why: str) -> None:
-        """Ends the connection at once; `what` for the log, `why` to count."""
+        """Ends the connection at once, unless it is closing; what was sent may be lost.
+
+        Args:
+            what: sentence for the log, of which the connection is the subject.
+            why: reason under which it is counted, as in `ClientHandler.count_drop`.
+        """
         if self._transport is not None and not self._transport.is_closing():
             logger.warning("%s %s: dropped", self, what)
             self._handler.count_drop(self, why)
             self._transport.abort()
 
     def close(self) -> None:
-        """Closes after what was sent is out."""
+        """Closes the connection when all that was sent is out."""
         if self._transport is not None:
             self._transport.close()
 
     # ------------------------------------------------------------ inside
 
     def _take_some(self) -> None:
-        """Takes a burst of what has arrived; if there is more, reading pauses and other clients are served."""
+        """Handles a burst of the requests that have arrived. If there are more, `_go_on` comes back to them."""
         if self._transport is None or self._transport.is_closing():
             self._requests = None
             return
@@ -192,7 +208,7 @@ class ClientConnection(asyncio.Protocol):
                     raise ProtocolError(f"{type(request).__name__} out of turn: a connection begins with one Hello")
                 else:
                     self._handler.take(self, request)
-                # They look at every session: one per turn.
+                # One of these a turn: each goes over all sessions.
                 if isinstance(request, GetStatistics | ReportFinding | ReportError):
                     break
         except StreamerError as error:
@@ -203,6 +219,7 @@ class ClientConnection(asyncio.Protocol):
         self._go_on()
 
     def _go_on(self) -> None:
+        """Reads on if all requests are handled; else pauses reading, and handles more after other clients' turns."""
         if self._transport is None or self._transport.is_closing():
             return
         if self._requests is None and not self._received:
@@ -217,6 +234,7 @@ class ClientConnection(asyncio.Protocol):
         asyncio.get_running_loop().call_soon(self._take_some)
 
     def _refuse(self, error: StreamerError) -> None:
+        """Sends an error and closes the connection; further bytes of the client are dropped."""
         logger.warning("%s: %s", self, error)
         self._handler.count_drop(self, "protocol")
         self.fail(error)

@@ -1,4 +1,7 @@
-"""The engine that a client starts for itself: reads JSON from stdin, writes one line of JSON when it listens."""
+"""Runs an engine that a client starts for itself, and tells the client when it listens or why it does not.
+
+`service/__main__.py` calls `serve`. `service/inline.py` uses `configuration` alone.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +19,19 @@ from streamer.service.startup_timing import StartupTiming
 
 
 def serve(ready_fd: int, timing: StartupTiming) -> int:
-    """Runs the engine, and reports on a descriptor that it listens or why it does not.
+    """Reads settings as JSON from stdin, and runs an engine until its last client has left.
+
+    It writes one line of JSON: {"ready": true} when clients can connect, or the kind, message and details of the error.
+
+    Args:
+        ready_fd: descriptor for that line; it is closed afterwards.
+        timing: timing of the start, in which the interpreter's phase is finished.
 
     Returns:
-        The exit status of an engine that did not start; if it did start, the process ends here.
+        The exit status 1 if a StreamerError ended the engine. The process ends here if the engine ran to its end.
+
+    Raises:
+        BaseException: any other error, after it was reported.
     """
     try:
         settings = json.load(sys.stdin)
@@ -54,10 +66,15 @@ def serve(ready_fd: int, timing: StartupTiming) -> int:
 
 
 def configuration(settings: object, environment: Environment) -> EngineConfig:
-    """Returns the configuration of an engine that a client starts for itself, whose environment it has.
+    """Returns the configuration of an engine that a client starts for itself.
+
+    Args:
+        settings: mapping with `cache_dir` and `socket`, and perhaps `cache_bytes`, `grace_seconds` and `config`, the
+            path of a TOML file.
+        environment: environment of the client.
 
     Raises:
-        ConfigError: it is not a mapping, or a setting of the file or the environment is invalid.
+        ConfigError: the settings are not a mapping, or a setting of the file or the environment is invalid.
     """
     if not isinstance(settings, Mapping):
         raise ConfigError("the configuration of the engine is not a mapping", field="stdin")
@@ -74,8 +91,9 @@ def configuration(settings: object, environment: Environment) -> EngineConfig:
 
 
 def _report(descriptor: int, line: dict[str, object]) -> None:
+    """Writes a line of JSON and closes the descriptor; ignores an error of the write."""
     try:
         os.write(descriptor, json.dumps(line).encode() + b"\n")
     except OSError:
-        return  # reported before, or the starter is gone: the log has it
+        return  # reported before, or the client is gone: the log has it
     os.close(descriptor)

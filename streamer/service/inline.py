@@ -1,8 +1,8 @@
-"""The engine in a thread of the process that reads through it: `engine="inline"`.
+"""Runs an engine in a thread of the trainer's process, for `engine="inline"`.
 
-It is the engine that otherwise has a process of its own, with its lock, its socket and its grace time. Workers and
-other processes connect to it as to any other, and see its end like that of a process. State of the whole process is
-left alone: signals, limits, the garbage collector, the log.
+`client/in_process.py` imports it by name. The engine has its own lock, socket and grace time, as one in a process of
+its own has: workers and other processes connect to it, and see it end, in the same way. Signals, limits, garbage
+collector and log of the trainer's process stay as they are.
 """
 
 from __future__ import annotations
@@ -26,13 +26,20 @@ from streamer.service.startup_timing import StartupTiming
 
 logger = logging.getLogger(__name__)
 
-# Time for the end of an engine without clients, whose cancellation takes milliseconds. One that hangs in a system call
-# is left to the end of the process.
+# How long to wait for an engine to end, which takes milliseconds unless it hangs in a system call. Then it ends with
+# the process.
 _END_SECONDS = 10.0
 
 
 class InlineEngine:
-    """A thread with an event loop, from the start of an engine to its end."""
+    """Runs one engine in a thread with an event loop of its own. Used once.
+
+    Args:
+        config: configuration of the engine, with a socket path.
+
+    Attributes:
+        path: path of its socket.
+    """
 
     def __init__(self, config: EngineConfig) -> None:
         self._config = config
@@ -57,7 +64,7 @@ class InlineEngine:
             raise self._error
 
     def end(self) -> None:
-        """Ends the engine and waits for its end, from any thread but its own; idempotent."""
+        """Ends the engine, and waits at most `_END_SECONDS` for its end; any thread but its own. Idempotent."""
         if (running := self._running) is not None:
             loop, life = running
             with contextlib.suppress(RuntimeError):  # it has already ended
@@ -65,14 +72,15 @@ class InlineEngine:
         self._thread.join(_END_SECONDS)
 
     def serves_others(self) -> bool:
-        """Whether other processes are connected."""
+        """Whether processes other than this one are connected; any thread."""
         return self._running is not None and self._running[1].serves_others()
 
     def descriptors(self) -> list[int]:
-        """Descriptors that a fork of this process must not keep open."""
+        """Returns the descriptors that a fork of this process must not keep open: lock, sockets and connections."""
         return [] if self._running is None else self._running[1].descriptors()
 
     def _serve(self) -> None:
+        """Runs the engine in the thread; an error is kept for `start`, and logged if the engine has listened before."""
         _engines.append(self)
         try:
             uvloop.run(self._live())
@@ -100,12 +108,16 @@ class InlineEngine:
 
 
 _engines: list[InlineEngine] = []
-# Engines of the process that this one is a fork of: their threads are not here, and nothing of theirs may be closed.
+# Engines of the parents of which this process is a fork. They are kept so that nothing of theirs is closed: their
+# threads run only in the parent.
 _of_parents: list[InlineEngine] = []
 
 
 def start(settings: Mapping[str, object]) -> None:
-    """Starts an engine, and returns when it listens.
+    """Starts an engine in this process, and returns when it listens.
+
+    Args:
+        settings: see `embedded.configuration`.
 
     Raises:
         StreamerError: the reason why it did not start.
@@ -117,8 +129,8 @@ def end(unless_at: Collection[Path] = (), *, shared: bool = True) -> None:
     """Ends the engines of this process, and waits for their end.
 
     Args:
-        unless_at: sockets of the engines that stay.
-        shared: whether to end those that serve other processes, too.
+        unless_at: paths of the sockets whose engines stay.
+        shared: whether to end engines to which other processes are connected, too.
     """
     for engine in _engines.copy():
         if engine.path not in unless_at and (shared or not engine.serves_others()):
@@ -126,9 +138,10 @@ def end(unless_at: Collection[Path] = (), *, shared: bool = True) -> None:
 
 
 def _release_in_child() -> None:
-    """Releases what only the parent may hold: its clients would wait for ever for the end of a socket held here.
+    """Closes, in a child after a fork, the descriptors of the parent's engines, and forgets the engines.
 
-    The numbers stay in use, so that whatever closes them later closes nothing else.
+    Otherwise clients would wait for ever for the end of a socket that the child has open. The numbers are pointed at
+    /dev/null instead of being freed, so that later code that closes them closes nothing else.
     """
     null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     for engine in _engines:

@@ -1,8 +1,12 @@
-"""Starts and ends an engine: one per cache folder, a socket file only while it listens, a clean end.
+"""Runs one engine from its start to its end: locks its cache folder, listens, and reloads its configuration.
 
-lock the cache folder -> engine -> socket, HTTP -> ready
-SIGTERM: not ready, socket gone -> running fetches finish, requests are answered -> connections end -> unlock
-SIGHUP, or another file of secrets: the configuration is read again: limit, datasets and their options, who may connect
+Used by `cli/serve_command.py` for a service, and by `embedded.py` and `inline.py` for engines that clients start.
+
+Start: the cache folder is locked, the engine starts, HTTP and the socket are opened, the engine is ready.
+SIGTERM: it is not ready, the socket is removed, running fetches and requests end, connections end, the folder is
+unlocked.
+SIGHUP, or a changed file of secrets: the configuration is read again. It sets the limit of the cache, the datasets with
+their options, and who may connect.
 """
 
 from __future__ import annotations
@@ -45,9 +49,9 @@ logger = logging.getLogger(__name__)
 _Stamp = tuple[int, int, int] | None
 
 MAX_THREADS = 32
-# How often files of secrets are compared; kubelet itself looks once a minute.
+# Pause between two looks at the files of secrets; kubelet itself looks once a minute.
 LOOK_SECONDS = 5.0
-# How long a starting engine waits for the one that is leaving the same folder: its grace time and what follows.
+# How long a starting engine waits for another one that is about to leave the same cache folder.
 LOCK_SECONDS = 10.0
 _LOCK_RETRY_SECONDS = 0.05
 _OPEN_TO_ALL = (
@@ -58,15 +62,16 @@ _OPEN_TO_ALL = (
 
 
 class EngineService:
-    """The life of one engine, from start to end. Used once.
+    """One engine from its start to its end. Used once, on the loop of its process or thread.
 
     Args:
-        config: complete, with a socket path.
+        config: its configuration, with a socket path.
         on_listening: called once when clients can connect.
-        configure: reads the configuration again; if None, SIGHUP ends the engine, as it does any program.
-        notifier: tells the service manager.
-        timing: timing of the start, up to here; if None, all before is one phase.
-        guest: whether it is in the trainer's process, whose signals, limits and garbage collector stay as they are.
+        configure: reads the configuration again; if None, SIGHUP ends the process, as it does any program.
+        notifier: tells the service manager about the state; None without a manager.
+        timing: timing of the start so far; None makes all that came before one phase.
+        guest: whether the engine is in the trainer's process, whose signals, limits and garbage collector it leaves as
+            they are.
     """
 
     def __init__(
@@ -101,10 +106,13 @@ class EngineService:
         return f"EngineService({self._config.cache.directory}, leaving={self._leave.is_set()})"
 
     async def run(self) -> None:
-        """Runs until no connection is left for the grace time, `leave` is called, or SIGTERM or SIGINT comes.
+        """Starts the engine, and returns when it has ended.
+
+        It ends when it has had no connection for the grace time, when `leave` is called, or by SIGTERM or SIGINT.
 
         Raises:
-            ConfigError, CacheError: the folder or the socket cannot be used.
+            ConfigError, CacheError: the configuration, the cache folder or the socket cannot be used.
+            Exception: any error of the engine.
         """
         if self._config.socket_path is None:
             raise ConfigError("an engine needs a socket path", field="socket_path")
@@ -112,28 +120,29 @@ class EngineService:
         try:
             await self._run(self._config)
         except BaseExceptionGroup as group:
-            # Errors inside a task group come out wrapped; the caller knows our errors, not groups of one.
+            # A task group wraps errors in groups. Callers expect the error itself.
             error: BaseException = group
             while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
                 error = error.exceptions[0]
             raise error from group
 
     def leave(self) -> None:
-        """Begins the end, on the loop; a second call ends at once what the first one waits for."""
+        """Begins the end of the engine, on its loop; a second call ends at once what the first one waits for."""
         if self._leave.is_set():
             self._hurry.set()
         self._leave.set()
 
     def descriptors(self) -> list[int]:
-        """Returns descriptors that a fork must not keep open: the folder's lock, the socket, and its connections."""
+        """Returns descriptors that a fork must not keep open: the folder's locks, the sockets, and the connections."""
         of_sockets = [] if self._listeners is None else self._listeners.descriptors()
         return [*self._held, *of_sockets, *(self._server.descriptors() if self._server is not None else ())]
 
     def serves_others(self) -> bool:
-        """Whether other processes are connected; any thread."""
+        """Whether processes other than this one are connected; any thread."""
         return self._server is not None and any(pid != os.getpid() for pid in self._server.pids())
 
     async def _run(self, config: EngineConfig) -> None:
+        """Locks the cache folder, starts the engine and its server, and serves until the end."""
         if not self._guest:
             raise_limits()
             collect_rarely()
@@ -150,7 +159,7 @@ class EngineService:
             logger.warning(_OPEN_TO_ALL)
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(thread_count(), "streamer-work"))
         if config.cache.group is not None:
-            # The group comes in by the folder's mode; below it a umask of 077 would keep it out of new manifests.
+            # The mode of the folder lets the group in. A umask of 077 would keep it out of new manifests below.
             os.umask(0o022)
         lock_seconds = LOCK_SECONDS + config.service.drain_seconds
         folder = _only_engine(config.cache.directory, lock_seconds)
@@ -169,17 +178,18 @@ class EngineService:
                 server = self._server = Server(
                     config, engine, tasks, self._leave.set, warnings=warnings.entries, cache_notice=warning
                 )
-                # They are closed also where the engine fails: its thread ends, and no process that would close them.
+                # Connections are closed also if the engine fails: in a thread, no end of a process would close them.
                 with contextlib.closing(server):
                     async with _record_history(engine, warnings) as history:
                         await self._serve(engine, server, tasks, history)
             self._notifier.close()
 
     async def _serve(self, engine: Engine, server: Server, tasks: asyncio.TaskGroup, history: History | None) -> None:
+        """Opens HTTP and the sockets, handles signals until the engine has to leave, and drains it."""
         config = engine.config
 
         def find_reason_to_wait() -> str:
-            """Returns why no trainer should connect now; "" if it may."""
+            """Returns why no trainer should connect now; "" if trainers may connect."""
             return "the service is stopping" if self._leave.is_set() else ""
 
         async with serve_http(config.service.http, server.statistics, find_reason_to_wait, history):
@@ -218,15 +228,17 @@ class EngineService:
     # ------------------------------------------------------------ the end
 
     async def _drain(self, engine: Engine, server: Server) -> None:
-        """Ends the service in order, or at once when a second signal comes.
+        """Lets running fetches and requests end, for at most `drain_seconds`; a second signal ends them at once.
+
+        An engine with a grace time has no clients any more, or was told to leave: it cancels its requests.
 
         Raises:
             Exception: what ended the drain before its time.
         """
         seconds = self._config.service.drain_seconds
-        if self._config.grace_seconds is not None:  # no connection, or the embedded engine was told to leave
-            # The clients are gone: a listing that waited for its store held engine and folder for 60 s, an index
-            # longer (2026-11-23). What was read of an index is in its log.
+        if self._config.grace_seconds is not None:
+            # Waiting for a listing held engine and folder for 60 s, for an index longer (2026-11-23). What an index has
+            # read is in its log.
             await server.finish(0.0)
             return
         begun = time.monotonic()
@@ -249,6 +261,7 @@ class EngineService:
     # ------------------------------------------------------------ signals
 
     async def _reload_on_signal(self, engine: Engine, server: Server) -> None:
+        """Reads and applies the configuration at each SIGHUP; one that cannot be applied is logged and changes nothing."""
         while True:
             await self._reload.wait()
             self._reload.clear()
@@ -258,7 +271,7 @@ class EngineService:
                 config = self._configure()
                 if bool(config.datasets) != bool(self._config.datasets):
                     raise ConfigError("datasets cannot be added to a service that had none, or be removed; restart it")
-                if self._in_memory is not None:  # the configured limit is that of the disk
+                if self._in_memory is not None:  # the configured limit is meant for the disk
                     config = replace(config, cache=self._in_memory)
                 await engine.reload(config)
                 server.reload(config)
@@ -276,27 +289,29 @@ class EngineService:
 
 
 def thread_count() -> int:
-    """Returns the number of threads that read local files, wait for synchronous stores, and pack manifests.
+    """Returns how many threads an engine has for reading local files, for synchronous stores, and for manifests.
 
-    asyncio's own rule with the cores of the cgroup instead of the machine's: threads that run beyond the quota
-    are paid for by the loop, which the kernel stops for the rest of the period (100 ms).
+    It is asyncio's own rule, with the cores of the cgroup instead of the machine's. If threads exceed the cgroup's
+    quota, the kernel stops the whole process, and with it the loop, for the rest of a period of 100 ms.
     """
     return min(MAX_THREADS, usable_cores() + 4)
 
 
 def _join_peers(engine: Engine) -> contextlib.AbstractAsyncContextManager[object]:
+    """Returns the context in which an engine shares its cache with the configured peers; an empty one without peers."""
     if not engine.config.peers.enabled:
         return contextlib.nullcontext()
     require_modules("[peers]", "peers", "aiohttp", "pycurl", field="peers")
-    from streamer.peers.group import join_peers  # Only here: without peers nothing of it is imported.
+    from streamer.peers.group import join_peers  # Here, so that an engine without peers does not import it.
 
     return join_peers(engine)
 
 
 def _record_history(engine: Engine, warnings: RecentWarnings) -> contextlib.AbstractAsyncContextManager[History | None]:
+    """Returns the context in which the history of an engine is kept; it gives None for a service without HTTP."""
     if engine.config.service.http in OFF:
         return contextlib.nullcontext()
-    from streamer.service.history.recorder import keep_history  # Only here: without a page none is kept.
+    from streamer.service.history.recorder import keep_history  # Here, so that one without a page does not import it.
 
     return keep_history(engine, engine.cache.root, warnings)
 
@@ -306,7 +321,15 @@ def _record_history(engine: Engine, warnings: RecentWarnings) -> contextlib.Abst
 
 @contextlib.contextmanager
 def _only_engine(directory: Path, seconds: float) -> Iterator[list[int]]:
-    """Holds the locks of the cache folder (`folder_guard.take_locks`); the kernel frees them with the process."""
+    """Locks the cache folder, and yields the descriptors of its locks (`cache/folder_guard.py`).
+
+    Args:
+        directory: The cache folder.
+        seconds: How long to wait for another engine to leave it.
+
+    Raises:
+        CacheError: another engine still has it after that time.
+    """
     with contextlib.ExitStack() as on_exit:
         deadline = time.monotonic() + seconds
         while (descriptors := take_locks(directory, on_exit)) is None:
@@ -322,10 +345,10 @@ def _only_engine(directory: Path, seconds: float) -> Iterator[list[int]]:
 
 
 async def wait_for_change(files: Sequence[Path]) -> None:
-    """Waits until one of the files with secrets was replaced, removed or created since the call.
+    """Waits until one of the files has been replaced, changed, removed or created since the call; looks at intervals.
 
     kubelet replaces the files of a mounted Secret by renaming a link, a minute after the Secret has changed, without a
-    signal: a service that read them only at its start would go on with revoked keys.
+    signal. A service that read them only at its start would go on with revoked keys.
     """
     before = {path: _stamp(path) for path in files}
     while all(_stamp(path) == stamp for path, stamp in before.items()):  # noqa: ASYNC110 - kubelet tells nothing

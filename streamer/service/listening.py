@@ -1,8 +1,8 @@
-"""The sockets of an engine: the one that clients are told of, and one in the cache folder of an embedded engine.
+"""Opens the unix sockets of an engine, and makes them again where another program removes their files.
 
-A process with a /tmp of its own (a job of SLURM or systemd), or after a cleaner removed the runtime folder, finds the
-engine of its cache folder by the second one. So does one that reaches the folder through a link that led somewhere else
-before.
+Used by `lifecycle.py`. Every engine listens at its configured path. An embedded engine, one that a client has started,
+has a second socket in its cache folder, for processes that do not find the first one: they have a /tmp of their own
+(jobs of SLURM or systemd), a cleaner has removed the runtime folder, or they know the cache folder by another path.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 MakeConnection = Callable[[], asyncio.BaseProtocol]
 
 _BACKLOG = 1024
-# A look is one stat(2); who connects meanwhile finds the socket of the cache folder.
+# Pause between two looks whether the files are there, one stat(2) each.
 _LOOK_SECONDS = 2.0
 
 
@@ -35,7 +35,7 @@ class Listener:
 
     Args:
         path: path of its file.
-        config: says who may connect.
+        config: says which users may connect.
         connect: makes the protocol of each connection.
     """
 
@@ -50,10 +50,11 @@ class Listener:
         return f"Listener({str(self.path)!r})"
 
     async def open(self) -> None:
-        """Listens; replaces what is at the path.
+        """Begins to listen; a file at the path is replaced.
 
         Raises:
             OSError: the path cannot be bound.
+            ConfigError: the group of the cache does not exist.
         """
         listener, self._identity = bind_socket(self.path, self._config)
         self._server = await asyncio.get_running_loop().create_unix_server(
@@ -61,11 +62,11 @@ class Listener:
         )
 
     def descriptors(self) -> list[int]:
-        """Returns the descriptor of the socket while it listens."""
+        """Returns the descriptor of the socket; an empty list while it does not listen."""
         return [] if self._server is None else [one.fileno() for one in self._server.sockets]
 
     async def open_again(self) -> None:
-        """Listens again if another program has removed the file; connections stay."""
+        """Makes the socket again if another program has removed its file; connections stay, and a failure is logged."""
         if self._server is None or self.path.exists():
             return
         former = self._server
@@ -78,7 +79,7 @@ class Listener:
         logger.warning("the socket %s was removed by another program, and made again", self.path)
 
     def close(self) -> None:
-        """Removes the file, unless another engine has taken the name over, and accepts no more connections."""
+        """Accepts no more connections, and removes the file, unless it is another engine's by now. Idempotent."""
         server, self._server = self._server, None
         if server is None:
             return
@@ -89,7 +90,12 @@ class Listener:
 
 
 class Listeners:
-    """The sockets of one engine, which appear again where another program removes them."""
+    """The one or two sockets of an engine.
+
+    Args:
+        config: configuration of the engine, with a socket path.
+        connect: makes the protocol of each connection.
+    """
 
     def __init__(self, config: EngineConfig, connect: MakeConnection) -> None:
         assert config.socket_path is not None, "checked before the engine starts"
@@ -101,10 +107,10 @@ class Listeners:
             self._second = Listener(config.cache.directory / CACHE_SOCKET_NAME, config, connect)
 
     async def open(self) -> None:
-        """Listens.
+        """Begins to listen at both sockets; goes without the second one if the cache folder cannot have it.
 
         Raises:
-            ConfigError: the configured path cannot be bound.
+            ConfigError: the configured path cannot be bound, or the group of the cache does not exist.
         """
         try:
             await self._main.open()
@@ -121,7 +127,7 @@ class Listeners:
             self._second = None
 
     async def watch(self) -> None:
-        """Makes the sockets again where they were removed, that of the cache folder once the folder is there again."""
+        """Makes removed sockets again, until it is cancelled; the second one only while its own cache folder is there."""
         while True:
             await asyncio.sleep(_LOOK_SECONDS)
             await self._main.open_again()
@@ -133,12 +139,12 @@ class Listeners:
         return [one for listener in self._all() for one in listener.descriptors()]
 
     def close(self) -> None:
-        """Ends both; idempotent."""
+        """Closes the sockets; idempotent."""
         for listener in self._all():
             listener.close()
 
     def _read_root_id(self) -> str:
-        """Returns the id of the cache folder, which tells it from one that another engine has put in its place."""
+        """Returns the id of the folder at the cache's path, by which a folder in its place is noticed; "" without one."""
         try:
             return (self._cache / ROOT_ID).read_text()
         except OSError:
@@ -150,7 +156,7 @@ class Listeners:
 
 @contextlib.asynccontextmanager
 async def listen(config: EngineConfig, connect: MakeConnection) -> AsyncIterator[Listeners]:
-    """Listens at the sockets of an engine until the block ends."""
+    """Listens at the sockets of an engine until the block ends. Args and errors are those of `Listeners`."""
     listeners = Listeners(config, connect)
     try:
         await listeners.open()
@@ -160,12 +166,17 @@ async def listen(config: EngineConfig, connect: MakeConnection) -> AsyncIterator
 
 
 def bind_socket(path: Path, config: EngineConfig) -> tuple[socket.socket, int]:
-    """Binds to a temporary name and renames: replaces the file of an ended engine, and answers from the first moment.
+    """Makes a listening unix socket whose file only those that may connect can open; makes its folder if it is missing.
 
-    The temporary name may be longer than the 107 bytes that the kernel takes.
+    The socket is bound to a temporary name, which is then renamed: this replaces the file of an ended engine, and the
+    path never leads to a socket that does not listen.
 
     Returns:
-        The socket, and the number of its file.
+        The socket, and the inode of its file.
+
+    Raises:
+        OSError: the path cannot be bound.
+        ConfigError: the group of the cache does not exist.
     """
     _make_socket_folder(path.parent, config)
     temporary = path.with_name(f"{path.name}.{os.getpid()}")
@@ -173,9 +184,10 @@ def bind_socket(path: Path, config: EngineConfig) -> tuple[socket.socket, int]:
     with contextlib.ExitStack() as on_exit, contextlib.ExitStack() as on_error:
         listener = on_error.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
         listener.setblocking(False)
+        # The temporary name may be longer than the 107 bytes that the kernel takes.
         listener.bind(linux.address_of(temporary, on_exit))
         on_error.callback(temporary.unlink, missing_ok=True)
-        # It listens before it has its name: who connects then waits for the loop, and is not refused.
+        # It listens before it has its name: a client that connects then waits for the loop, and is not refused.
         listener.listen(_BACKLOG)
         # The mode refuses other users before they connect; `Admission` checks every connection.
         if config.cache.group is not None:
@@ -189,9 +201,9 @@ def bind_socket(path: Path, config: EngineConfig) -> tuple[socket.socket, int]:
 
 
 def _make_socket_folder(folder: Path, config: EngineConfig) -> None:
-    """Leaves an existing folder as its owner made it; makes a new one that appears with its rights.
+    """Makes the folder of a socket, with the rights of those that may connect; leaves an existing folder as it is.
 
-    A trainer that waits for it takes a folder that it may not enter for a refusal, and waits no longer.
+    The folder appears with its rights: a trainer that waits for the socket gives up at a folder that it may not enter.
     """
     if folder.is_dir():
         return
