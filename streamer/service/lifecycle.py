@@ -261,7 +261,7 @@ class EngineService:
     # ------------------------------------------------------------ signals
 
     async def _reload_on_signal(self, engine: Engine, server: Server) -> None:
-        """Reads and applies the configuration at each SIGHUP; one that cannot be applied is logged and changes nothing."""
+        """Reads and applies the configuration at each SIGHUP; one that is refused is logged, and the engine goes on."""
         while True:
             await self._reload.wait()
             self._reload.clear()

@@ -127,7 +127,7 @@ class Listeners:
             self._second = None
 
     async def watch(self) -> None:
-        """Makes removed sockets again, until it is cancelled; the second one only while its own cache folder is there."""
+        """Makes removed sockets again until it is cancelled; the second one only while the cache folder is there."""
         while True:
             await asyncio.sleep(_LOOK_SECONDS)
             await self._main.open_again()
@@ -144,7 +144,7 @@ class Listeners:
             listener.close()
 
     def _read_root_id(self) -> str:
-        """Returns the id of the folder at the cache's path, by which a folder in its place is noticed; "" without one."""
+        """Returns the id of the folder at the cache's path, which tells whether it was replaced; "" without one."""
         try:
             return (self._cache / ROOT_ID).read_text()
         except OSError:

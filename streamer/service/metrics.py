@@ -1,8 +1,8 @@
-"""Every metric of `/metrics`: name with its unit, kind, stability, meaning, and the statistic that it comes from.
+"""Defines every metric of `/metrics`, and makes that page from the statistics of a service.
 
-A *stable* name keeps its meaning in all versions with the same first number; an *experimental* one may change in any
-version. No other part of streamer defines a metric. Labels: `dataset` is the manifest's digest; `job`, `consumer` and
-`member` (of a mix) are the names that clients give, cut after 120 characters.
+`service/web.py` calls `make_exposition`. No other file defines a metric. A *stable* name keeps its meaning in all
+versions with the same first number; an *experimental* one may change in any version. Of the labels, `dataset` is the
+manifest's digest; `job`, `consumer` and `member` (of a mix) are names that clients give, cut after 120 characters.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 Kind = Literal["counter", "gauge", "histogram"]
 Stability = Literal["stable", "experimental"]
 
-# Further sessions, or members, are summed under consumer="others", so that a scrape stays small.
+# Sessions, and members of mixes, that have series of their own. Further ones are summed under job="others" and
+# consumer="others", so that a scrape stays small.
 MAX_SESSIONS = 1000
 OTHERS = "others"
 
@@ -30,10 +31,14 @@ class Definition(msgspec.Struct, frozen=True):
 
     Attributes:
         name: name with its unit; a counter's ends in _total.
-        source: key in the statistics, or in an entry of `table`; "" for an info metric, which is 1. Of a histogram: the
-            sum's.
-        table: "" for one value; otherwise the list of entries in the statistics, one series each, or the buckets.
-        labels: keys of the entry that distinguish the series.
+        kind: type of the metric in Prometheus.
+        stability: whether a later version may change it.
+        source: key of the value, in the statistics or in an entry of `table`. A histogram's is that of the sum; an info
+            metric, which is always 1, has "".
+        help: meaning of the metric, as /metrics shows it.
+        table: key of the list in the statistics that has an entry for each series, or the buckets of a histogram; ""
+            if the metric has one value.
+        labels: keys that distinguish the series: of an entry, or of the statistics if there is no table.
     """
 
     name: str
@@ -45,7 +50,7 @@ class Definition(msgspec.Struct, frozen=True):
     labels: tuple[str, ...] = ()
 
 
-# name without "streamer_", key in the statistics, meaning
+# Metrics with one value: name without "streamer_", key in the statistics, and meaning. The tables below are alike.
 _SINGLE = (
     ("store_received_bytes_total", "store_bytes", "Bytes of chunks and reads that came from the store."),
     ("store_requests_total", "store_requests", "Ranged reads sent for chunks and reads, with retries and hedges."),
@@ -161,6 +166,7 @@ _OF_MEMBERS = (
     ("member_hit_bound_ratio", "hit_bound", "Share of the member that is kept: the most hits of one reader."),
 )
 _OF_BOTTLENECKS = (("session_bottleneck_info", "", "1: what the loader of the session last said holds it up."),)
+# All metrics: key of the list in the statistics, labels, and the metrics that come from it.
 _TABLES: tuple[tuple[str, tuple[str, ...], tuple[tuple[str, str, str], ...]], ...] = (
     ("", (), _SINGLE),
     ("", (), _OF_PEERS),
@@ -174,6 +180,7 @@ _TABLES: tuple[tuple[str, tuple[str, ...], tuple[tuple[str, str, str], ...]], ..
     ("members", ("job", "consumer", "member"), _OF_MEMBERS),
 )
 _BUCKETS = "first_byte_buckets"
+# Endings of metrics of which the largest value counts where several entries have equal labels.
 _NOT_SUMMED = ("_ratio", "_info")
 _EXPERIMENTAL = frozenset(
     [
@@ -222,7 +229,7 @@ DEFINITIONS = tuple(_definitions())
 
 
 def make_exposition(values: Values) -> tuple[bytes, str]:
-    """Returns the body of `/metrics` and its content type."""
+    """Returns the body of `/metrics` for the statistics of a service, and its content type; needs prometheus_client."""
     from prometheus_client import CollectorRegistry
     from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
@@ -232,7 +239,7 @@ def make_exposition(values: Values) -> tuple[bytes, str]:
 
 
 class _Collected:
-    """One reading of the statistics in the form of prometheus_client."""
+    """Hands one reading of the statistics to prometheus_client, as a collector of its registry."""
 
     def __init__(self, values: Values) -> None:
         self._values = values
@@ -255,9 +262,14 @@ class _Collected:
 
 
 def make_series(definition: Definition, values: Values) -> list[tuple[tuple[str, ...], float]]:
-    """Returns the series of one metric: (labels, value). Equal labels are summed; of shares the largest counts.
+    """Returns the series of one metric: the values of its labels, and its value.
 
-    Statistics that this engine does not have, such as those of peers, have no series.
+    Values of equal labels are summed, except ratios, of which the largest counts. There is no series for a statistic
+    that this engine does not have, such as those of peers, or that an entry has as None.
+
+    Args:
+        definition: The metric. A histogram's series are its buckets.
+        values: Statistics of the service.
     """
     if not definition.table and definition.labels:
         return (
@@ -272,7 +284,7 @@ def make_series(definition: Definition, values: Values) -> list[tuple[tuple[str,
         if "consumer" in definition.labels and count >= MAX_SESSIONS:
             labels[definition.labels.index("consumer")] = OTHERS
             labels[definition.labels.index("job")] = OTHERS
-        # A session whose loader has not sent a report yet has no value.
+        # The value is None if the loader of a session has not sent a report yet.
         if definition.source:
             raw = entry.get("count" if definition.kind == "histogram" else definition.source, 0)
             value = None if raw is None else _number(raw)

@@ -1,4 +1,8 @@
-"""The last warnings and errors of this process, for `/statistics.json` and `streamer stat --json`."""
+"""Keeps the last warnings of an engine's process, and logs the errors that jobs get.
+
+`lifecycle.py` collects the warnings for `/statistics.json`, `streamer stat --json` and the marks of the page's curves.
+`server.py` logs errors of jobs by `JobErrors`, so that they are among the warnings.
+"""
 
 from __future__ import annotations
 
@@ -11,17 +15,19 @@ from streamer.engine.statistics import Table
 
 logger = logging.getLogger(__name__)
 
+# Kinds of messages that are kept.
 MAX_WARNINGS = 20
-# More kinds of errors than this at a time, and one of them is logged again.
+# Errors that `JobErrors` remembers as logged.
 _MAX_KINDS = 256
-# The advice of an error stands at its end.
+# Long enough for the advice, which stands at the end of an error's text.
 _MAX_LETTERS = 600
 
 
 class RecentWarnings(logging.Handler):
-    """Keeps the newest message of each kind: one that comes again counts up and does not push others out.
+    """A handler of warnings and errors that keeps the newest message of each kind, and counts how many there were.
 
-    A kind is a message with its `extra={"kind": ...}`, where it has one.
+    Messages are of one kind if they have the logger, the text without its arguments, and the `extra={"kind": ...}`, if
+    any, in common. So a message that is repeated does not push out others.
     """
 
     def __init__(self) -> None:
@@ -30,7 +36,7 @@ class RecentWarnings(logging.Handler):
         self._number = 0
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Remembers one message; any thread, under the handler's lock."""
+        """Keeps one message, and drops the oldest kind if there are too many; logging calls it under the lock."""
         self._number += 1
         kind = record.name, str(record.msg), str(getattr(record, "kind", ""))
         known = self._kinds.pop(kind, {})
@@ -45,7 +51,10 @@ class RecentWarnings(logging.Handler):
             self._kinds.popitem(last=False)
 
     def entries(self) -> list[Table]:
-        """Returns the newest first: at_seconds (Unix time), level, logger, text, and how many of its kind came."""
+        """Returns the newest message of each kind, newest first; any thread.
+
+        Each is a dict with at_seconds (Unix time), level, logger, text, and count, the number of messages of its kind.
+        """
         self.acquire()
         try:
             return [dict(entry) for entry in reversed(self._kinds.values())]
@@ -53,7 +62,7 @@ class RecentWarnings(logging.Handler):
             self.release()
 
     def newest(self) -> tuple[int, Table | None]:
-        """Returns how many messages there were, and the newest one."""
+        """Returns how many messages there have been, and the newest one as in `entries`, or None; any thread."""
         self.acquire()
         try:
             newest = next(reversed(self._kinds.values()), None)
@@ -64,7 +73,7 @@ class RecentWarnings(logging.Handler):
 
 @contextmanager
 def recent_warnings() -> Iterator[RecentWarnings]:
-    """Collects what the loggers of streamer warn of while the context lasts."""
+    """Collects the warnings and errors of all loggers of streamer while the context lasts."""
     handler = RecentWarnings()
     logger = logging.getLogger("streamer")
     logger.addHandler(handler)
@@ -75,18 +84,21 @@ def recent_warnings() -> Iterator[RecentWarnings]:
 
 
 class JobErrors:
-    """Logs the errors that jobs get: on their way from here, or raised by their loaders."""
+    """Logs the errors that jobs get, from this engine or from their own loaders, each once for a job.
+
+    An error may be logged again when `_MAX_KINDS` other ones have come after it.
+    """
 
     def __init__(self) -> None:
         self._known: OrderedDict[tuple[str, str], None] = OrderedDict()
 
     def log(self, job: str, consumer: str, error: str) -> None:
-        """Logs an error of a consumer, or of another reader of a job, but only the first of equal ones.
+        """Logs an error, unless the same job has had it before.
 
         Args:
-            job: name of the job, which may be empty.
-            consumer: name of its reader, or "" before it has a session.
-            error: type and text of the error, which may end the job.
+            job: name of the job, "" if it has none.
+            consumer: name of the rank that got the error, "" before it has a session.
+            error: type and text of the error.
         """
         key = (job, error)
         fresh = key not in self._known
@@ -97,5 +109,5 @@ class JobErrors:
         if fresh:
             who = f"job {job}" if job else "a job without a name"
             reader = f", {consumer}" if consumer else ""
-            # The page shows the last one of each job.
+            # The kind is the job's name: the last error of each job is kept among the warnings.
             logger.error("%s%s got %s", who, reader, key[1], extra={"kind": job})

@@ -1,4 +1,7 @@
-"""Reports the service's state to the service manager (sd_notify(3)): one datagram, no library."""
+"""Reports the state of a service to the service manager, such as systemd, by its protocol (sd_notify(3)).
+
+`cli/serve_command.py` makes the notifier of `streamer serve`, and `lifecycle.py` calls it.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +14,12 @@ logger = logging.getLogger(__name__)
 
 
 class Notifier:
-    """Sends READY, RELOADING, STOPPING and WATCHDOG. Does nothing without a manager.
+    """Sends the states READY, RELOADING, STOPPING and WATCHDOG, one datagram each; logs a failure and goes on.
 
     Args:
-        address: $NOTIFY_SOCKET: a path, or "@name" in the abstract namespace.
-        watchdog_seconds: the manager's watchdog interval.
+        address: content of $NOTIFY_SOCKET: a path, or "@name" in the abstract namespace; None without a manager, when
+            nothing is sent.
+        watchdog_seconds: the manager's watchdog interval; None if it does not watch.
     """
 
     def __init__(self, address: str | None, watchdog_seconds: float | None = None) -> None:
@@ -27,13 +31,13 @@ class Notifier:
         return f"Notifier({self._address!r}, watchdog_seconds={self._watchdog_seconds})"
 
     def report_ready(self) -> None:
-        """Reports that the service is ready (again). Starts the watchdog messages."""
+        """Reports that the service is ready, at the start or after a reload; starts the watchdog messages."""
         self._send("READY=1")
         if self._timer is None and self._watchdog_seconds:
             self._alive()
 
     def report_reload(self) -> None:
-        """Reports that the configuration is read again; `report_ready` follows."""
+        """Reports that the service reads its configuration again; the caller ends that by `report_ready`."""
         self._send(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1000}")
 
     def report_stop(self) -> None:
@@ -41,7 +45,7 @@ class Notifier:
         self._send("STOPPING=1")
 
     def close(self) -> None:
-        """Closes the socket; idempotent."""
+        """Ends the watchdog messages; idempotent."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -1,4 +1,7 @@
-"""Durations of the phases of a start, for the log."""
+"""Measures how long the phases of an engine's start take, for a line in its log.
+
+`__main__.py` begins the measurement, or `lifecycle.py` and `inline.py` for engines that start in another way.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +18,11 @@ _START_FIELD = 22
 
 
 class StartupTiming:
-    """The phases of one start, in order. Used by one thread.
+    """Measures the phases of one start, which follow each other. Used by one thread. Its str is the line for the log.
 
     Args:
-        begun_at: beginning of the first phase, in seconds of `clock`.
-        clock: a clock in seconds, the one of `begun_at`.
+        begun_at: beginning of the first phase, as `clock` tells it.
+        clock: returns the time in seconds.
 
     Attributes:
         seconds: duration of each finished phase, by name.
@@ -32,7 +35,7 @@ class StartupTiming:
 
     @classmethod
     def begin_with_process(cls) -> StartupTiming:
-        """Begins with the start of this process, or now if there is no /proc."""
+        """Begins the first phase at the start of this process, or now if there is no /proc."""
         if not _STAT.exists():
             return cls(time.monotonic(), time.monotonic)
         begun = cls.start_ticks(_STAT.read_text()) / os.sysconf("SC_CLK_TCK")
@@ -51,7 +54,7 @@ class StartupTiming:
         return f"{self._last - self._begun:.2f} s ({parts})"
 
     def end(self, name: str) -> None:
-        """Ends the phase that began with the end of the one before."""
+        """Ends the running phase, under this name, and begins the next one."""
         now = self._clock()
         self.seconds[name] = now - self._last
         self._last = now

@@ -1,4 +1,6 @@
-"""The HTTP side of a service. It only reports.
+"""Serves the state of a service over HTTP: a page for people, statistics, metrics and health.
+
+`lifecycle.py` runs it beside the socket of an engine. Nothing can be changed through it.
 
 /                 a page for people: the content of `streamer top`.
 /statistics.json  the data behind it, as in `streamer stat --json`.
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+# Values of the setting http= that mean no HTTP.
 OFF = ("", "off")
 # A scrape has no body and short headers, so longer requests are refused.
 _MAX_BODY_BYTES = 1024
@@ -51,14 +54,17 @@ _MAX_CONNECTIONS = 64
 _SILENT_SECONDS = 20.0
 _BACKLOG = 128
 _DATA_HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
-# A number of seconds has no more.
+# Longer texts are no number of seconds.
 _MAX_DIGITS = 12
 
-# Scrapers and probes use names that only their cluster knows, such as that of a Service.
+# Paths that are answered under any name of the host: scrapers and probes use names that only their cluster knows, such
+# as that of a Service.
 _OPEN = ("/metrics", "/healthz", "/readyz")
 _OTHER_NAME = "ask by an address, as localhost, or by this machine's own name: the header Host has another one"
 
+# Returns the statistics of the service.
 Look = Callable[[], Values]
+# Returns why the service is not ready, or "" if it is.
 NotReady = Callable[[], str]
 Handler = Callable[["web.Request"], Awaitable["web.StreamResponse"]]
 
@@ -70,13 +76,13 @@ async def serve_http(
     """Serves the page, the statistics and the metrics while the context lasts.
 
     Args:
-        address: "host:port"; "" or "off" for no HTTP, where aiohttp is not imported.
+        address: "host:port" to listen at. With "" or "off" nothing is served, and aiohttp is not imported.
         look: returns the service's statistics.
-        not_ready: returns why it is not ready, or "" if it is.
-        history: data of the curves, which the page lacks without it.
+        not_ready: returns why the service is not ready, or "" if it is.
+        history: data of the page's curves. Without it the page has none, and /history.json is 404.
 
     Raises:
-        ConfigError: it is not an address, it is taken, or the extra `serve` is not installed.
+        ConfigError: `address` is not an address, it is taken, or the extra `serve` is not installed.
     """
     if address in OFF:
         yield
@@ -86,7 +92,7 @@ async def serve_http(
 
     host, port = parse_address(address)
     connections = BoundedConnections(_MAX_CONNECTIONS, _SILENT_SECONDS)
-    # Garbage is logged with its bytes: escapes, and headers of others, perhaps with a token.
+    # aiohttp would log requests that it cannot parse with their bytes, which may hold escapes or tokens of others.
     silent = logging.getLogger("streamer.service.http")
     silent.disabled = True
     runner = web.AppRunner(
@@ -127,10 +133,10 @@ async def serve_http(
 
 
 def is_own_name(name: str, host: str) -> bool:
-    """Whether a request names this server: by an address, as localhost, as this machine, or as configured.
+    """Whether a name in a request is this server's: an address, localhost, the machine's name, or the configured host.
 
-    Otherwise a page of any web site could read the answers, through a name of its own that it lets resolve to this
-    address (DNS rebinding): a browser takes both for one origin.
+    Other names are refused, or a page of any web site could read the answers: it would let a name of its own resolve to
+    this address (DNS rebinding), and a browser takes both for one origin.
 
     Args:
         name: value of the Host header, perhaps with a port.
@@ -149,10 +155,10 @@ def _is_address(name: str) -> bool:
 
 
 def parse_address(address: str) -> tuple[str, int]:
-    """Splits an address such as 127.0.0.1:9464 or [::]:9464 into host and port.
+    """Splits an address such as 127.0.0.1:9464 or [::]:9464 into host, without brackets, and port.
 
     Raises:
-        ConfigError: it is something else.
+        ConfigError: `address` is something else.
     """
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal() or int(port) > 65535:
@@ -161,7 +167,14 @@ def parse_address(address: str) -> tuple[str, int]:
 
 
 def parse_seconds(text: str) -> int | None:
-    """Returns the length of the history that a request asks for; None if it is not a number of seconds."""
+    """Returns the seconds of history that a request asks for, at most `MAX_SECONDS`.
+
+    Args:
+        text: Value of its parameter `seconds`; "" gives the default, 15 minutes.
+
+    Returns:
+        The seconds, or None if the text is not a whole number.
+    """
     if not text:
         return DEFAULT_SECONDS
     if not (text.isascii() and text.isdecimal() and len(text) <= _MAX_DIGITS):
@@ -172,6 +185,7 @@ def parse_seconds(text: str) -> int | None:
 def _application(
     look: Look, not_ready: NotReady, *, history: History | None, host: str, connections: BoundedConnections
 ) -> web.Application:
+    """Returns the application that answers GET for each path, and refuses requests under other names (421)."""
     from aiohttp import web
 
     def ready(request: web.Request) -> web.Response:
@@ -238,9 +252,10 @@ def _answer_history(history: History | None, request: web.Request) -> web.Respon
 
 @functools.cache
 def make_page() -> tuple[bytes, dict[str, str]]:
-    """Returns the page, with headers that let a browser run only its script and style, and ask only this server.
+    """Returns the page, `overview.html`, and the headers to send with it.
 
-    It is one file that requests `/statistics.json` and shows it. Clients choose names that it shows.
+    The script of the page asks for `/statistics.json` and `/history.json`. What it shows has names that clients chose,
+    so the headers let a browser run only the page's own script and style, and ask only this server.
     """
     text = files(__package__).joinpath("overview.html").read_text(encoding="utf-8")
     policy = {
@@ -265,6 +280,6 @@ def make_page() -> tuple[bytes, dict[str, str]]:
 
 
 def _hash_of(tag: str, text: str) -> str:
-    """Returns the source expression for the only inline element of this tag (Content Security Policy 3, 2.3.1)."""
+    """Returns the hash by which a browser accepts the page's only inline element of this tag (CSP 3, section 2.3.1)."""
     (content,) = re.findall(f"<{tag}>(.*?)</{tag}>", text, re.DOTALL)
     return f"'sha256-{base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()}'"

@@ -1,4 +1,7 @@
-"""The history of an engine: its series, those of its ranks, its jobs, and marks. Pure; bounded in every direction."""
+"""Keeps the history of an engine in bounded memory: series of the engine and of its ranks, its jobs, and marks. No I/O.
+
+`recorder.py` fills it and saves it. `service/web.py` sends it to the page.
+"""
 
 from __future__ import annotations
 
@@ -12,21 +15,23 @@ import numpy as np
 from streamer.errors import without_secrets
 from streamer.service.history.rings import DEFAULT_SECONDS, POINTS, STEPS, Rings, Row, choose_level
 
+# Kinds of marks: a start of the engine, the beginning of an epoch, a warning.
 What = Literal["engine", "epoch", "warning"]
 
-# A kind has room of its own: a store that warns all night does not push out when the engine was restarted.
+# Marks that are kept of each kind: a store that warns all night does not push out the restarts of the engine.
 MAX_MARKS = 40
 _MAX_MARK_LETTERS = 200
-# Marks of one kind that are closer are one mark.
+# Warnings that follow each other within this time are one mark.
 _APART_SECONDS = 10.0
 
 
 class Mark(msgspec.Struct):
-    """A moment.
+    """A moment that the page marks on its curves: one event, or several warnings that followed each other.
 
     Attributes:
         at_seconds: Unix time of the first event.
-        text: what happened, for people; of several events the last one.
+        what: kind of the mark.
+        text: says what happened, for people; the last one's text if there are several events.
         count: number of events.
     """
 
@@ -50,9 +55,13 @@ class Marks:
         return iter(sorted((mark for marks in self._kinds.values() for mark in marks), key=lambda one: one.at_seconds))
 
     def add(self, at_seconds: float, what: What, text: str, count: int = 1) -> None:
-        """Adds an event; its text is cut, without control characters and secrets of urls.
+        """Adds an event, as a mark of its own or, if it is a warning soon after another one, to that one's mark.
 
-        Warnings that follow within seconds count as one mark. Epochs and restarts stay apart: each has its own text.
+        Args:
+            at_seconds: Unix time.
+            what: kind of the event.
+            text: what happened; see `clean_text`.
+            count: number of events.
         """
         marks = self._kinds.setdefault(what, deque(maxlen=MAX_MARKS))
         shown = clean_text(text, _MAX_MARK_LETTERS)
@@ -63,42 +72,48 @@ class Marks:
             marks.append(Mark(round(at_seconds, 3), what, shown, count))
 
     def restore(self, marks: Iterable[Mark]) -> None:
-        """Adds the marks of an earlier engine; texts are cleaned again."""
+        """Adds the marks of an earlier engine, with the same rules as `add`."""
         for mark in marks:
             self.add(mark.at_seconds, mark.what, mark.text, mark.count)
 
 
 def clean_text(text: str, max_letters: int) -> str:
-    """Returns a client's text for the page: cut, on one line, without logins and signatures of urls."""
+    """Returns a text that may come from a client for the page: cut, on one line, without secrets of urls.
+
+    Characters that cannot be printed become question marks.
+    """
     shown = without_secrets(text)[:max_letters]
     return "".join(letter if letter.isprintable() else "?" for letter in shown)
 
 
-# The series of the engine. A ratio on the page is kept as sum and count: its mean over an hour is that of all requests,
-# not of 3,600 means.
+# Names of the engine's series; docs/deploy/monitoring.md describes them. A ratio is kept as two series, so that its
+# value over an hour is that of all requests, not the mean of 3,600 ratios.
 SERIES = (
     *("samples", "waiting", "store_bytes", "hit_bytes", "needed_bytes", "peer_bytes", "in_flight"),
     *("first_bytes", "first_byte_seconds", "fill", "throttled", "retries", "failures"),
 )
-# Ranks with curves of their own: a node has eight GPUs, seldom sixteen. All count in "samples" and "waiting".
+# Ranks with curves of their own: a node has eight GPUs, seldom sixteen. All ranks count in "samples" and "waiting".
 MAX_RANKS = 24
+# Series of each rank besides its samples: fields of `RankSample`.
 SHARES = ("waiting", "loader")
 MAX_JOBS = 32
-# A job that comes back after this begins anew.
+# A job that comes back after this time begins anew.
 _GONE_SECONDS = 900.0
 _MAX_NAME_LETTERS = 120
+# Significant digits of values in JSON, more than a curve shows.
 _DIGITS = 4
 
+# Job, consumer and dataset of a rank.
 RankKey = tuple[str, str, str]
 
 
 class RankSample(msgspec.Struct):
-    """One second of a consumer; NaN is unknown.
+    """One second of a rank; a value that is not known is NaN.
 
     Attributes:
         samples: samples per second.
-        waiting: share of its time that it waited for the engine.
-        loader: share that its loader last reported, whatever it waited for.
+        waiting: share of its time that it waited for the engine, 0 to 1.
+        loader: share of its time that the trainer waited for the loader, as the loader last reported it.
     """
 
     samples: float
@@ -107,7 +122,7 @@ class RankSample(msgspec.Struct):
 
 
 class Rank(msgspec.Struct):
-    """A consumer with curves of its own, and when it was last connected."""
+    """A rank with curves of its own, and the Unix time at which it was last connected."""
 
     job: str
     consumer: str
@@ -116,17 +131,21 @@ class Rank(msgspec.Struct):
 
 
 class JobSpan(msgspec.Struct):
-    """When a job was first and last connected."""
+    """The Unix times at which a job was first and last connected."""
 
     began_at: float
     seen_at: float
 
 
 class SavedHistory(msgspec.Struct):
-    """A history as it is written to a file; another layout of the rings is not read.
+    """A history as it is written to a file.
 
     Attributes:
-        rings: values and bins of the three rings, in turns.
+        layout: `LAYOUT` of the engine that wrote it; another one is not read.
+        rings: bytes of the values and of the bins of each of the three `Rings`.
+        ranks: ranks by place; None where a place is free.
+        jobs: jobs by name.
+        marks: all marks.
     """
 
     layout: str
@@ -140,7 +159,11 @@ LAYOUT = f"1 {POINTS} {STEPS} {SERIES} {MAX_RANKS} {SHARES}"
 
 
 class History:
-    """What happened in an engine since it runs, and in those before it in the same folder."""
+    """Keeps what happened in an engine, and in earlier engines of the same cache folder. Used on one loop.
+
+    Attributes:
+        marks: marks of the engine.
+    """
 
     def __init__(self) -> None:
         self.marks = Marks()
@@ -169,9 +192,9 @@ class History:
         """Adds one second.
 
         Args:
-            at_seconds: Unix time.
-            engine: values by the names of `SERIES`; one that is missing is unknown.
-            ranks: consumers that are connected, by job, consumer and dataset.
+            at_seconds: Unix time, not before that of the last call.
+            engine: values by the names of `SERIES`; one that is missing is not known.
+            ranks: ranks that are connected. Those without a free place get no curves.
         """
         samples = np.full(MAX_RANKS, np.nan)
         shares = np.full((MAX_RANKS, len(SHARES)), np.nan)
@@ -187,7 +210,10 @@ class History:
         self._shares.add(at_seconds, shares.ravel())
 
     def _place(self, at_seconds: float, ranks: Mapping[RankKey, RankSample]) -> dict[RankKey, int]:
-        """Returns the place of each rank that has one; a new rank takes that of the one that is gone for longest."""
+        """Returns the place of each connected rank that has one in the arrays.
+
+        A new rank gets a free place, or that of the rank that has been away for longest, whose values are forgotten.
+        """
         known = {(rank.job, rank.consumer, rank.dataset): at for at, rank in enumerate(self._ranks) if rank is not None}
         places = {key: known[key] for key in ranks if key in known}
         fresh = [key for key in ranks if key not in known]
@@ -208,6 +234,7 @@ class History:
         return places
 
     def _note_jobs(self, at_seconds: float, jobs: set[str]) -> None:
+        """Updates the times of connected jobs; forgets jobs that have been away for long, and the oldest of too many."""
         self._jobs = {
             name: job
             for name, job in self._jobs.items()
@@ -225,7 +252,12 @@ class History:
     # ------------------------------------------------------------ what is shown
 
     def to_json(self, now: float, seconds: float = DEFAULT_SECONDS) -> bytes:
-        """Returns the last `seconds` up to a Unix time, as docs/deploy/monitoring.md describes them."""
+        """Returns the last `seconds` of the history as the JSON that docs/deploy/monitoring.md describes.
+
+        Args:
+            now: Unix time at which it ends.
+            seconds: length. The answer has the finest bins that go back so far, and begins with the first known bin.
+        """
         level = choose_level(seconds)
         step = STEPS[level]
         last = int(now) // step
@@ -264,14 +296,17 @@ class History:
     # ------------------------------------------------------------ over a restart
 
     def encode(self) -> bytes:
-        """Returns all of it, for a file."""
+        """Returns the whole history as bytes for a file."""
         rings = [column.tobytes() for ring in self._all_rings for column in (ring.values, ring.bins)]
         return msgspec.msgpack.encode(
             SavedHistory(layout=LAYOUT, rings=rings, ranks=self._ranks, jobs=self._jobs, marks=list(self.marks))
         )
 
     def restore(self, content: bytes) -> None:
-        """Takes over the history of an earlier engine from what `encode` returned.
+        """Takes over the history of an earlier engine; called before the first `add`.
+
+        Args:
+            content: bytes that `encode` returned there.
 
         Raises:
             ValueError: it has another layout, or is damaged.
@@ -291,7 +326,7 @@ class History:
 
 
 def describe_rank(rank: Rank) -> dict[str, str]:
-    """Returns the names of a rank, which its client has chosen, for the page."""
+    """Returns the names of a rank for the page, cleaned because clients have chosen them."""
     return {
         "job": clean_text(rank.job, _MAX_NAME_LETTERS),
         "consumer": clean_text(rank.consumer, _MAX_NAME_LETTERS),
@@ -300,7 +335,7 @@ def describe_rank(rank: Rank) -> dict[str, str]:
 
 
 def _shorten(column: Row) -> list[float]:
-    """Returns numbers with four digits, which is more than a curve shows; what is unknown becomes null in JSON."""
+    """Returns the numbers rounded to `_DIGITS` significant digits; NaN stays, and becomes null in JSON."""
     with np.errstate(divide="ignore", invalid="ignore"):
         scale = 10.0 ** (_DIGITS - 1 - np.floor(np.log10(np.abs(column))))
         shown = np.where(np.isfinite(scale), np.round(column * scale) / scale, column)

@@ -1,6 +1,6 @@
-"""Looks at an engine once a second, for the curves of the page, and saves them in a file that outlives a restart.
+"""Looks at an engine once a second for the curves of the page, and saves their history to the cache folder.
 
-A look takes a tenth of a millisecond.
+`service/lifecycle.py` calls `keep_history` if the service has a page. A look takes a tenth of a millisecond.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ logger = logging.getLogger(__name__)
 
 LOOK_SECONDS = 1.0
 SAVE_SECONDS = 60.0
-# A look that comes late, because the machine was busy, stands for the seconds before it.
+# A look that comes late, because the machine was busy, also counts for up to so many seconds before it.
 _MAX_LATE_SECONDS = 20
-# Loaders report every 30 s unless they are told otherwise.
+# Time for which a loader's report counts. Loaders report every 30 s unless they are told otherwise.
 _REPORT_SECONDS = 90.0
 _MAX_NAME_LETTERS = 120
-# The file begins like the marker of the cache folder, so that earlier versions pass over it.
+# The name begins like that of the cache folder's marker, so that earlier versions ignore the file.
 FILE_NAME = "streamer-cache.history"
 _MAX_FILE_BYTES = 2 << 20
 
 
 class StepPace:
-    """Measures steps per second: smooth also where one step takes seconds.
+    """Measures steps per second, so that the rate does not jump between 0 and 1 where a step takes several seconds.
 
     Args:
-        steps: number of steps at the beginning.
-        now_seconds: time.
+        steps: number of steps done at the beginning.
+        now_seconds: time of the beginning, of any clock.
     """
 
     def __init__(self, steps: int, now_seconds: float) -> None:
@@ -50,7 +50,14 @@ class StepPace:
         self._rate = math.nan
 
     def update(self, steps: int, now_seconds: float) -> float:
-        """Returns the steps per second since their number last changed; while it stands, what they are at most."""
+        """Returns the steps per second between the last two changes of their number; NaN before the first.
+
+        While the number does not change, the rate falls once the last change would have been due again.
+
+        Args:
+            steps: number of steps done now.
+            now_seconds: time, of the same clock.
+        """
         elapsed = max(1e-9, now_seconds - self._at_seconds)
         if steps <= self._steps:
             return min(self._rate, self._last / elapsed)
@@ -62,10 +69,13 @@ class StepPace:
 
 
 class SessionWatch:
-    """What is compared with the last look at one session.
+    """Measures the rates of one session between two looks.
+
+    Args:
+        session: open session.
 
     Attributes:
-        key: job, consumer and dataset, as the page names it.
+        key: job, consumer and dataset, which name the rank on the page.
         loader: job, stream and dataset, which all ranks of a loader have in common.
     """
 
@@ -83,7 +93,7 @@ class SessionWatch:
         self._waited_seconds = session.waiting.seconds(now)
 
     def look(self, session: EngineSession) -> RankSample:
-        """Returns the rates since the last look."""
+        """Returns the rates since the last look, and the loader's last report if it is not too old."""
         now = session.engine_now()
         waited_seconds = session.waiting.seconds(now)
         elapsed = now - self._looked_at
@@ -129,7 +139,7 @@ class Recorder:
         return f"Recorder({self._history!r}, sessions={len(self._watches)})"
 
     def look(self) -> None:
-        """Adds what has happened since the last look."""
+        """Adds to the history what has happened since the last look: values, new epochs, and the newest warning."""
         second = int(self._clock())
         ranks = self._look_at_sessions(second)
         row = self._look_at_engine()
@@ -149,7 +159,7 @@ class Recorder:
         return sum_statistics([self._engine.fetchers.statistics(), self._engine.fetch_pool.statistics()])
 
     def _count(self, fetched: dict[str, int | float], policy: PolicyStatistics) -> dict[str, float]:
-        """Returns what only grows, by the names of the series."""
+        """Returns the counters, which only grow, by the names of their series; NaN for those of peers without peers."""
         engine = self._engine
         first_bytes = engine.fetchers.first_bytes().plus(engine.fetch_pool.first_bytes())
         peers = engine.peer_statistics() if engine.peer_statistics is not None else {}
@@ -166,6 +176,7 @@ class Recorder:
         }
 
     def _look_at_engine(self) -> dict[str, float]:
+        """Returns the rates of the counters since the last look, requests in flight, and how full the cache is."""
         now = self._engine.now()
         seconds = max(1e-9, now - self._looked_at)
         fetched = self._sum_fetchers()
@@ -182,7 +193,7 @@ class Recorder:
         }
 
     def _look_at_sessions(self, second: int) -> dict[RankKey, RankSample]:
-        """Returns the consumers; two sessions of one name are one."""
+        """Returns a sample of each connected rank; sessions of one rank are merged. Adds a mark for each new epoch."""
         watches: dict[str, SessionWatch] = {}
         ranks: dict[RankKey, RankSample] = {}
         for name, session in self._engine.sessions.items():
@@ -203,7 +214,7 @@ class Recorder:
 
 
 def merge_samples(one: RankSample, other: RankSample) -> RankSample:
-    """Adds the samples of two sessions of one consumer; of the shares the larger one counts."""
+    """Returns one sample for two sessions of one rank: the sum of their rates, and the larger of each share."""
     return RankSample(
         samples=sum_known([one.samples, other.samples]),
         waiting=max_known([one.waiting, other.waiting]),
@@ -212,19 +223,22 @@ def merge_samples(one: RankSample, other: RankSample) -> RankSample:
 
 
 def sum_known(values: Iterable[float]) -> float:
-    """Returns the sum of the numbers, or NaN if there are none."""
+    """Returns the sum of the values that are not NaN; NaN if there are none."""
     known = [value for value in values if not math.isnan(value)]
     return sum(known) if known else math.nan
 
 
 def max_known(values: Iterable[float]) -> float:
-    """Returns the largest number, or NaN if there are none."""
+    """Returns the largest of the values that are not NaN; NaN if there are none."""
     return max((value for value in values if not math.isnan(value)), default=math.nan)
 
 
 @contextlib.asynccontextmanager
 async def keep_history(engine: Engine, folder: Path, warnings: RecentWarnings) -> AsyncIterator[History]:
-    """Keeps the history of an open engine while the context lasts.
+    """Keeps the history of an engine while the context lasts: reads it from the folder, fills it, and saves it.
+
+    Two tasks look at the engine and write the file, which is also written at the end. If a look fails, that is logged,
+    and the curves end.
 
     Args:
         engine: open engine.
@@ -262,7 +276,7 @@ async def keep_history(engine: Engine, folder: Path, warnings: RecentWarnings) -
 
 
 def read_history(path: Path, history: History) -> bool:
-    """Takes over the history of the engine that had this cache folder before; returns whether there was one."""
+    """Fills a history from the file of an earlier engine; returns whether that could be done. Logs why it could not."""
     try:
         with path.open("rb") as file:
             content = file.read(_MAX_FILE_BYTES + 1)
@@ -278,7 +292,7 @@ def read_history(path: Path, history: History) -> bool:
 
 
 def write_history(path: Path, content: bytes) -> None:
-    """Writes the file anew, readable by this user only; without room for it the curves end with the engine."""
+    """Replaces the file of a history, which only this user can read; a failure is logged, and the old file stays."""
     unfinished = path.with_name(f"{path.name}.new")
     try:
         descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)

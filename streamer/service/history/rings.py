@@ -1,12 +1,17 @@
-"""Means of series over time in several resolutions, the newest bins of each, for `history.History`. Pure."""
+"""Keeps the means of series over time in several resolutions, the newest bins of each. No I/O.
+
+Used by `history.py`, and for its limits by `service/web.py`. A *level* is one resolution: bins of `STEPS[level]`
+seconds, of which the newest `POINTS` are kept. Bins are numbered from 1970.
+"""
 
 from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
 
+# Bins of a level.
 POINTS = 450
-# Seconds of a bin: the newest 15 min, 1 h, 4 h, 16 h, 64 h, 11 d, 43 d.
+# Seconds of a bin of each level. The levels keep the newest 15 min, 1 h, 4 h, 16 h, 64 h, 11 d and 43 d.
 STEPS = (2, 8, 32, 128, 512, 2048, 8192)
 DEFAULT_SECONDS = STEPS[0] * POINTS
 MAX_SECONDS = STEPS[-1] * POINTS
@@ -18,20 +23,20 @@ Row = npt.NDArray[np.float64]
 
 
 def choose_level(seconds: float) -> int:
-    """Returns the finest level that goes back this far, or the last one."""
+    """Returns the finest level that goes back so many seconds, or the coarsest if none does."""
     return next((level for level, step in enumerate(STEPS) if step * POINTS >= seconds), len(STEPS) - 1)
 
 
 class Rings:
-    """The means of some series in bins of every step. A bin whose time has no value is NaN.
+    """Keeps the means of some series at every level. The mean of a bin without a value is NaN.
 
     Args:
         series: number of series.
         dtype: type in which the means are kept.
 
     Attributes:
-        values: (levels, POINTS, series) the means; the bin of number n is in place n % POINTS.
-        bins: (levels, POINTS) number of the bin in each place, counted from 1970; -1 where there is none yet.
+        values: the means, (levels, POINTS, series); bin n is in place n % POINTS.
+        bins: number of the bin in each place, int64 (levels, POINTS); -1 where there is none yet.
     """
 
     def __init__(self, series: int, dtype: type[np.floating]) -> None:
@@ -46,11 +51,16 @@ class Rings:
 
     @property
     def nbytes(self) -> int:
-        """Size in bytes."""
+        """Size of all arrays in bytes."""
         return sum(column.nbytes for column in (self.values, self.bins, self._running, self._total, self._count))
 
     def add(self, at_seconds: int, row: Row) -> None:
-        """Adds one value of each series, or NaN, to the bins of a Unix time, not before that of the last call."""
+        """Adds one value of each series to the bins of a time.
+
+        Args:
+            at_seconds: Unix time, not before that of the last call.
+            row: values by number of the series; NaN where one is not known.
+        """
         bins = at_seconds // _STEPS
         new = bins != self._running
         self._running = bins
@@ -65,7 +75,7 @@ class Rings:
         self.bins[_EACH_LEVEL, place] = bins
 
     def clear(self, series: int) -> None:
-        """Forgets the values of one series, by its number."""
+        """Forgets all values of the series with this number."""
         self.values[:, :, series] = np.nan
         self._total[:, series] = 0.0
         self._count[:, series] = 0.0
@@ -76,7 +86,7 @@ class Rings:
         return int(bins[(bins >= first) & (bins <= last)].min(initial=last))
 
     def read(self, level: int, first: int, last: int) -> Row:
-        """Returns (bins, series) the means of the bins `first` to `last`, at most POINTS of them."""
+        """Returns the means of bins `first` to `last` (included), float64 (bins, series); NaN where a bin is not kept."""
         wanted = np.arange(first, last + 1)
         place = wanted % POINTS
         found: Row = self.values[level, place].astype(np.float64)
