@@ -1,4 +1,6 @@
-"""The configuration of an engine: a TOML file, overridden by STREAMER_* variables and options for `streamer serve`.
+"""Reads the configuration of an engine: a TOML file, overridden by STREAMER_* variables and by options.
+
+`cli/serve_command.py` reads that of a service by it, and `embedded.py` that of an engine that a client starts.
 
     [cache]     directory limit_bytes group free_floor_bytes free_floor_share layers
     [fetch]     memory_bytes window_max range_bytes ...
@@ -77,9 +79,10 @@ def read_service_config(path: Path | None, environment: Environment, options: Ma
     """Returns the complete configuration of a service.
 
     Args:
-        path: TOML file, or None for environment and options only.
-        environment: its `settings` take precedence over the file.
-        options: options of the command line, by the same names, None where not given; they take precedence over all.
+        path: TOML file; None for environment and options only.
+        environment: its settings and its token file take precedence over the file.
+        options: options of the command line by the names of `_PLACES`, None where not given. They take precedence over
+            all.
 
     Raises:
         ConfigError: a setting is unknown or invalid; names it.
@@ -99,9 +102,9 @@ def read_trainer_config(path: Path | None, variables: Mapping[str, str], engine:
     """Returns the configuration of an engine that a trainer starts: [cache], [fetch] and [engine] of a file.
 
     Args:
-        path: TOML file, which a service may read as well, or None.
+        path: TOML file, which may have other sections for a service; None for none.
         variables: settings of the environment (`Environment.engine_settings`), which take precedence over the file.
-        engine: settings of the trainer; its folder, socket, limit (if set), service, peers and grace time take
+        engine: settings of the trainer. Its folder, socket, limit (if set), service, peers and grace time take
             precedence over all.
 
     Raises:
@@ -120,7 +123,7 @@ def read_trainer_config(path: Path | None, variables: Mapping[str, str], engine:
 
 
 def _override(tables: _Tables, settings: Mapping[str, object]) -> None:
-    """Puts settings of the environment or the command line into the tables of a file; None where one is not given."""
+    """Puts settings of the environment or the command line into the tables of a file; leaves out those that are None."""
     for name, value in settings.items():
         if value is not None:
             section, field = _PLACES[name]
@@ -128,6 +131,7 @@ def _override(tables: _Tables, settings: Mapping[str, object]) -> None:
 
 
 def _assemble(tables: _Tables, datasets: tuple[DatasetConfig, ...]) -> EngineConfig:
+    """Returns the configuration of a service with these settings; raises ConfigError if one is unknown or invalid."""
     cache = _make_section(CacheConfig, tables["cache"], "[cache]")
     engine = _make_section(EngineConfig, {**tables["engine"], "cache": cache}, "[engine]", _ELSEWHERE)
     return replace(
@@ -183,7 +187,11 @@ def _read_file(path: Path | None) -> tuple[_Tables, tuple[DatasetConfig, ...], l
 
 
 def _make_dataset(entry: object, path: Path, files: list[Path]) -> DatasetConfig:
-    """Returns one entry of [[datasets]], and adds its file of options to `files`."""
+    """Returns one entry of [[datasets]], and adds its file of options, if it has one, to `files`.
+
+    Raises:
+        ConfigError: a setting is unknown or invalid, or the file cannot be read.
+    """
     where = f"[[datasets]] of {path}"
     if not isinstance(entry, dict) or not isinstance(entry.get("url"), str) or not entry["url"]:
         raise ConfigError(f"{where}: each has a url", field="url")
@@ -202,6 +210,7 @@ def _make_dataset(entry: object, path: Path, files: list[Path]) -> DatasetConfig
 
 
 def _read_options(path: Path) -> dict[str, object]:
+    """Returns the storage options in a JSON file; raises ConfigError if it cannot be read, or is no JSON object."""
     # Neither the content nor the parser's complaint is shown: it would quote the secret.
     try:
         found = json.loads(path.read_text())
@@ -233,7 +242,16 @@ def _make_section(
 
 
 def _coerce(name: str, value: object, hint: object) -> object:
-    """Returns a setting in the type of its field; from TOML it has a type, from the environment it is text."""
+    """Returns a setting in the type of its field. A value from TOML has a type already, one of a variable is a text.
+
+    Args:
+        name: Name of the setting.
+        value: The value; "auto" gives None where the field allows None.
+        hint: Type of the field.
+
+    Raises:
+        ConfigError: the value does not fit.
+    """
     if isinstance(hint, types.UnionType) or get_origin(hint) is typing.Union:
         hint = next(arm for arm in get_args(hint) if arm is not type(None))
         if value == "auto":
@@ -251,7 +269,7 @@ def _coerce(name: str, value: object, hint: object) -> object:
 
 
 def _convert(name: str, value: object, kind: object) -> object:
-    """Returns one value in the plain type of its field; fields that end in `_bytes` take texts such as "8 GiB", too."""
+    """Returns one value in the type `kind`; settings that end in `_bytes` take texts such as "8 GiB", too."""
     if kind is int and name.endswith("_bytes") and isinstance(value, int | str) and not isinstance(value, bool):
         return parse_bytes(value, name)
     if kind is Path and isinstance(value, str | Path):
@@ -268,6 +286,7 @@ def _convert(name: str, value: object, kind: object) -> object:
 
 
 def _convert_number(name: str, value: object, *, whole: bool) -> int | float:
+    """Returns a number of at least 0, and of at most 1 if the setting's name ends in `_share`; else ConfigError."""
     if isinstance(value, int | float | str) and not isinstance(value, bool):
         try:
             number: int | float = int(value) if whole else float(value)

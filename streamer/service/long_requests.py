@@ -1,4 +1,7 @@
-"""Requests that take time: manifests, single samples, shared caches, proofs. Bounded per client and in total bytes."""
+"""Answers requests that take time: for manifests, bytes of single samples, shared caches, and sessions to be proved.
+
+`server.py` owns all of it. Requests are bounded for each client, and in bytes for all clients together.
+"""
 
 from __future__ import annotations
 
@@ -44,9 +47,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# 64 MiB through a unix socket take 0.1 s; a reader that takes this long has stopped.
+# A client that has not read the answer to a read after this time has stopped: 64 MiB through a unix socket take 0.1 s.
 ANSWER_SECONDS = 10.0
-# Bytes of all sessions that wait, with the schedules that their clients have sent meanwhile.
+# Bytes of the messages that are kept for all sessions whose proof still runs.
 _MAX_WAITING_BYTES = 64 << 20
 
 Step: TypeAlias = Extend | Advance | Reject
@@ -60,8 +63,9 @@ class ClientRequests(msgspec.Struct):
     """The unanswered requests of one client.
 
     Attributes:
-        tasks: the tasks that answer them, and whether they go on without the client.
+        tasks: the tasks that answer them, and whether each goes on when the client has gone.
         reading: held by the one read that is being answered.
+        warned_about_options: whether the log has said that this client's storage options are not used.
     """
 
     tasks: dict[asyncio.Task[None], bool] = msgspec.field(default_factory=dict)
@@ -70,13 +74,16 @@ class ClientRequests(msgspec.Struct):
 
 
 class LongRequests:
-    """Answers long requests for one engine. Lives on its loop; owned by `Server`.
+    """Answers the long requests of all clients of one engine. Lives on its loop.
 
     Args:
         engine: the engine.
         tasks: runs the answers.
         limits: bounds for all clients together.
         fail: sends a client an error as the answer to a request.
+
+    Attributes:
+        sole_user: the user that is served, if the service has no [[datasets]].
     """
 
     def __init__(self, engine: Engine, tasks: asyncio.TaskGroup, limits: ServiceLimits, fail: Fail) -> None:
@@ -100,10 +107,10 @@ class LongRequests:
     def start(
         self, client: ClientConnection, requests: ClientRequests, request: GetManifest | Read | ShareCache
     ) -> None:
-        """Starts a task that answers a request; errors are sent to the client.
+        """Starts a task that answers a request, and has it among the client's `requests` until it is answered.
 
         Raises:
-            ProtocolError: the client has too many requests at once.
+            ProtocolError: the client has too many requests at once. All other errors are sent to the client.
         """
         try:
             size = _count_letters(request.urls) if isinstance(request, GetManifest) else 0
@@ -140,8 +147,8 @@ class LongRequests:
     def leave(self, requests: ClientRequests) -> None:
         """Cancels the requests of a client that has gone, except those that build a manifest.
 
-        These go on, so that a client that asks again finds them further on. Of all clients together only the latest
-        `MAX_LONG_REQUESTS` do, because a client can ask and go again and again.
+        A manifest is built further for a client that asks again. Since a client can ask and go again and again, only
+        the latest `MAX_LONG_REQUESTS` of these requests, of all clients, go on.
         """
         for task, goes_on in list(requests.tasks.items()):
             if goes_on:
@@ -154,7 +161,7 @@ class LongRequests:
             first.cancel()
 
     async def finish(self, seconds: float) -> None:
-        """Waits at most `seconds` for running requests, then cancels them: clients send them to the next engine."""
+        """Waits at most `seconds` for running requests, then cancels them (clients send them to the next engine)."""
         if self._running:
             await asyncio.wait(self._running, timeout=seconds)
         for task in self._running:
@@ -162,12 +169,12 @@ class LongRequests:
         self._sharing.close()
 
     def choose_options(self, client: ClientConnection, requests: ClientRequests, sent: StoreOptions) -> StoreOptions:
-        """Returns the storage options to use for a client: those it sent, or none if the service has its own.
+        """Returns the storage options to use for a client: those that it sent, or none if the service has its own.
 
-        It warns once for each client whose options are not used.
+        Logs a warning once for each client whose options are not used.
 
         Raises:
-            ConfigError: they are not a JSON mapping.
+            ConfigError: the options are not a JSON mapping.
             AccessDeniedError: this service reads for another user.
         """
         self.sole_user.check_request(client.credentials)
@@ -182,6 +189,7 @@ class LongRequests:
     # ------------------------------------------------------------ inside
 
     async def _send_answer(self, client: ClientConnection, number: int, answer: Callable[[], Awaitable[None]]) -> None:
+        """Runs `answer`, and sends any error of it to the client as that of the request with this number."""
         try:
             await answer()
         except StreamerError as error:
@@ -192,11 +200,13 @@ class LongRequests:
             self._fail(client, limit_error(error) or broken, number)
 
     async def _manifest(self, client: ClientConnection, requests: ClientRequests, request: GetManifest) -> None:
+        """Finds or builds a manifest; sends progress meanwhile, then its digest and notes."""
+
         def progress(text: str, done: int, total: int) -> None:
             client.send(IndexProgress(request.request, text, done, total))
 
         sent = self.choose_options(client, requests, request.options)
-        # Clients of this version have taken them out already.
+        # Earlier clients leave logins in the urls.
         (manifest, *urls), options = take_logins((request.manifest, *request.urls), sent.mapping)
         restricted = self._engine.fetchers.allowlist.restricted
         wanted = msgspec.structs.replace(
@@ -207,7 +217,7 @@ class LongRequests:
         client.send(ManifestReady(request.request, digest, notes))
 
     async def _read(self, client: ClientConnection, requests: ClientRequests, request: Read) -> None:
-        """Reads for one request of a client at a time; the bytes stay reserved until the client has received them."""
+        """Sends bytes of a chunk, one request of a client at a time. They stay reserved until the client has them."""
         size = request.stop - request.start
         if not 0 <= size <= MAX_READ_BYTES:
             raise ServiceError(f"a read of {size} bytes; 0 to {MAX_READ_BYTES} are possible")
@@ -229,10 +239,10 @@ class LongRequests:
 
 
 def _count_letters(urls: Sequence[str]) -> int:
-    """Returns the letters of all urls that a request names, those that braces stand for included, without making them.
+    """Returns the letters of all urls that a request names; one with braces counts as all that it stands for.
 
     Raises:
-        ConfigError: the urls are too many.
+        ConfigError: there are too many urls, or they are too long together.
     """
     if len(urls) > MAX_REQUEST_URLS:
         raise ConfigError(
@@ -256,12 +266,12 @@ def _count_letters(urls: Sequence[str]) -> int:
 
 
 class SessionProofs:
-    """Holds the messages of sessions until it is known that their clients may read, and the engine is prepared.
+    """Makes sessions wait until it is proved that their clients may read, and keeps the messages for them meanwhile.
 
     Lives on the engine's loop.
 
     Args:
-        prepare: see `engine.datasets.Preparation`.
+        prepare: prepares a part, or raises why the client may not read it (`Preparation` of `engine/datasets.py`).
         tasks: runs the requests to the store.
     """
 
@@ -280,7 +290,7 @@ class SessionProofs:
         return sum(owner is client for owner, _ in self._waiting)
 
     def waits(self, client: ClientConnection, session: int) -> bool:
-        """Whether the proof of this session of the client still runs."""
+        """Whether this session of the client waits."""
         return (client, session) in self._waiting
 
     def start(
@@ -293,8 +303,8 @@ class SessionProofs:
     ) -> None:
         """Starts a task that prepares all parts of a session, and asks their stores whether the client may read.
 
-        Then it calls `opened` with the messages of the session that have come meanwhile, or `failed`; neither if the
-        session was dropped.
+        Then it calls `opened` with the messages for the session that have come meanwhile, or `failed` with the error.
+        It calls neither if the session was dropped.
         """
         key = (client, session)
         self._waiting[key] = []
@@ -302,10 +312,10 @@ class SessionProofs:
         self._asking[key] = self._tasks.create_task(proof, name="prove a right")
 
     def keep(self, client: ClientConnection, step: Step) -> None:
-        """Keeps a message of a session that waits.
+        """Keeps a message for a session that waits.
 
         Raises:
-            ServiceError: too much is kept already.
+            ServiceError: the messages for all such sessions take too much memory.
         """
         self._bytes += _bytes(step)
         self._waiting[client, step.session].append(step)
@@ -313,10 +323,10 @@ class SessionProofs:
             raise ServiceError(f"{self._bytes} bytes of schedules wait for their stores; try again later")
 
     def drop(self, client: ClientConnection, session: int | None = None) -> None:
-        """Cancels the proof of a session that is closed, or all of a client without a number; ignores unknown ones."""
+        """Cancels the proof of a session, or of all sessions of the client if None is given; ignores unknown ones."""
         for key in list(self._waiting):
             if key[0] is client and session in (None, key[1]):
-                self._asking[key].cancel()  # or a client that comes and goes would have any number of requests
+                self._asking[key].cancel()  # else a client that comes and goes could have any number of them
                 self._take(key)
 
     def _take(self, key: tuple[ClientConnection, int]) -> list[Step] | None:
@@ -333,6 +343,7 @@ class SessionProofs:
         opened: Callable[[list[Step]], None],
         failed: Callable[[StreamerError], None],
     ) -> None:
+        """Proves one session; see `start`."""
         waiting = self._waiting[key]
         error: StreamerError | None = None
         try:
@@ -344,7 +355,7 @@ class SessionProofs:
         except StreamerError as refusal:
             error = refusal
         except Exception as failure:
-            # The engine would end with it, and options of any kind have come from a client.
+            # An unexpected error, perhaps over a client's options, would end the engine.
             logger.exception("the right to session %d of %s was not proven", key[1], key[0])
             error = BrokenError(f"the engine failed over a session: {failure!r}; see its log")
         if self._waiting.get(key) is not waiting:  # closed meanwhile, perhaps opened again
@@ -367,7 +378,7 @@ def _bytes(step: Step) -> int:
 
 
 class CacheSharing:
-    """The peers of the job that uses an engine. Lives on its loop; imports nothing of peers before it is needed."""
+    """Shares the cache of an engine with the other engines of its job; imports `peers/` when a client asks for it."""
 
     def __init__(self, engine: Engine, tasks: asyncio.TaskGroup) -> None:
         self._engine = engine
@@ -378,12 +389,12 @@ class CacheSharing:
         return f"CacheSharing({self._peers!r})"
 
     async def share(self, request: ShareCache, options: StoreOptions) -> str:
-        """Fulfils the request; returns the address at which the other engines are answered.
+        """Shares the cache with the engines of the request; returns the address at which this one answers them.
 
         Raises:
-            ConfigError: this engine is a service, cannot listen on that host, or lacks the extra that this needs.
-            ManifestError: the dataset is unknown here.
-            ProtocolError: the columns of the request do not match each other.
+            ConfigError: this engine is a service, cannot listen on that host, or the extra `peers` is not installed.
+            ManifestError: the engine does not have the dataset.
+            ProtocolError: lanes and readers of the request do not belong together.
         """
         if self._engine.config.grace_seconds is None:
             raise ConfigError(
@@ -411,13 +422,13 @@ class CacheSharing:
         return await self._peers.share(request.token, host, members, readers)
 
     def close(self) -> None:
-        """Ends the sharing, if there was any; for the end of the engine."""
+        """Ends the sharing at the end of the engine; does nothing if there was none."""
         if self._peers is not None:
             self._peers.close()
 
 
 def _read_lanes(request: ShareCache, dataset: Dataset) -> NDArray[np.int64]:
-    """Returns the lane of each chunk, int64 (chunks,), or -1; raises ProtocolError if the columns do not match."""
+    """Returns the lane of each chunk, int64 (chunks,), -1 for none; ProtocolError if the columns do not match."""
     if len(request.lanes) != 2 * dataset.manifest.chunks:
         raise ProtocolError(f"{len(request.lanes)} bytes are not the lanes of {dataset.manifest.chunks} chunks")
     lanes = np.frombuffer(request.lanes, "<i2").astype(np.int64)

@@ -1,4 +1,4 @@
-"""Serves one engine behind a unix socket: its connections, their requests, and when the engine ends."""
+"""Answers the clients of one engine. Made by `lifecycle.py`; connections (`client_connection.py`) and HTTP call it."""
 
 from __future__ import annotations
 
@@ -52,19 +52,19 @@ from streamer.wire.store_options import StoreOptions
 
 logger = logging.getLogger(__name__)
 
-# A reason with a path and two numbers; a name of a rank and its worker.
+# Letters of a client's text in the log: enough for a reason with a path, or for the name of a rank and its worker.
 _MAX_LETTERS = 500
 # Letters of job, order, stream and dataset of a session together.
 _MAX_NAME_LETTERS = 64 << 10
 # Different storage options of the parts of one session together: 4,096 of 500 bytes. They are read in one turn of the
 # loop: 7 MB took 0.5 s of it (2026-11-29), this takes 0.2 s.
 _MAX_OPTIONS_BYTES = 2 << 20
-# Exact as a floating-point number; bytes, samples and steps of nothing are more.
+# Numbers of a session are below this: a float holds them exactly, and no count of bytes or samples is larger.
 _MAX_NUMBER = 1 << 53
 
 
 class _ClientState(msgspec.Struct):
-    """The state of one connection; `pid` is 0 until the client has said hello."""
+    """The state of one connection; sessions by their numbers. `pid` is 0 until the client has said hello."""
 
     pid: int = 0
     job: str = ""
@@ -76,13 +76,15 @@ class Server:
     """Answers clients for one engine. Lives on the engine's loop.
 
     Args:
-        leave: called once when there has been no connection for the grace time.
+        config: says who may connect, and the grace time.
+        engine, tasks: the open engine, and the group that runs the answers to long requests.
+        leave: called when there has been no connection for the grace time.
         limits: limits for all clients together; if None, they follow from the available memory and descriptors.
-        warnings: the last ones of this process.
-        cache_notice: a sentence about the cache, shown once by each client; "" if there is none.
+        warnings: returns the last warnings of this process.
+        cache_notice: sentence about the cache that each session is sent; "" if there is none.
 
     Raises:
-        ConfigError: no such group; the token file cannot be read.
+        ConfigError: the group does not exist, or the token file cannot be read.
     """
 
     def __init__(
@@ -107,9 +109,9 @@ class Server:
         self._long_requests = LongRequests(engine, tasks, self._limits, self._fail)
         self._proofs = SessionProofs(engine.preparation.prepare, tasks)
         self._clients: dict[ClientConnection, _ClientState] = {}
-        # Bytes of a frame whose end has not arrived; those that began first come first.
+        # Bytes of incomplete frames, those that began first at the front.
         self._unfinished: dict[ClientConnection, int] = {}
-        # Connections of users who may not connect.
+        # Connections of users who may not connect, until they are told so.
         self._strangers: dict[ClientConnection, None] = {}
         self._grace: asyncio.TimerHandle | None = None
         self._begun = engine.now()
@@ -140,16 +142,16 @@ class Server:
         }
 
     def reload(self, config: EngineConfig) -> None:
-        """Takes over who may connect from a new configuration; open connections stay.
+        """Takes over from a new configuration who may connect; open connections stay.
 
         Raises:
-            ConfigError: there is no such group, or the token file cannot be read.
+            ConfigError: the group does not exist, or the token file cannot be read. Nothing has changed then.
         """
         self._admission = Admission(config.cache, config.service)
         self._config = config
 
     def pids(self) -> list[int]:
-        """Returns the pid that each client gave, 0 if it has not said hello; any thread."""
+        """Returns the pids that connected clients gave, 0 for one that has not said hello; any thread."""
         return [state.pid for state in self._clients.copy().values()]
 
     def descriptors(self) -> list[int]:
@@ -159,7 +161,7 @@ class Server:
     # ------------------------------------------------------------ connections
 
     def add_client(self, client: ClientConnection) -> bool:
-        """Registers a connection; returns False if there are too many."""
+        """Registers a connection and stops the grace time; returns False if there are too many."""
         self._count["connections"] += 1
         if len(self._clients) >= self._limits.clients:
             self._count["refused"] += 1
@@ -176,7 +178,7 @@ class Server:
         return True
 
     def remove_client(self, client: ClientConnection) -> None:
-        """Handles the end of a connection: its sessions, with their leases, and its requests end with it."""
+        """Handles the end of a connection: its sessions, leases and requests end; the grace time may begin."""
         state = self._clients.pop(client, _ClientState())
         self._proofs.drop(client)
         self._long_requests.leave(state.requests)
@@ -189,13 +191,13 @@ class Server:
         self._watch_grace()
 
     def count_drop(self, client: ClientConnection, why: str) -> None:
-        """Counts a connection that is ended because of the client."""
+        """Counts a connection that is ended because of what its client did; see `ClientHandler.count_drop`."""
         self._count[f"dropped {why}"] += 1
         self._unfinished.pop(client, None)
         self._strangers.pop(client, None)
 
     def limit_frames(self, client: ClientConnection, unfinished_bytes: int) -> None:
-        """Bounds the unfinished frames of all clients: that which began first is given up for later ones."""
+        """Notes the bytes of a client's incomplete frame; drops those that began first if all take too much memory."""
         if not unfinished_bytes:
             self._unfinished.pop(client, None)
             return
@@ -210,7 +212,7 @@ class Server:
 
         Raises:
             EngineUnavailableError: this user may not connect, or the token is wrong.
-            ProtocolVersionError: the client speaks another version.
+            ProtocolVersionError: the client has another version of the protocol.
         """
         try:
             self._admission.check(client.credentials, hello.token)
@@ -245,18 +247,17 @@ class Server:
         await self._long_requests.finish(seconds)
 
     def close(self) -> None:
-        """Closes all connections."""
+        """Closes all connections when what was sent is out."""
         for client in list(self._clients):
             client.close()
 
     # ------------------------------------------------------------ requests
 
     def take(self, client: ClientConnection, request: Request) -> None:
-        """Handles one message of a greeted client; errors of a session or request are sent to it.
+        """Handles one message of a greeted client. Errors of a session or a request are sent to it.
 
         Raises:
-            ProtocolError: the message is out of turn; the connection has to end.
-            StreamerError: the message cannot be handled.
+            StreamerError: the connection has to end, since the message is not allowed or exceeds a limit.
         """
         state = self._clients[client]
         match request:
@@ -284,7 +285,7 @@ class Server:
                 raise ProtocolError(f"{type(request).__name__} out of turn")
 
     def _open(self, client: ClientConnection, state: _ClientState, request: OpenSession) -> None:
-        """Checks a session that a client asks for, and opens it, at once or when access to its parts is proved."""
+        """Opens a session when its parts are prepared and access is proved; ProtocolError if its number is in use."""
         number = request.session
         consumer = one_line(request.consumer)
         is_open = number in state.sessions or self._proofs.waits(client, number)
@@ -332,7 +333,7 @@ class Server:
         wanted: OpenSession,
         steps: Sequence[Extend | Advance | Reject] = (),
     ) -> None:
-        """Opens a session, and handles the messages that came before it was open."""
+        """Opens a session, and handles `steps`, the messages for it that came before it was open."""
         try:
             state.sessions[number] = self._engine.open_session(
                 wanted,
@@ -356,13 +357,13 @@ class Server:
         session: int = -1,
         consumer: str = "",
     ) -> None:
-        """Logs an error for the job, and sends it to the client for a request or a session (-1: none)."""
+        """Logs an error for the job, and sends it to the client as that of a request or a session; -1 means of none."""
         state = self._clients.get(client)
         self._errors.log(one_line(state.job if state else ""), consumer, f"{type(error).__name__}: {error}")
         client.fail(error, request, session)
 
     def _part(self, client: ClientConnection, state: _ClientState, part: Part, sent: StoreOptions) -> Part:
-        """Returns a part with its name for the log and the storage options that apply; errors name the part."""
+        """Returns a part with a name that can be logged and the storage options to use; its errors name the part."""
         name = one_line(part.name)
         try:
             options = self._long_requests.choose_options(client, state.requests, sent)
@@ -371,12 +372,12 @@ class Server:
         return msgspec.structs.replace(part, name=name, options=options)
 
     def _step(self, client: ClientConnection, state: _ClientState, request: Extend | Advance | Reject) -> None:
-        """Passes a message on to its session, or keeps it until the session is open; ignores unknown sessions."""
+        """Passes a message on to its session, or keeps it until that is open; ignores it for unknown sessions."""
         if self._proofs.waits(client, request.session):
             self._proofs.keep(client, request)
             return
         session = state.sessions.get(request.session)
-        if session is None:  # it was refused; the client has not read that yet
+        if session is None:  # refused or closed, which the client has not read yet
             return
         match request:
             case Advance():
@@ -395,7 +396,7 @@ class Server:
                 session.extend(EpochSchedule.read(request), request.complete)
 
     def _sessions_of(self, sender: ClientConnection, request: ReportFinding | ReportError) -> Iterator[EngineSession]:
-        """Yields the sessions that a report names by job, dataset and consumer, if they are of the sender's user."""
+        """Yields the sessions of the sender's user that have the job, dataset and consumer that a report names."""
         user = sender.credentials and sender.credentials.uid
         consumer = (request.job, request.dataset, one_line(request.consumer))
         for client, state in self._clients.items():
@@ -408,11 +409,9 @@ class Server:
     # ------------------------------------------------------------ inside
 
     def _notice(self, key: str, text: str) -> None:
-        """Sends a sentence to clients: about a store to those that may wait for it, about the cache to all readers.
+        """Sends a text about a store to clients that may wait for it, or one about the cache to all with sessions.
 
-        Args:
-            key: the key of the store's options (`options_key`), or "" for the cache.
-            text: the sentence.
+        `key` is that of the store's options (`options_key`), or "" for the cache.
         """
         self._count["notices"] += 1
         notice = Notice(self._count["notices"], one_line(text))
@@ -423,12 +422,13 @@ class Server:
                 client.send(notice)
 
     def _watch_grace(self) -> None:
+        """Begins the grace time if no client is connected; the engine leaves at its end unless a client connects."""
         if self._config.grace_seconds is not None and not self._clients and self._grace is None:
             self._grace = asyncio.get_running_loop().call_later(self._config.grace_seconds, self._leave)
 
 
 def one_line(text: str) -> str:
-    """Returns a client's text for the log: short, without control characters or line breaks."""
+    """Returns a client's text for the log: cut, with a question mark for each character that cannot be printed."""
     return "".join(letter if letter.isprintable() else "?" for letter in text[:_MAX_LETTERS])
 
 

@@ -234,7 +234,7 @@ class History:
         return places
 
     def _note_jobs(self, at_seconds: float, jobs: set[str]) -> None:
-        """Updates the times of connected jobs; forgets jobs that have been away for long, and the oldest of too many."""
+        """Updates the times of connected jobs; forgets jobs that have been away for long, or that are too many."""
         self._jobs = {
             name: job
             for name, job in self._jobs.items()

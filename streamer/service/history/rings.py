@@ -86,7 +86,7 @@ class Rings:
         return int(bins[(bins >= first) & (bins <= last)].min(initial=last))
 
     def read(self, level: int, first: int, last: int) -> Row:
-        """Returns the means of bins `first` to `last` (included), float64 (bins, series); NaN where a bin is not kept."""
+        """Returns the means of bins `first` to `last`, both included, (bins, series); NaN where a bin is not kept."""
         wanted = np.arange(first, last + 1)
         place = wanted % POINTS
         found: Row = self.values[level, place].astype(np.float64)
