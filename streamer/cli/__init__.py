@@ -1,5 +1,6 @@
-"""The command line: `streamer COMMAND`.
+"""The command line, `streamer COMMAND`: the commands of daily use, and what they share with those of `tools/`.
 
-One file per command; `main.py` lists them, and only `terminal.py` writes. Heavy imports (rich, the engine, torch)
-happen inside the command that needs them: `streamer --help` takes under 150 ms.
+Each command is one file, `*_command.py`. `main.py` lists them and runs the chosen one, `options.py` has the options
+that several share, and all output goes through `terminal.py`. Heavy imports (rich, the engine, torch) are inside the
+functions that need them, so that `streamer --help` takes under 150 ms.
 """

@@ -1,4 +1,4 @@
-"""`streamer cache stat | check | clear | export`."""
+"""Implements `streamer cache stat | check | clear | export`, for `main.py`; `cache/maintenance.py` does the work."""
 
 from __future__ import annotations
 
@@ -42,11 +42,12 @@ NOTES = """\
 fetched again when it is needed.
 """
 
+# Damaged chunks that are named; more are counted.
 _DAMAGED_SHOWN = 20
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the four actions."""
+    """Adds the four actions, each with its options."""
     actions = parser.add_subparsers(
         dest="action",
         required=True,
@@ -69,7 +70,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
-    """Runs the action on the folder."""
+    """Runs the chosen action on the folder, and returns its exit code.
+
+    Raises:
+        CacheError: the folder cannot be read or written, or an engine uses it.
+    """
     from streamer.cache.folder import holds_no_cache
 
     arguments.folder = Path(os.path.abspath(arguments.folder or Environment.read().cache_dir))
@@ -91,6 +96,7 @@ def _action(
     act: Callable[[argparse.Namespace, Terminal], int],
     text: str,
 ) -> CommandParser:
+    """Adds an action, with the argument for the folder, and returns its parser; `act` runs it."""
     parser = actions.add_parser(
         name,
         help=text,
@@ -109,6 +115,7 @@ def _action(
 
 
 def _stat(arguments: argparse.Namespace, terminal: Terminal) -> int:
+    """Shows the size of the cache, and a table of its datasets."""
     from streamer.cache.maintenance import stat
 
     found = stat(arguments.folder)
@@ -124,12 +131,13 @@ def _stat(arguments: argparse.Namespace, terminal: Terminal) -> int:
 
 
 def _share(folder: Path, digest: str, chunks: int) -> str:
+    """Returns the share of a dataset's chunks that `chunks` are, in percent; "-" without its manifest."""
     manifest = _manifest(folder, digest)
     return f"{chunks / manifest.chunks:.0%}" if manifest is not None and manifest.chunks else "-"
 
 
 def _manifest(folder: Path, digest: str) -> Manifest | None:
-    """The dataset's table; None if it is missing or cannot be read."""
+    """Returns the manifest with this digest from the cache folder; None if it is missing or cannot be read."""
     from streamer.errors import ManifestError
     from streamer.manifest.table import Manifest
 
@@ -143,6 +151,7 @@ def _manifest(folder: Path, digest: str) -> Manifest | None:
 
 
 def _check(arguments: argparse.Namespace, terminal: Terminal) -> int:
+    """Compares all chunks with their checksums; returns `FAILED` if damaged ones are left."""
     from streamer.cache.maintenance import check
 
     with _lock_folder(arguments.folder), terminal.progress("checking", "chunks") as bar:
@@ -159,6 +168,7 @@ def _check(arguments: argparse.Namespace, terminal: Terminal) -> int:
 
 
 def _clear(arguments: argparse.Namespace, terminal: Terminal) -> int:
+    """Empties the folder; without --yes only says what would be removed, and returns `USAGE`."""
     from streamer.cache.maintenance import clear, stat
 
     if not arguments.yes:
@@ -174,6 +184,7 @@ def _clear(arguments: argparse.Namespace, terminal: Terminal) -> int:
 
 
 def _export(arguments: argparse.Namespace, terminal: Terminal) -> int:
+    """Copies whole, checked chunks to another folder."""
     from streamer.cache.maintenance import export
 
     target = Path(os.path.abspath(arguments.target))
@@ -185,7 +196,12 @@ def _export(arguments: argparse.Namespace, terminal: Terminal) -> int:
 
 @contextlib.contextmanager
 def _lock_folder(folder: Path, *, exclusive: bool = False) -> Iterator[None]:
-    """Keeps engines out of a folder, which they lock, and other such commands, too, if `exclusive`."""
+    """Locks a folder, so that no engine uses it, and no other such command either if `exclusive`.
+
+    Raises:
+        CacheError: an engine or another command has locked it.
+        OSError: the folder cannot be opened.
+    """
     from streamer.cache.folder import LOCK_NAME
 
     how = (fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH) | fcntl.LOCK_NB
@@ -196,7 +212,7 @@ def _lock_folder(folder: Path, *, exclusive: bool = False) -> Iterator[None]:
             except (FileNotFoundError, PermissionError):
                 if path == folder:
                     raise
-                continue  # of an earlier version, or of another user
+                continue  # the folder has no lock file (an earlier version), or it is another user's
             on_exit.callback(os.close, descriptor)
             try:
                 fcntl.flock(descriptor, how)

@@ -1,4 +1,4 @@
-"""Connects to a running engine, for commands that only look and never start one."""
+"""Connects to a running engine, for `streamer stat` and `streamer top`, which never start one."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CONNECT_SECONDS = 2.0
 
 
 def add_engine_options(parser: argparse.ArgumentParser) -> None:
-    """Adds the group of --socket and --cache-dir."""
+    """Adds the group of the options --socket and --cache-dir, which choose an engine."""
     group = parser.add_argument_group("engine")
     group.add_argument(
         "--socket",
@@ -35,14 +35,17 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
 def engine_client(arguments: argparse.Namespace) -> EngineClient:
     """Returns a client of the engine that arguments or environment name, or of the only running one.
 
-    It asks the engine for statistics once. During an upgrade some engines have another version of the protocol. The
-    request for statistics and its answer are the same in neighbouring versions, so the client then speaks the engine's
-    version: it is good for statistics alone.
+    It asks the engine for statistics once. The caller closes the client. During an upgrade an engine may have a
+    neighbouring version of the protocol. As the messages for statistics are the same there, the client then uses the
+    engine's version, and can be used for statistics alone.
+
+    Args:
+        arguments: those of `add_engine_options`.
 
     Raises:
         EngineUnavailableError: no engine runs, or the named one does not answer.
-        ConfigError: several are running.
-        ProtocolVersionError: the engine's version is further away.
+        ConfigError: no engine is named, and several run.
+        ProtocolVersionError: the engine's version is not a neighbouring one.
     """
     from streamer.client.engine_client import EngineClient
     from streamer.client.settings import ClientSettings
@@ -67,9 +70,14 @@ def engine_client(arguments: argparse.Namespace) -> EngineClient:
 def find_engine(socket: Path | None, cache_dir: Path | None, settings: ClientSettings) -> ClientSettings:
     """Returns the settings that reach the named engine, or the only running one, without starting one.
 
+    Args:
+        socket: path of the engine's socket, or None.
+        cache_dir: cache folder of an embedded engine, or None. It is used if there is no `socket`.
+        settings: settings from the environment, which may name an engine, too.
+
     Raises:
-        EngineUnavailableError: none is named and none is found, or none of the named cache folder is running.
-        ConfigError: none is named, and several are running; the message lists them.
+        EngineUnavailableError: no engine is named or found, or no embedded one of the cache folder runs.
+        ConfigError: no engine is named, and several run; the message lists them.
     """
     from streamer.client.runtime_folder import describe_engine, find_engines, is_listening
 

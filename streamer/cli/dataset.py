@@ -1,4 +1,7 @@
-"""What commands with a dataset have in common: the connection to the engine, the manifest, the chosen samples."""
+"""Opens the dataset that a command names: the connection to the engine, the manifest, the chosen samples.
+
+Used by the commands with urls of a dataset, here and in `tools/`.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,19 @@ NO_LIMIT_SECONDS = 1e9
 
 
 class JoinOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One --join: a right side, and the arguments of `StreamingDataset.join`."""
+    """One --join: the dataset to join (the right side), and the arguments of `StreamingDataset.join`.
+
+    Attributes:
+        url: url of the right side, or its urls.
+        on: field that both sides have, or its names on the left and on the right side.
+        columns: fields to take from the right side, or a mapping of them to new names; None takes all.
+        missing: what happens to a sample without a partner.
+        validate: how many samples may have the same partner, and how many partners a sample may have.
+        format: format of the right side, with `format_options`.
+        format_options: options of the format by name.
+        manifest: url or folder of the right side's manifest; None to find or build it.
+        storage_options: options of the right side's store; None to use those of the command.
+    """
 
     url: str | list[str]
     on: str | tuple[str, str]
@@ -48,10 +63,10 @@ class JoinOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @classmethod
     def parse(cls, given: Mapping[str, object]) -> Self:
-        """Returns the options of one --join, which is an object of JSON; old names of arguments are replaced.
+        """Returns the options of one --join, given as values by name; replaces old names of arguments.
 
         Raises:
-            ConfigError: a name or a value is wrong, or url or on is missing.
+            ConfigError: a name or a value is wrong, or `url` or `on` is missing.
         """
         current = replace_arguments("StreamingDataset.join", given)
         try:
@@ -63,12 +78,15 @@ class JoinOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def join(
         self, left: StreamingDataset, storage_options: Mapping[str, Any] | None, arguments: Mapping[str, Any]
     ) -> StreamingDataset:
-        """Opens the right side, and returns the dataset joined to it.
+        """Opens the right side, and returns the left side joined to it.
 
         Args:
-            left: the dataset.
-            storage_options: options of the right side if it has none of its own.
+            left: the dataset whose samples get the fields.
+            storage_options: options of the right side's store if it has none of its own.
             arguments: further arguments of `StreamingDataset` for the right side.
+
+        Raises:
+            ConfigError: an option is invalid.
         """
         from streamer.loader.dataset import StreamingDataset
 
@@ -82,7 +100,7 @@ class JoinOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def client_settings(arguments: argparse.Namespace) -> ClientSettings:
-    """Returns the settings for reaching the engine: those of the environment, --cache-dir and --storage-options."""
+    """Returns the settings of a client, from the environment, --cache-dir and --storage-options."""
     found = replace(ClientSettings.from_environment(), storage_options=arguments.storage_options)
     if arguments.cache_dir is None:
         return found
@@ -92,13 +110,13 @@ def client_settings(arguments: argparse.Namespace) -> ClientSettings:
 def open_manifest(
     client: EngineClient, arguments: argparse.Namespace, terminal: Terminal, chunk_bytes: int | None = None
 ) -> Manifest:
-    """Finds or builds the manifest of the urls, shows progress and notes, and opens it.
+    """Has the engine find or build the manifest of the urls, shows progress and notes, and opens the manifest.
 
     Args:
-        client: client of the engine, which finds or builds it.
+        client: client of the engine.
         arguments: those of `options.add_dataset`.
         terminal: where progress and notes go.
-        chunk_bytes: length of chunks; None for the default.
+        chunk_bytes: length of chunks in bytes; None for the default.
 
     Raises:
         ManifestError, StoreError: it cannot be found or built.
@@ -127,7 +145,7 @@ def describe_dataset(manifest: Manifest, terminal: Terminal) -> None:
 
 
 def request_of(arguments: argparse.Namespace, chunk_bytes: int | None = None) -> GetManifest:
-    """Returns the request for the manifest of the urls; arguments as for `open_manifest`."""
+    """Returns the request for the manifest of the urls; the arguments are those of `open_manifest`."""
     request = GetManifest(
         0,
         [absolute(url) for url in arguments.urls],
@@ -140,11 +158,15 @@ def request_of(arguments: argparse.Namespace, chunk_bytes: int | None = None) ->
 
 
 def open_samples(arguments: argparse.Namespace, manifest: Manifest) -> OpenedDataset:
-    """Returns the samples that --where chooses, joined to what --join names; without both, all of the manifest.
+    """Opens the samples that --where chooses, joined to the datasets of --join.
+
+    Args:
+        arguments: those of `dataset_of`, `options.add_manifest` and `options.add_join`, and `where`, None for all.
+        manifest: manifest of the dataset; all its samples are opened if there is neither option.
 
     Raises:
-        ConfigError: an invalid option, or torch is missing.
-        ManifestError: keys that do not fit.
+        ConfigError: an option is invalid, or torch is missing.
+        ManifestError: the keys of a join do not fit.
     """
     from streamer.batches.samples.opened import OpenedDataset
 
@@ -170,14 +192,14 @@ def open_samples(arguments: argparse.Namespace, manifest: Manifest) -> OpenedDat
 
 
 def dataset_of(arguments: argparse.Namespace, manifest: str | None) -> StreamingDataset:
-    """Opens the dataset of the urls, as a job would with these options.
+    """Makes the dataset that a job would have with these options; the caller closes it.
 
     Args:
-        arguments: those of `options.add_sample_choice`, `add_storage_options` and `add_cache_dir`.
-        manifest: folder or url of its manifest, None to find or build it.
+        arguments: those of `options.add_urls`, `add_sample_choice`, `add_storage_options` and `add_cache_dir`.
+        manifest: folder or url of its manifest, or None to find or build it.
 
     Raises:
-        ConfigError: an invalid option, or torch is missing.
+        ConfigError: an option is invalid, or torch is missing.
     """
     try:
         from streamer.loader.dataset import StreamingDataset
@@ -199,9 +221,13 @@ def dataset_of(arguments: argparse.Namespace, manifest: str | None) -> Streaming
 
 
 def choose_format(name: str, options: Mapping[str, Any]) -> str | Format:
-    """Returns the format of that name; the name alone, which may be "auto", if it has no options.
+    """Returns the value for format= of a dataset: the format with its options, or without options the name alone.
+
+    Args:
+        name: name of the format, or "auto".
+        options: options of the format by name.
 
     Raises:
-        ConfigError: there is no such format, or it has other options.
+        ConfigError: there is no such format, or it does not have these options.
     """
     return find_format(name, options) if options else name

@@ -1,4 +1,7 @@
-"""The exit codes and their meanings, for scripts."""
+"""Defines the exit codes of all commands, and chooses the code of an error.
+
+Every command returns one of them; `main.py` chooses that of an error, and shows their meanings in the help.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from streamer.errors import (
 
 
 class Exit(IntEnum):
-    """The exit codes of every command; stable."""
+    """The exit codes of every command. They do not change, because scripts use them."""
 
     DONE = 0
     FAILED = 1
@@ -38,7 +41,7 @@ MEANINGS = {
     Exit.TERMINATED: "ended by SIGTERM",
 }
 
-# The first match decides.
+# The first class of which an error is an instance decides.
 _BY_ERROR: tuple[tuple[type[StreamerError], Exit], ...] = (
     (ConfigError, Exit.USAGE),
     (ObjectNotFoundError, Exit.STORE),
@@ -49,11 +52,11 @@ _BY_ERROR: tuple[tuple[type[StreamerError], Exit], ...] = (
 
 
 def exit_of(error: StreamerError) -> Exit:
-    """The exit code of an error."""
+    """Returns the exit code of an error; `FAILED` if its class has none of its own."""
     return next((code for kind, code in _BY_ERROR if isinstance(error, kind)), Exit.FAILED)
 
 
 def explain_codes() -> str:
-    """The codes as a paragraph for the help."""
+    """Returns the codes and their meanings as a paragraph for the help."""
     lines = [f"  {int(code):>3}  {meaning}" for code, meaning in MEANINGS.items()]
     return "exit codes:\n" + "\n".join(lines)

@@ -1,6 +1,6 @@
-"""Images that `streamer show` draws in a terminal, and the frames of a clip as one image. No I/O.
+"""Draws images as coloured characters, and the frames of a clip as one image, for `streamer show`. No I/O.
 
-In a terminal a character is two pixels: an upper half block in one colour on the other.
+A character of the terminal shows two pixels: the upper one as an upper half block, the lower one as background.
 """
 
 from __future__ import annotations
@@ -19,18 +19,20 @@ Image = npt.NDArray[np.uint8]
 
 _UPPER_HALF = "▀"
 _RESET = "\x1b[0m"
-# Sizes of a contact sheet in pixels: frames are scaled down to it, and a line of the built-in font is below each.
+# Sizes of a contact sheet in pixels: a frame has at most this width, and a line of the built-in font is below it.
 _MAX_WIDTH = 320
 _TEXT_HEIGHT = 14
 
 
 def half_blocks(image: Image, columns: int, lines: int) -> Iterator[str]:
-    """Yields the lines that show an image as large as possible in its shape.
+    """Yields lines of characters, with control sequences for colours, that show an image.
+
+    The image is scaled down to fit, and keeps its shape.
 
     Args:
         image: uint8 (height, width, 3).
-        columns: characters per line.
-        lines: most lines of text; each shows two rows.
+        columns: characters of a line, at most.
+        lines: number of lines, at most; each shows two rows of pixels.
     """
     height, width = fit_size(image.shape[0], image.shape[1], columns, 2 * lines)
     small = shrunk(image, height, width)
@@ -39,14 +41,24 @@ def half_blocks(image: Image, columns: int, lines: int) -> Iterator[str]:
 
 
 def fit_size(height: int, width: int, columns: int, rows: int) -> tuple[int, int]:
-    """The largest size of the same shape within columns x rows; at most the image's, with an even height."""
+    """Returns height and width of an image scaled down to fit; they keep its shape, and the height is even.
+
+    Args:
+        height: rows of pixels of the image.
+        width: columns of pixels of the image.
+        columns: columns of pixels, at most.
+        rows: rows of pixels, at most.
+    """
     scale = min(columns / width, rows / height, 1.0)
     fitted = max(2, int(height * scale))
     return fitted - fitted % 2, max(1, int(width * scale))
 
 
 def shrunk(image: Image, height: int, width: int) -> Image:
-    """The means of equal areas: good enough for looking, and without a library."""
+    """Returns an image scaled down to (height, width, 3): each pixel is the mean of the area that it stands for.
+
+    That is good enough for looking, and needs no library.
+    """
     rows = np.linspace(0, image.shape[0], height + 1).astype(int)
     columns = np.linspace(0, image.shape[1], width + 1).astype(int)
     return np.array([[_mean(image, rows[i : i + 2], columns[j : j + 2]) for j in range(width)] for i in range(height)])
@@ -67,14 +79,14 @@ def _character(upper: Image, lower: Image) -> str:
 
 
 def contact_sheet(frames: Image, times: Sequence[float]) -> Image:
-    """Draws the frames in rows, with the time in seconds below each.
+    """Draws the frames of a clip side by side in rows, with the time below each.
 
     Args:
-        frames: uint8 [frames, height, width, 3].
-        times: time of each frame in seconds; none are drawn if there are none.
+        frames: uint8 (frames, height, width, 3).
+        times: time of each frame in seconds; if empty, no times are drawn.
 
     Returns:
-        uint8 [height, width, 3].
+        One image, uint8 (height, width, 3).
 
     Raises:
         ImportError: Pillow is not installed.

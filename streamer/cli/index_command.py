@@ -1,4 +1,4 @@
-"""`streamer index`."""
+"""Implements `streamer index`, which builds the manifest of a dataset, and copies it if asked. `main.py` runs it."""
 
 from __future__ import annotations
 
@@ -55,6 +55,7 @@ in the cache while there is room. With --executor, processes or a cluster index 
 a cache: large prefixes are listed in parts.
 """
 
+# Names of classes that are shown; more are counted.
 _CLASSES_SHOWN = 8
 
 
@@ -92,7 +93,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
-    """Builds the manifest, copies it, and describes the dataset."""
+    """Builds the manifest, copies it to the place of --out or --beside, and describes the dataset.
+
+    Raises:
+        ConfigError: an option is invalid.
+        ManifestError, StoreError: the manifest cannot be built or copied.
+    """
     if arguments.urls[0].endswith(".toml"):
         raise ConfigError(
             "files of mixes are not read any more: in Python, MixedDataset({...}).explain(batch_size) says the same "
@@ -128,7 +134,12 @@ def _names(text: str) -> tuple[str, ...]:
 
 @contextmanager
 def _open_manifest(arguments: argparse.Namespace, terminal: Terminal) -> Iterator[tuple[Manifest, Path]]:
-    """Yields the manifest, built by the engine of this machine or in tasks, and the other folder of its columns."""
+    """Builds the manifest by the engine of this machine, or in tasks with --executor, and adds the --columns.
+
+    Yields:
+        The manifest, and the folder of its columns where the manifest's own folder cannot be written. In tasks both are
+        in a temporary folder, which is removed at the end of the block.
+    """
     if arguments.executor is None:
         from streamer.cli.dataset import client_settings, open_manifest, request_of
         from streamer.client.engine_client import EngineClient
@@ -151,7 +162,10 @@ def _open_manifest(arguments: argparse.Namespace, terminal: Terminal) -> Iterato
 
 
 def _add_columns(manifest: Manifest, client: EngineClient, request: GetManifest, names: Sequence[str]) -> None:
-    """Reads columns; the keys are sorted, too, so that one is found at once."""
+    """Reads the named fields of all samples, and keeps them beside the manifest; sorts the keys if they are among them.
+
+    Sorted keys are found without reading all of them.
+    """
     from contextlib import closing
 
     from streamer.batches.scan import KEY
@@ -163,12 +177,16 @@ def _add_columns(manifest: Manifest, client: EngineClient, request: GetManifest,
     with closing(EngineConnections(lambda: EngineClient(client.settings))) as connections:
         SampleColumns(manifest, None, client.fallback_dir, connections=connections, request=request).read(names)
         if KEY in names:
-            # The column has it: nothing is read again.
+            # The keys come from the column, so that no sample is read again.
             keep_keys(KeyReader(manifest, connections, KEY, fallback_dir=client.fallback_dir))
 
 
 def _build_in_tasks(arguments: argparse.Namespace, folder: Path, bar: ProgressLine, notes: list[str]) -> Manifest:
-    """Builds the manifest without an engine and a cache."""
+    """Builds the manifest in tasks of an executor, without an engine or a cache, and writes it to the folder.
+
+    Raises:
+        ConfigError: the options do not go with --executor.
+    """
     import asyncio
 
     from streamer.executors.runner import runner
@@ -205,6 +223,7 @@ def _build_in_tasks(arguments: argparse.Namespace, folder: Path, bar: ProgressLi
 
 
 def _manifest_url_beside(manifest: Manifest, urls: Sequence[str]) -> str:
+    """Returns the url beside the data where engines look for the manifest; ConfigError if the urls have none."""
     from streamer.manifest.beside import BESIDE
 
     if manifest.whole_objects:
@@ -220,7 +239,10 @@ def _manifest_url_beside(manifest: Manifest, urls: Sequence[str]) -> str:
 
 
 def _export(manifest: Manifest, fallback_dir: Path, url: str, options: Mapping[str, object]) -> None:
-    """Copies columns and manifest, its root last: a reader that finds it finds all of them."""
+    """Copies columns and manifest to a folder or url.
+
+    The root of the manifest comes last: a reader that finds it finds the other files, too.
+    """
     import asyncio
     from itertools import chain
 

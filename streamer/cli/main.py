@@ -1,4 +1,7 @@
-"""Reads the command line, runs the command, turns errors into one line and an exit code."""
+"""Runs the command line: parses it, runs the chosen command, and turns errors into one line and an exit code.
+
+`main` is the entry point of the program `streamer` and of `python -m streamer`.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +45,7 @@ settings in the environment (docs/configuration.md has all of them):
   STREAMER_LOG_FORMAT    text or json
 """
 
-# Explanations of placeholders in a help, by the metavar of the option.
+# Explanations of placeholders (metavars) that stand below the options in a command's help.
 UNITS = {
     "SIZE": "SIZE is a number of bytes, or has a unit: 200GB (10^9 bytes), 8MiB (2^20).",
     "RATE": "RATE is a size per second: 200MB/s, 1GiB/s.",
@@ -51,10 +54,10 @@ UNITS = {
 
 
 class Command(Protocol):
-    """The contents of a command's module.
+    """What the module of each command has.
 
     Attributes:
-        HELP: What the command does, for the list of commands.
+        HELP: What the command does in a few words, for the list of commands.
         DESCRIPTION: What it does in a sentence or a few, above the options.
         EXAMPLES: Command lines to copy, between the description and the options.
         NOTES: More paragraphs, below the options; may be empty.
@@ -67,16 +70,16 @@ class Command(Protocol):
 
     @staticmethod
     def add_arguments(parser: argparse.ArgumentParser) -> None:
-        """Adds the command's options."""
+        """Adds the command's options to its parser."""
         ...
 
     @staticmethod
     def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
-        """Runs it; returns the exit code."""
+        """Runs the command and returns its exit code; a StreamerError that it raises becomes another code."""
         ...
 
 
-# The modules of the commands.
+# The module of each command, in the order of the help.
 COMMANDS = {
     "demo": "streamer.tools.demo_command",
     "doctor": "streamer.tools.doctor",
@@ -98,14 +101,21 @@ COMMANDS = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command line and returns an `Exit` code. `argv`, by default the process's, lacks the program's name.
+    """Runs a command line.
+
+    Args:
+        argv: Words after the program's name. None means those of this process, which then also handles SIGTERM, and
+            which ends here if the command has used obstore.
 
     Returns:
-        An `Exit` code.
+        The exit code, one of `Exit`.
+
+    Raises:
+        SystemExit: the words are not a command line, or only ask for help.
     """
     arguments = build_parser().parse_args(argv)
     if argv is None:
-        # Processes and folders that a command has made must not outlive it: what is open is closed on the way out.
+        # SIGTERM raises SystemExit, so that a command ends the processes and removes the folders that it has made.
         signal.signal(signal.SIGTERM, lambda number, stack: sys.exit(Exit.TERMINATED))
     code = _run(arguments, Terminal())
     if argv is None and "obstore" in sys.modules:
@@ -114,7 +124,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def build_parser() -> CommandParser:
-    """Builds the parser of all commands."""
+    """Builds the parser of all commands; the namespace that it returns has the command's `run`."""
     from streamer.version import VERSION
 
     parser = CommandParser(
@@ -145,10 +155,10 @@ def build_parser() -> CommandParser:
 
 
 def _leave(code: int) -> NoReturn:
-    """Ends the process at once.
+    """Flushes all output, and ends the process without taking down the interpreter.
 
-    A thread of obstore's that comes back to Python while the interpreter is being taken down aborts the process:
-    1 of 25 runs of `streamer index --out` ended with SIGABRT after all its work was done (obstore 0.12.1, 2026-11-20).
+    A thread of obstore that comes back to Python meanwhile would abort the process: 1 of 25 runs of `streamer index
+    --out` ended with SIGABRT after all its work was done (obstore 0.12.1, 2026-11-20).
     """
     logging.shutdown()
     sys.stdout.flush()
@@ -157,6 +167,7 @@ def _leave(code: int) -> NoReturn:
 
 
 def _run(arguments: argparse.Namespace, terminal: Terminal) -> int:
+    """Runs the parsed command; shows errors that are not defects in one line, unless --debug asks for tracebacks."""
     try:
         environment = Environment.read()
         level = logging.DEBUG if arguments.debug else level_of(environment.log_level, logging.WARNING)
@@ -172,11 +183,11 @@ def _run(arguments: argparse.Namespace, terminal: Terminal) -> int:
         terminal.error("interrupted")
         return Exit.INTERRUPTED
     except BrokenPipeError:
-        # The reader of our output is gone (`streamer index ... | head`); the interpreter must not flush into it again.
+        # The reader of the output is gone (`streamer index ... | head`): the interpreter must not flush it at the end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return Exit.FAILED
     except OSError as error:
-        # A file that the user named; what is wrong in this program keeps its traceback.
+        # An error with a file name is about a file that the user named. Any other is a defect, and keeps its traceback.
         if arguments.debug or error.filename is None:
             raise
         terminal.error(f"{error.filename}: {error.strerror}")

@@ -1,4 +1,4 @@
-"""`streamer measure`."""
+"""Implements `streamer measure`, which counts the tokens of each sample for sequence packing. `main.py` runs it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ is indexed first if it has no manifest; with an executor on other machines, one 
 --beside`) saves each of them from indexing it again.
 """
 
-# Samples below which a further process takes longer to start than to count them.
+# Samples for each worker, at least: fewer are counted in less time than a worker takes to start.
 _FOR_A_WORKER = 2048
 
 
@@ -59,7 +59,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
-    """Counts the tokens, and says how many there are."""
+    """Counts the tokens, writes the counts to --out, and shows their sum, median and maximum.
+
+    Raises:
+        ConfigError: an option is invalid.
+        StreamerError: the dataset cannot be indexed or read.
+    """
     import numpy as np
 
     from streamer.base.cgroup import usable_cores
@@ -71,7 +76,7 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
     _check_out(out)
     with EngineClient(client_settings(arguments)) as client:
         manifest = open_manifest(client, arguments, terminal)
-        # A folder of this machine may not be there for the tasks of an executor: they find the manifest themselves.
+        # The tasks of an executor may run where this machine's folder is not: they find the manifest themselves.
         place = str(manifest.path) if arguments.executor is None else arguments.manifest
         earlier = [path for path in (out, find_partial_file(out)) if path.exists()]
         for path in earlier:
@@ -98,10 +103,10 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
 
 
 def _check_out(out: Path) -> None:
-    """Checks before a long index whether the numbers can be written.
+    """Checks --out before the dataset is indexed, which may take long.
 
     Raises:
-        ConfigError: FILE is no .npy file, or another program has written it.
+        ConfigError: the file is no .npy file, or another program has written it.
     """
     if out.suffix != ".npy":
         raise ConfigError(f"--out {out}: the numbers are written to a .npy file", field="out")

@@ -1,4 +1,8 @@
-"""Options that several commands share, and the parsers of their values."""
+"""Adds the options that several commands share, and parses their values. Used by the commands here and in `tools/`.
+
+Functions `add_...` add options to a parser or to a group of its help. Functions that argparse calls for a value raise
+`argparse.ArgumentTypeError`, which argparse shows as an error of the option.
+"""
 
 from __future__ import annotations
 
@@ -24,15 +28,16 @@ if TYPE_CHECKING:
 
 _Value = TypeVar("_Value")
 
+# Sentence for the help of options that may hold secrets.
 SECRETS = "keep secrets in a file (@options.json) or in the environment: everybody can read the command line"
 
-# A name of a host with a port, in which no key of a join can follow the colon.
+# A url with nothing behind its host, and a port with a path or without. After such a host a port follows, no key.
 _HOST = re.compile(r"\w+://[^/]*")
 _PORT = re.compile(r"\d+(/.*)?")
 
 
 def size(text: str) -> int:
-    """Parses 200GB, 8MiB, 1000.
+    """Parses a size such as 200GB, 8MiB or 1000 into bytes.
 
     Raises:
         argparse.ArgumentTypeError: it is not a size.
@@ -41,7 +46,7 @@ def size(text: str) -> int:
 
 
 def count(text: str) -> int:
-    """Parses a number above 0.
+    """Parses a whole number above 0.
 
     Raises:
         argparse.ArgumentTypeError: it is not such a number.
@@ -52,7 +57,7 @@ def count(text: str) -> int:
 
 
 def size_or_auto(text: str) -> int | None:
-    """Parses a size; "auto" becomes None."""
+    """Parses a size as `size` does; "auto" becomes None."""
     return None if text == "auto" else size(text)
 
 
@@ -68,28 +73,31 @@ def rate(text: str) -> int:
 
 
 def storage_options(text: str) -> dict[str, object]:
-    """Parses JSON, or @file with JSON.
+    """Parses the options of a store: a JSON object, or @FILE with one in it.
 
     Raises:
-        argparse.ArgumentTypeError: the file does not exist, or it is not a JSON object.
+        argparse.ArgumentTypeError: the file cannot be read, or it is not a JSON object.
     """
     return _read(lambda: _mapping(text, "storage options"))
 
 
 def parse_url_or_options(text: str) -> str | dict[str, object]:
-    """Parses a url, or JSON with a url and options.
+    """Returns a url unchanged, and parses a JSON object with a url and options, or @FILE with one in it.
 
     Raises:
-        argparse.ArgumentTypeError: it is not a JSON object.
+        argparse.ArgumentTypeError: the file cannot be read, or it is not a JSON object.
     """
     return _read(lambda: _mapping(text, "the options of a url")) if text.startswith(("{", "@")) else text
 
 
 def parse_join(text: str) -> dict[str, object]:
-    """Parses URL:KEY, URL:LEFT=RIGHT, or JSON with url, on and more arguments of `StreamingDataset.join`.
+    """Parses one --join: URL:KEY, URL:LEFT=RIGHT, or JSON (perhaps as @FILE) with arguments of `StreamingDataset.join`.
+
+    Returns:
+        The arguments by name. URL:KEY gives `url`, and as `on` the key, or the list of both names.
 
     Raises:
-        argparse.ArgumentTypeError: no key is named, or it is not a JSON object.
+        argparse.ArgumentTypeError: no key is named, or the JSON is no object.
     """
     if text.startswith(("{", "@")):
         return _read(lambda: _mapping(text, "the options of a join"))
@@ -104,7 +112,7 @@ def parse_join(text: str) -> dict[str, object]:
 
 
 def add_dataset(parser: argparse.ArgumentParser) -> None:
-    """Adds the group of options that name a dataset and choose its samples."""
+    """Adds the group of options that name a dataset: its urls, manifest, format and store."""
     group = parser.add_argument_group("dataset")
     add_urls(group)
     add_manifest(group)
@@ -113,21 +121,21 @@ def add_dataset(parser: argparse.ArgumentParser) -> None:
 
 
 def add_urls(group: argparse._ActionsContainer) -> None:
-    """Adds the urls of a dataset."""
+    """Adds the argument for the urls of a dataset, `urls`."""
     group.add_argument(
         "urls", nargs="+", metavar="URL", help="a prefix or folder, an object, or a pattern: shard-{000000..001023}.tar"
     )
 
 
 def add_manifest(group: argparse._ActionsContainer) -> None:
-    """Adds the place of the manifest."""
+    """Adds --manifest, the place of the manifest."""
     group.add_argument(
         "--manifest", metavar="URL", help="where `streamer index --out` wrote it (default: the urls are listed)"
     )
 
 
 def add_join(group: argparse._ActionsContainer) -> None:
-    """Adds the option for StreamingDataset.join."""
+    """Adds --join, which can be repeated: `join` is a list of the results of `parse_join`."""
     group.add_argument(
         "--join",
         type=parse_join,
@@ -141,7 +149,7 @@ def add_join(group: argparse._ActionsContainer) -> None:
 
 
 def add_format(group: argparse._ActionsContainer) -> None:
-    """Adds the options for StreamingDataset's format=, with the extensions of a Folder."""
+    """Adds --format, --format-options and --extensions, which stand for format= of StreamingDataset."""
     group.add_argument(
         "--format", default=AUTO, metavar="NAME", help=f"one of {', '.join(BUILT_IN)} (default: by the names of files)"
     )
@@ -161,7 +169,7 @@ def add_format(group: argparse._ActionsContainer) -> None:
 
 
 def add_sample_choice(group: argparse._ActionsContainer) -> None:
-    """Adds the options for the format, for damaged files, and for shuffle=False."""
+    """Adds the options of `add_format`, --damaged, and --no-shuffle, which stands for shuffle=False of a job."""
     add_format(group)
     group.add_argument(
         "--damaged",
@@ -175,7 +183,7 @@ def add_sample_choice(group: argparse._ActionsContainer) -> None:
 
 
 def add_choice_to_request(request: GetManifest, arguments: argparse.Namespace) -> GetManifest:
-    """Fills the options of `add_sample_choice` into the request."""
+    """Returns the request for a manifest with the options of `add_sample_choice`, except --format, which it has."""
     from msgspec.structs import replace
 
     return replace(
@@ -199,7 +207,7 @@ def _extensions(text: str) -> list[str]:
 
 
 def add_executor(group: argparse._ActionsContainer, default: str | None = "processes") -> None:
-    """Adds the option for the executor of tasks."""
+    """Adds --executor; a `default` of None means that the engine of this machine works, without tasks."""
     group.add_argument(
         "--executor",
         default=default,
@@ -210,9 +218,7 @@ def add_executor(group: argparse._ActionsContainer, default: str | None = "proce
 
 
 def parse_function(text: str) -> Callable[..., object]:
-    """Imports a function that is named as MODULE:NAME.
-
-    The module is imported from this folder too, as `python -m` does.
+    """Imports the function that MODULE:NAME names, from the working folder, too: puts that first into `sys.path`.
 
     Raises:
         argparse.ArgumentTypeError: it cannot be imported, or it is not a function.
@@ -231,10 +237,13 @@ def parse_function(text: str) -> Callable[..., object]:
 
 
 def move_logins(arguments: argparse.Namespace) -> None:
-    """Moves the logins of a command's urls into its storage options, before anything shows or stores the urls.
+    """Moves the logins in a command's urls to its storage options, before the urls are shown or stored.
+
+    Args:
+        arguments: parsed arguments of any command, which are changed; left alone if they have no storage options.
 
     Raises:
-        ConfigError: a login that is not understood.
+        ConfigError: a login is not understood.
     """
     if not hasattr(arguments, "storage_options"):
         return
@@ -245,7 +254,7 @@ def move_logins(arguments: argparse.Namespace) -> None:
         own = "out_storage_options"
         kept = own if name == "out" and getattr(arguments, own, None) is not None else "storage_options"
         options = getattr(arguments, kept) or {}
-        if isinstance(given, dict):  # annotations with options
+        if isinstance(given, dict):  # these are annotations with options
             urls, moved = take_logins([str(given.get("url", ""))], options)
         else:
             urls, moved = take_logins(given if isinstance(given, list) else [str(given)], options)
@@ -259,7 +268,7 @@ def move_logins(arguments: argparse.Namespace) -> None:
 
 
 def add_storage_options(group: argparse._ActionsContainer) -> None:
-    """Adds --storage-options, in fsspec's form."""
+    """Adds --storage-options: a mapping in fsspec's form, empty by default."""
     group.add_argument(
         "--storage-options",
         type=storage_options,
@@ -270,7 +279,7 @@ def add_storage_options(group: argparse._ActionsContainer) -> None:
 
 
 def add_cache_dir(group: argparse._ActionsContainer) -> None:
-    """Adds --cache-dir."""
+    """Adds --cache-dir; None if it is not given."""
     group.add_argument(
         "--cache-dir",
         type=Path,
@@ -280,7 +289,7 @@ def add_cache_dir(group: argparse._ActionsContainer) -> None:
 
 
 def add_figures(parser: argparse.ArgumentParser, curves: str) -> None:
-    """Adds the group of options for the figures of a measurement.
+    """Adds the group of --json, --json-file and --plot, for the figures of a measurement.
 
     Args:
         parser: Parser of the command.
@@ -298,10 +307,10 @@ def add_json(group: argparse._ActionsContainer) -> None:
 
 
 def check_places(plot: Path | None, json_file: Path | None) -> None:
-    """Checks before a long measurement whether its files can be written.
+    """Checks the files of --plot and --json-file before a long measurement; None where one is not wanted.
 
     Raises:
-        ConfigError: matplotlib is missing, it does not write this kind of file, or the folder does not exist.
+        ConfigError: matplotlib is missing or does not write such files, or a folder does not exist.
     """
     if plot is not None:
         try:
@@ -321,6 +330,7 @@ def check_places(plot: Path | None, json_file: Path | None) -> None:
 
 
 def _read(reader: Callable[[], _Value]) -> _Value:
+    """Returns what the reader of a value returns; turns its ConfigError into the error that argparse shows."""
     try:
         return reader()
     except ConfigError as error:
@@ -335,6 +345,7 @@ def _file(path: str, field: str) -> str:
 
 
 def _mapping(text: str, what: str) -> dict[str, object]:
+    """Returns the JSON object in a text or, after @, in a file; raises ConfigError, in which `what` names the value."""
     field = what.replace(" ", "_")
     try:
         found = json.loads(_file(text[1:], field) if text.startswith("@") else text)

@@ -1,4 +1,7 @@
-"""The parser of a command: its help for 80 columns, and errors that name the new spelling of an old option."""
+"""Parses the words of a command: formats its help, and answers an old option by an error with the new spelling.
+
+`main.py` makes the parsers; `cache_command.py` uses the class for its actions.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ class HelpFormatter(argparse.RawDescriptionHelpFormatter):
         groups: Iterable[argparse._MutuallyExclusiveGroup],
         prefix: str | None = None,
     ) -> None:
-        """Adds what must be given; all other options are below, and stand for themselves as [OPTION ...]."""
+        """Adds the usage line, called by argparse: arguments that must be given, and [OPTION ...] for all others."""
         required = [group for group in groups if group.required]
         chosen = {id(action) for group in required for action in group._group_actions}
         shown = [each for each in actions if not each.option_strings or each.required or id(each) in chosen]
@@ -46,10 +49,16 @@ class HelpFormatter(argparse.RawDescriptionHelpFormatter):
 
 
 class CommandParser(argparse.ArgumentParser):
-    """Parses the words of one command.
+    """Parses the words of one command, with a help formatted by `HelpFormatter`.
+
+    Args:
+        prog: Name of the program and the command.
+        description: Text above the options.
+        epilog: Text below the options; None for none.
+        removed: Options of earlier releases, and what is written now; see `streamer.removed.OPTIONS`.
 
     Attributes:
-        removed: Options of earlier releases, and what is written now; see `streamer.removed.OPTIONS`.
+        removed: see Args.
     """
 
     def __init__(
@@ -66,7 +75,11 @@ class CommandParser(argparse.ArgumentParser):
     def parse_known_args(  # type: ignore[override]  # it has overloads for the type of the namespace
         self, args: Iterable[str] | None = None, namespace: argparse.Namespace | None = None
     ) -> tuple[argparse.Namespace, list[str]]:
-        """Parses words; one that is an option of an earlier release is an error that says the new one."""
+        """Parses words as argparse does, after looking for an option of an earlier release.
+
+        Raises:
+            SystemExit: there is one, and the error shows the new spelling; or as argparse.
+        """
         words = sys.argv[1:] if args is None else list(args)
         if (text := find_old_option(self.removed, words)) is not None:
             self.error(text)

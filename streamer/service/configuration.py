@@ -79,7 +79,7 @@ def read_service_config(path: Path | None, environment: Environment, options: Ma
     """Returns the complete configuration of a service.
 
     Args:
-        path: TOML file; None for environment and options only.
+        path: TOML file, or None for environment and options only.
         environment: its settings and its token file take precedence over the file.
         options: options of the command line by the names of `_PLACES`, None where not given. They take precedence over
             all.
@@ -123,7 +123,7 @@ def read_trainer_config(path: Path | None, variables: Mapping[str, str], engine:
 
 
 def _override(tables: _Tables, settings: Mapping[str, object]) -> None:
-    """Puts settings of the environment or the command line into the tables of a file; leaves out those that are None."""
+    """Puts settings of the environment or the command line into the tables of a file, except those that are None."""
     for name, value in settings.items():
         if value is not None:
             section, field = _PLACES[name]

@@ -1,1 +1,1 @@
-"""`streamer pack` and `streamer verify`."""
+"""The commands `streamer pack` and `streamer verify`, for `cli/main.py`; they run the packing of `shards/`."""

@@ -1,4 +1,4 @@
-"""`streamer pack`."""
+"""Implements `streamer pack`, which writes a dataset as shards of another format. `cli/main.py` runs it."""
 
 from __future__ import annotations
 
@@ -128,7 +128,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
-    """Packs, or shows what would be packed."""
+    """Packs, or with --dry-run shows what would be written.
+
+    Raises:
+        ConfigError: an option is invalid.
+        PackError: a sample or a shard cannot be written.
+        StreamerError: the source cannot be indexed or read.
+    """
     from streamer.executors.runner import runner
     from streamer.shards.prepared import run as pack
     from streamer.shards.progress import Callbacks
@@ -151,7 +157,7 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
 
 
 def _prepare(arguments: argparse.Namespace, running: Runner, terminal: Terminal, held: ExitStack) -> Prepared:
-    """Indexes the source, and plans its pack."""
+    """Indexes the source in tasks, into a folder that `held` removes at its end, and plans the pack."""
     from streamer.shards.prepared import prepare
     from streamer.shards.progress import Callbacks
 
@@ -162,7 +168,7 @@ def _prepare(arguments: argparse.Namespace, running: Runner, terminal: Terminal,
 
 
 def _prepare_join(arguments: argparse.Namespace, running: Runner, terminal: Terminal, held: ExitStack) -> Prepared:
-    """Opens the joined dataset, says what the joins cost, and plans its pack."""
+    """Opens the dataset with its joins until `held` ends, says what the joins cost, and plans the pack."""
     from streamer.shards.prepared import prepare_scan
 
     scan = held.enter_context(closing(_open_dataset(arguments)._scan()))
@@ -172,7 +178,7 @@ def _prepare_join(arguments: argparse.Namespace, running: Runner, terminal: Term
 
 
 def _open_dataset(arguments: argparse.Namespace) -> StreamingDataset:
-    """Opens the dataset with the fields of all right sides.
+    """Returns the dataset joined to those of all --join options.
 
     Raises:
         ConfigError: an option is invalid.
@@ -231,7 +237,7 @@ def _pack_options(arguments: argparse.Namespace) -> PackOptions:
 
 
 def _fields(text: str) -> dict[str, str]:
-    """Parses jpg,label=cls: the names in the source, and those in the shards."""
+    """Parses the value of --fields, such as jpg,label=cls, into the names in the source and those in the shards."""
     pairs = [part.strip().partition("=") for part in text.split(",")]
     found = {old.strip(): (new or old).strip() for old, _, new in pairs}
     if not all(found) or not all(found.values()) or len(set(found.values())) < len(pairs):
@@ -242,7 +248,7 @@ def _fields(text: str) -> dict[str, str]:
 
 
 class _Pace:
-    """Shows the progress, the rate and the remaining time of a pack."""
+    """Shows the progress of a pack with its rate and the remaining time, which follow from what this run has written."""
 
     def __init__(self, bar: ProgressLine) -> None:
         self._bar = bar
@@ -270,6 +276,7 @@ def _show_index(step: BuildProgress, bar: ProgressLine) -> None:
 
 
 def _plan(prepared: Prepared, terminal: Terminal) -> None:
+    """Shows what a pack would write, and from which dataset."""
     plan = prepared.plan
     manifest = prepared.manifest
     largest = int(plan.shard_bytes.max())

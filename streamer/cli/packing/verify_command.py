@@ -1,4 +1,4 @@
-"""`streamer verify`."""
+"""Implements `streamer verify`, which compares the shards of a pack with what was written. `cli/main.py` runs it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
-    """Verifies, and reports what was compared."""
+    """Verifies the shards, and shows what was compared.
+
+    Raises:
+        IntegrityError: a shard or a sample differs.
+        ManifestError, StoreError: there is no pack at the url, or it cannot be read.
+    """
     from streamer.executors.runner import runner
     from streamer.shards.destination import folder_url
     from streamer.shards.settle import wait_for
