@@ -1,4 +1,4 @@
-"""`streamer serve`."""
+"""Implements `streamer serve`, which runs the engine as a service (`service/lifecycle.py`). `main.py` runs it."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ Every option has a variable: STREAMER_CACHE_BYTES, STREAMER_SOCKET, STREAMER_HTT
 counts more than the variable, the variable more than the file (docs/configuration.md).
 """
 
-# Arguments that `configuration` reads; their names are those in `service.configuration`.
+# Options that are settings of the service, by their names in `service/configuration.py`.
 _OPTIONS = ("cache_dir", "cache_bytes", "memory_bytes", "socket", "group", "http", "drain_seconds")
 
 
@@ -82,7 +82,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
-    """Serves until a signal arrives."""
+    """Serves until SIGTERM or SIGINT; shows what to set as STREAMER_ENGINE once clients can connect.
+
+    Raises:
+        ConfigError: a setting is unknown or invalid, or the socket or the page cannot be opened.
+        CacheError: the cache folder cannot be used.
+    """
     import uvloop
 
     from streamer.service.lifecycle import EngineService
@@ -104,7 +109,7 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
 
 
 def configuration(arguments: argparse.Namespace, environment: Environment) -> EngineConfig:
-    """The engine's configuration from file, environment and command line.
+    """Returns the service's configuration from file, environment and command line; called again at each SIGHUP.
 
     Raises:
         ConfigError: a setting is unknown or invalid.
@@ -117,5 +122,5 @@ def configuration(arguments: argparse.Namespace, environment: Environment) -> En
 
 
 def _size(text: str) -> int | str:
-    # "auto" overrides the file.
+    # The text "auto" stays, since an option of None would not override the file.
     return text if text == "auto" else size(text)

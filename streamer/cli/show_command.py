@@ -1,4 +1,4 @@
-"""`streamer show`."""
+"""Implements `streamer show`, which reads one sample and shows its fields. `main.py` runs it."""
 
 from __future__ import annotations
 
@@ -51,9 +51,10 @@ NOTES = """\
 The dataset is indexed first if it has no index. Of a clip of a video it also says how many packets are decoded for it.
 """
 
+# Letters of a text, and numbers of an array, that are shown.
 _TEXT_SHOWN = 200
 _NUMBERS_SHOWN = 8
-# Most lines of the terminal that a drawing takes.
+# Lines of the terminal that a drawing takes, at most.
 _DRAWN_LINES = 32
 
 
@@ -86,7 +87,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
-    """Reads the sample and shows it."""
+    """Reads the sample, shows it, and writes --out.
+
+    Raises:
+        ConfigError: there is no such sample, or its image or audio cannot be written.
+        StreamerError: the dataset cannot be indexed, or the sample cannot be read or decoded.
+    """
     import numpy as np
 
     from streamer.batches.samples.maker import SampleMaker, SampleRules
@@ -113,7 +119,13 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
 
 
 def describe_sample(sample: dict[str, object], place: SampleLocation, manifest: Manifest) -> list[str]:
-    """The sample's place, and a line per field."""
+    """Returns lines that describe a sample: its number and key, its place in the store, and each field.
+
+    Args:
+        sample: fields by name, with `__key__`.
+        place: its ordinal and its chunk.
+        manifest: manifest of the dataset.
+    """
     rest = {name: value for name, value in sample.items() if name != "__key__"}
     width = max((len(name) for name in rest), default=0)
     extent = manifest.extent_of(place.ordinal)
@@ -125,7 +137,7 @@ def describe_sample(sample: dict[str, object], place: SampleLocation, manifest: 
 
 
 def _describe_decode(place: SampleLocation, manifest: Manifest) -> list[str]:
-    """What decoding a sample takes, and how it would take less."""
+    """Returns lines that say what decoding a sample costs, and what would cost less; none if its format cannot tell."""
     from streamer.formats.registry import restore_format
 
     if (cost := restore_format(manifest).find_decode_cost(manifest, place.ordinal)) is None:
@@ -134,7 +146,7 @@ def _describe_decode(place: SampleLocation, manifest: Manifest) -> list[str]:
 
 
 def value_text(value: object) -> str:
-    """A value in one line: type, shape, and a summary of its content."""
+    """Describes a value in one line: type, size, and its content or a summary of it."""
     import numpy as np
 
     match value:
@@ -155,7 +167,10 @@ def value_text(value: object) -> str:
 
 
 def _find_annotations(arguments: argparse.Namespace, manifest: Manifest, client: EngineClient) -> JoinRules | None:
-    """The annotations that are named, or that lie beside the files."""
+    """Returns the rules of the annotations that are named, or that lie beside the files; None if there are none.
+
+    A file beside the data that does not name the samples is not used, which is logged.
+    """
     from streamer.annotations.join import JoinRules, annotations_of, pass_over
     from streamer.annotations.options import Annotations
     from streamer.loader.options.dataset_options import table_request
@@ -172,7 +187,7 @@ def _find_annotations(arguments: argparse.Namespace, manifest: Manifest, client:
 
 
 def _find_sample(key: str, manifest: Manifest, client: EngineClient) -> int:
-    """The number of the sample with a key."""
+    """Returns the ordinal of the first sample with a key; ConfigError if there is none."""
     from streamer.batches.scan import KEY
     from streamer.client.engine_client import EngineClient
     from streamer.loader.members.connections import EngineConnections
@@ -200,7 +215,13 @@ def _cut(text: str) -> str:
 
 
 def _draw(sample: dict[str, object], out: Path | None, terminal: Terminal) -> None:
-    """Draws the first image, into the file or on an interactive terminal; writes the audio to an audio file."""
+    """Writes the sample's audio, clip or first image to the file, or draws the first image on a terminal.
+
+    Without a file, and not on a terminal, it does nothing.
+
+    Raises:
+        ConfigError: the sample has nothing of this kind, or the file cannot be written.
+    """
     if out is not None and out.suffix.lower() == ".wav":
         _save_audio(sample, out)
         terminal.line(f"written: {out}")
@@ -230,7 +251,7 @@ def _first_image(sample: dict[str, object]) -> npt.NDArray[np.uint8] | None:
 
 
 def _clip(sample: dict[str, object]) -> npt.NDArray[np.uint8] | None:
-    """The frames of the first clip, or of several that are one field: [frames, height, width, 3]."""
+    """Returns the frames of the first field with a clip or several, (frames, height, width, 3); None without one."""
     import numpy as np
 
     for value in sample.values():
@@ -242,7 +263,11 @@ def _clip(sample: dict[str, object]) -> npt.NDArray[np.uint8] | None:
 def _save(
     image: npt.NDArray[np.uint8], out: Path, clip: npt.NDArray[np.uint8] | None = None, times: object = None
 ) -> None:
-    """Writes the image, or the frames of a clip, in the format of the file's extension."""
+    """Writes an image, or the frames of a clip with their times, in the format of the file's extension.
+
+    Raises:
+        ConfigError: Pillow is not installed, or the file cannot be written.
+    """
     import numpy as np
 
     try:
@@ -261,7 +286,7 @@ def _save(
 
 
 def _save_audio(sample: dict[str, object], out: Path) -> None:
-    """Writes the audio as numbers of 16 bits."""
+    """Writes the sample's audio as a .wav file with 16 bits a number; ConfigError if it has none."""
     import wave
 
     import numpy as np

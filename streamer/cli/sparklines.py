@@ -1,4 +1,8 @@
-"""Small bars of the last looks of `streamer top`: a letter for each span of time, as high as the mean of its looks."""
+"""Draws the last looks of `streamer top` as small bars, one letter each. Used by `top_command.py`. No I/O.
+
+A *look* is one reading of an engine's statistics (`StatusView`). A bar stands for a span of one or more looks, and is
+as high as their mean. Figures are numbers with a name, such as "hits".
+"""
 
 from __future__ import annotations
 
@@ -8,25 +12,24 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from streamer.cli.status_view import StatusView, session_name
 
-# Number of looks that are kept: a minute, where there is one a second.
+# Number of looks that are kept: those of a minute, if there is one a second.
 LOOKS = 60
-# Bars of these widths stand for whole numbers of looks.
+# Numbers of bars in a row; a bar then stands for a whole number of looks.
 WIDTHS = (60, 30, 20, 15, 12, 10)
 # Letters of the heights, the lowest first.
 BLOCKS = "▁▂▃▄▅▆▇█"
 ASCII = "_.:-=+*#"
-# Figures whose highest bar is 100 %; that of the others is the highest mean in sight.
+# Figures whose highest bar is 100 %. The highest bar of any other figure is the largest mean that is shown.
 _SHARES = ("hits", "fill", "waiting")
+# Looks of which the rate of samples is the mean.
 _SAMPLES_LOOKS = 10
 
+# Names a figure: ("store",) of the engine, (job, consumer, dataset, "waiting") of a session.
 Key = tuple[object, ...]
 
 
 class RecentLooks:
-    """The last looks at an engine, as bars.
-
-    A figure of the engine has its name as the key, as ("store",); one of a session has the session's name before its
-    own, as (job, consumer, dataset, "waiting").
+    """Keeps the figures of the last looks at an engine, and draws them as bars.
 
     Args:
         levels: letters of the heights, the lowest first.
@@ -41,12 +44,17 @@ class RecentLooks:
         return f"RecentLooks({len(self._looks)} looks)"
 
     def add(self, view: StatusView) -> None:
-        """Adds a look; one that has no look before it, as after a restart of the engine, is a gap."""
+        """Adds a look. One without rates, because the engine has just been started again, becomes a gap."""
         self._looks.append(read_figures(view) if view.is_of_interval else {})
         self._count += 1
 
     def draw(self, key: Key, width: int) -> str:
-        """Draws the bars of a figure: `width` letters, the newest last, or "" if no look has it."""
+        """Draws the bars of a figure, the newest last; "" if no look has it.
+
+        Args:
+            key: the figure.
+            width: number of bars, one of `WIDTHS`.
+        """
         looks = [look.get(key) for look in self._looks]
         if all(value is None for value in looks):
             return ""
@@ -54,13 +62,20 @@ class RecentLooks:
         return draw_bars(means, self.levels, 1.0 if key[-1] in _SHARES else None)
 
     def samples_per_second(self, session: Key) -> float | None:
-        """Returns the mean over the last ten looks, so that steps of several seconds have a rate; None if unknown."""
+        """Returns a session's mean rate over the last ten looks, so that steps of several seconds have one, too.
+
+        Args:
+            session: the session's name; see `status_view.session_name`.
+
+        Returns:
+            Samples per second, or None if no look has the rate.
+        """
         recent = list(self._looks)[-_SAMPLES_LOOKS:]
         return mean_known(look.get((*session, "samples/s")) for look in recent)
 
 
 def read_figures(view: StatusView) -> dict[Key, float]:
-    """Returns the figures of one interval that have bars; those that are unknown are left out."""
+    """Returns the figures of a look that have bars, by key; those that are not known are left out."""
     rates = view.rates
     found: dict[Key, float | None] = {
         ("store",): rates.store_bytes,
@@ -80,14 +95,14 @@ def read_figures(view: StatusView) -> dict[Key, float]:
 
 
 def merge_looks(looks: Sequence[float | None], count: int, width: int) -> list[float | None]:
-    """Returns the means of spans of equal length, as many as `width`; None where no look of a span knows the figure.
+    """Returns the mean of each span of looks, the newest last, or None for a span in which no look has a value.
 
-    The spans begin at fixed looks, so that a bar stays as it is once its span is over.
+    Spans are counted from the first look of all, so that a mean does not change once its span is over.
 
     Args:
-        looks: values of the last looks, at most `LOOKS`, the newest last.
-        count: number of looks so far, those that are not kept included.
-        width: one of `WIDTHS`.
+        looks: values of the last looks, at most `LOOKS`, the newest last, None where a look has none.
+        count: number of looks so far, also of those that are not kept.
+        width: number of spans, one of `WIDTHS`.
     """
     span = LOOKS // width
     newest = (count - 1) // span
@@ -100,12 +115,12 @@ def merge_looks(looks: Sequence[float | None], count: int, width: int) -> list[f
 
 
 def draw_bars(values: Iterable[float | None], levels: str = BLOCKS, top: float | None = None) -> str:
-    """Draws a letter for each value, and a space for one that is unknown. Only what is above 0 leaves the lowest level.
+    """Draws a letter for each value. A value above 0 is never drawn as the lowest letter, which stands for 0.
 
     Args:
-        values: numbers of any unit.
+        values: numbers of any unit. None, where one is not known, is drawn as a space.
         levels: letters of the heights, the lowest first.
-        top: value of the highest level; by default the largest of the values.
+        top: value of the highest letter, or None for the largest of the values.
     """
     known = [value if value is not None and math.isfinite(value) else None for value in values]
     if top is None:
@@ -123,18 +138,18 @@ def draw_bars(values: Iterable[float | None], levels: str = BLOCKS, top: float |
 
 
 def choose_width(columns: int) -> int:
-    """Returns the largest width of bars that fits; the smallest one where none does."""
+    """Returns the largest of `WIDTHS` that fits into so many columns, or the smallest one if none does."""
     return next((width for width in WIDTHS if width <= columns), WIDTHS[-1])
 
 
 def choose_levels(encoding: str | None, environment: Mapping[str, str]) -> str:
-    """Returns blocks, or letters of ASCII where blocks cannot be shown.
+    """Returns `BLOCKS`, or `ASCII` if the terminal cannot show blocks.
 
-    That is in the locale C and in encodings without them, and on the console of Linux, whose fonts lack most of them.
-    No locale at all, as in a container, leaves it to the encoding.
+    It cannot in the locale C, in an encoding that lacks them, and on the console of Linux, whose fonts lack many of
+    them. If no locale is set, as in a container, the encoding alone decides.
 
     Args:
-        encoding: encoding of what is written.
+        encoding: encoding of the output; None is taken for ASCII.
         environment: environment variables.
     """
     locale = next((environment[name] for name in ("LC_ALL", "LC_CTYPE", "LANG") if environment.get(name)), "")
@@ -148,6 +163,6 @@ def choose_levels(encoding: str | None, environment: Mapping[str, str]) -> str:
 
 
 def mean_known(values: Iterable[float | None]) -> float | None:
-    """Returns the mean of the values that are known; None if there are none."""
+    """Returns the mean of the values that are not None; None if there are none."""
     known = [value for value in values if value is not None]
     return sum(known) / len(known) if known else None

@@ -1,4 +1,4 @@
-"""`streamer stat`."""
+"""Implements `streamer stat`, which shows the statistics of a running engine once. `main.py` runs it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
-    """Shows the statistics once."""
+    """Asks the engine for its statistics, and shows them as text or JSON.
+
+    Raises:
+        EngineUnavailableError, ConfigError, ProtocolVersionError: no engine can be asked; see `connect.engine_client`.
+    """
     with engine_client(arguments) as client:
         statistics = client.statistics()
     if arguments.json:
@@ -49,7 +53,7 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
 
 
 def show(view: StatusView, terminal: Terminal) -> None:
-    """Shows the figures, then the tables."""
+    """Writes the figures of a look, one a line, then its tables."""
     for what, text in view.lines():
         terminal.line(f"{what:<10}  {text}")
     for headers, rows in view.tables():

@@ -1,4 +1,7 @@
-"""The contents of `streamer stat` and `streamer top`: statistics, and rates between two samples of them. Pure."""
+"""Makes the texts and rates that `streamer stat` and `streamer top` show of an engine's statistics. No I/O.
+
+Used by `stat_command.py`, `top_command.py` and `sparklines.py`. A *reading* is the statistics of an engine at one time.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +11,16 @@ from typing import cast
 
 from streamer.config import format_bytes
 
+# Values by name: of an engine, or of one of its sessions, datasets, peers or members.
 Statistics = Mapping[str, object]
+# Cells of a table's row.
 Row = tuple[str, ...]
 
 _DATASET_HEADERS = ("dataset", "url", "samples", "size", "sessions")
 _MEMBER_HEADERS = ("member", "job", "read", "fetched", "hits", "at most")
 _SESSION_HEADERS = ("consumer", "job", "epoch", "step", "waiting", "hits", "loader", "bottleneck")
 _PEER_HEADERS = ("peer", "state", "received", "first byte p95", "late", "failed", "wrong")
-# Columns of words: everything else but the first two is a number.
+# Headers of columns that hold words, besides the first of a table; the others hold numbers.
 WORDS = ("job", "url", "bottleneck", "state")
 _DIGEST_LETTERS = 8
 _URL_LETTERS = 48
@@ -23,11 +28,14 @@ _URL_LETTERS = 48
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """Counts per second between two samples; over the engine's life if there is only one.
+    """Counts per second between two readings, or since the engine's start if there is only one.
 
     Attributes:
+        store_bytes: bytes from the store.
+        cache_bytes: bytes of hits.
+        requests: requests to the store.
         refusals: answers of the store that ask for fewer requests (429, 503).
-        peer_bytes: bytes from peers, or None without peers.
+        peer_bytes: bytes from peers; None without peers.
     """
 
     store_bytes: float
@@ -39,44 +47,56 @@ class Rates:
 
 @dataclass(frozen=True, slots=True)
 class _MemberBytes:
-    """The bytes of a member that the sessions of a job needed and found local, and the bound of their share."""
+    """What the sessions of a job have read of a member of a mix.
+
+    Attributes:
+        needed: bytes of all uses.
+        hit: bytes of the uses that were hits.
+        bound: share of the member that the cache keeps, the largest share of hits of one reader.
+    """
 
     needed: float = 0.0
     hit: float = 0.0
     bound: float = 0.0
 
     def plus(self, entry: Statistics) -> _MemberBytes:
+        """Returns the sum with the bytes of one more session, and the bound that this one tells."""
         needed = self.needed + number(entry, "needed_bytes")
         hit = self.hit + number(entry, "hit_bytes")
         return _MemberBytes(needed, hit, number(entry, "hit_bound"))
 
     def texts(self) -> tuple[str, str, str]:
+        """Returns cells of a table: bytes read, bytes fetched, and the share of hits."""
         return format_bytes(self.needed), format_bytes(self.needed - self.hit), _share(self.hit, self.needed)
 
 
 class StatusView:
-    """One sample of an engine's statistics.
+    """Computes what is shown of one reading of an engine's statistics.
 
     Args:
-        now: its statistics.
-        before: an earlier sample of the same engine; None: rates and shares are over its whole life.
+        now: the reading.
+        before: an earlier reading. Without one, or if it is of another process, rates and shares are those since the
+            engine's start.
+
+    Attributes:
+        now: the reading.
     """
 
     def __init__(self, now: Statistics, before: Statistics | None = None) -> None:
         self.now = now
         same = before is not None and before.get("pid") == now.get("pid")
         self._before: Statistics = before if before is not None and same else {}
-        # The first one of two sessions of one name counts.
+        # If several sessions have one name, the first one counts.
         self._old_sessions = {session_name(entry): entry for entry in reversed(entries(self._before, "sessions"))}
 
     @property
     def is_of_interval(self) -> bool:
-        """Whether rates and shares are those between two samples."""
+        """Whether rates and shares are those between two readings, not those since the start."""
         return bool(self._before)
 
     @property
     def rates(self) -> Rates:
-        """The rates at which bytes come from the store, the cache and peers, and requests are made and refused."""
+        """The rates of bytes and requests."""
         seconds = max(1e-9, self._difference("uptime_seconds"))
         return Rates(
             store_bytes=self._difference("store_bytes") / seconds,
@@ -88,46 +108,49 @@ class StatusView:
 
     @property
     def in_flight(self) -> float:
-        """Number of requests that run."""
+        """Number of requests to the store that are running."""
         return number(self.now, "in_flight")
 
     @property
     def first_byte_seconds(self) -> float | None:
-        """Mean time to the first byte of the requests between two samples, or None if there were none."""
+        """Mean time to the first byte of the requests between the readings; None if there were none."""
         now, before = (entries(sample, "first_byte_buckets")[-1:] for sample in (self.now, self._before))
         requests = sum(number(entry, "count") for entry in now) - sum(number(entry, "count") for entry in before)
         return self._difference("first_byte_sum_seconds") / requests if requests > 0 else None
 
     @property
     def hit_share(self) -> float | None:
-        """Share of the bytes needed between two samples that were local, or None if none were needed."""
+        """Share of hits in the bytes that were needed between the readings; None if none were needed."""
         needed = self._difference("needed_bytes")
         return self._difference("hit_bytes") / needed if needed > 0 else None
 
     @property
     def fill(self) -> float:
-        """Share of the limit that is taken."""
+        """Share of the cache's limit that chunks take, 0 to 1."""
         limit = number(self.now, "limit_bytes")
         return self._taken / limit if limit else 0.0
 
     @property
     def sessions(self) -> list[Statistics]:
-        """The sessions; those that wait most come first."""
+        """The sessions, sorted by `wait_share`, the largest first."""
         return sorted(entries(self.now, "sessions"), key=lambda entry: -self.wait_share(entry))
 
     def wait_share(self, session: Statistics) -> float:
-        """Share of its time that a consumer waited for the engine."""
+        """Returns the share of its time that a session's consumer waited for the engine, 0 to 1."""
         waited, aged = self._measure_growth(session, "waiting_seconds")
         return min(1.0, max(0.0, waited / aged)) if aged > 0 else 0.0
 
     def samples_per_second(self, session: Statistics) -> float | None:
-        """Steps of a consumer times the batch of a rank; None if the engine does not say how large that is."""
+        """Returns the samples that a session's consumer reads per second; None if its batch size is not known."""
         batch_samples = number(session, "batch_samples")
         steps, aged = self._measure_growth(session, "done")
         return max(0.0, steps) * batch_samples / aged if batch_samples and aged > 0 else None
 
     def _measure_growth(self, session: Statistics, name: str) -> tuple[float, float]:
-        """Returns by how much a count of a session has grown, and in how many seconds."""
+        """Returns by how much a count of a session has grown between the readings, and in how many seconds.
+
+        A session that began after the earlier reading has grown from 0.
+        """
         old = self._old_sessions.get(session_name(session), {})
         if number(session, "age_seconds") <= number(old, "age_seconds"):  # a new session of the same name
             old = {}
@@ -137,7 +160,7 @@ class StatusView:
     # ------------------------------------------------------------ as text
 
     def lines(self) -> list[tuple[str, str]]:
-        """Returns the figures of the whole engine: (name, text)."""
+        """Returns the lines about the whole engine: name and text of each."""
         now = self.now
         rates = self.rates
         pid, host, version = (printable(str(now.get(name, "?"))) for name in ("pid", "host", "version"))
@@ -167,10 +190,10 @@ class StatusView:
         ]
 
     def tables(self, most_members: int | None = None) -> list[tuple[Row, list[Row]]]:
-        """Returns headers and rows of datasets, peers, members of mixes and sessions, as far as there are any.
+        """Returns headers and rows of the tables of datasets, peers, members of mixes and sessions that have rows.
 
         Args:
-            most_members: rows of members; of more members those that fetch most are shown, and the others in one row.
+            most_members: see `member_rows`.
         """
         found = [
             (_DATASET_HEADERS, self.dataset_rows()),
@@ -181,7 +204,7 @@ class StatusView:
         return [(headers, rows) for headers, rows in found if rows]
 
     def dataset_rows(self) -> list[Row]:
-        """Returns name, url and size of the datasets in use."""
+        """Returns a row for each dataset in use: digest, url, samples, size and sessions."""
         return [
             (
                 str(entry.get("dataset", ""))[:_DIGEST_LETTERS],
@@ -194,7 +217,7 @@ class StatusView:
         ]
 
     def peer_rows(self) -> list[Row]:
-        """Returns counts since the engine started."""
+        """Returns a row for each peer: its state, and counts since the engine started."""
         return [
             (
                 printable(str(entry.get("address", ""))),
@@ -209,7 +232,12 @@ class StatusView:
         ]
 
     def member_rows(self, most: int | None = None) -> list[Row]:
-        """Returns the members of mixes, over all sessions of a job since they began."""
+        """Returns a row for each member of a mix and each job: sums over the job's sessions since these began.
+
+        Args:
+            most: number of rows, at most. If there are more members, those that fetch the largest number of bytes have
+                rows, and the others one row together. None means all.
+        """
         found: dict[tuple[str, str], _MemberBytes] = {}
         for entry in entries(self.now, "members"):
             key = printable(str(entry.get("member", ""))), printable(str(entry.get("job", "")))
@@ -223,7 +251,7 @@ class StatusView:
         return rows
 
     def session_rows(self) -> list[Row]:
-        """Returns the sessions; "waiting" counts waits for the engine, "loader" all waits of the trainer."""
+        """Returns a row for each session. "waiting" is the wait for the engine, "loader" the trainer's for the loader."""
         return [
             (
                 printable(str(entry.get("consumer", ""))),
@@ -238,14 +266,14 @@ class StatusView:
         ]
 
     def worst_advice(self) -> str:
-        """Returns the report of the loader of the consumer that waits most, uncut; "" if there is none."""
+        """Returns a line with the last report of the first session, the one that waits longest; "" if it has none."""
         for entry in self.sessions[:1]:
             text = _last_report(entry)[1]
             return f"waits most: {printable(str(entry.get('consumer', '')))}: {text}" if text else ""
         return ""
 
     def worst_loader(self) -> str:
-        """Returns the report of the loader that waits most, as a part of a line; "" without reports."""
+        """Returns the end of a line about the loader for which its trainer waits longest; "" if no loader reports."""
         reporting = [entry for entry in self.sessions if isinstance(entry.get("loader_waiting_share"), int | float)]
         if not reporting:
             return ""
@@ -260,7 +288,7 @@ class StatusView:
         return number(self.now, "kept_bytes") + number(self.now, "transit_bytes")
 
     def _row_lines(self) -> list[tuple[str, str]]:
-        """Returns the figures of loaders that pack documents into rows, the worst of each."""
+        """Returns a line about loaders that pack documents into rows: the worst of their figures; none without them."""
         packing = [entry for entry in self.sessions if isinstance(entry.get("row_padding"), int | float)]
         if not packing:
             return []
@@ -274,7 +302,7 @@ class StatusView:
         ]
 
     def _peer_lines(self) -> list[tuple[str, str]]:
-        """Returns the figures of an engine among peers."""
+        """Returns the lines about peers; none if the engine has no peers."""
         if "peer_members" not in self.now:
             return []
         seconds = max(1e-9, self._difference("uptime_seconds"))
@@ -288,7 +316,7 @@ class StatusView:
         ]
 
     def _hits(self) -> str:
-        """Describes the share of the needed bytes that were local, in the running epochs, else since the start."""
+        """Describes the share of hits in the needed bytes: of the running epochs, or since the start if none runs."""
         needed = sum(number(entry, "epoch_needed_bytes") for entry in self.sessions)
         if needed:
             share = sum(number(entry, "epoch_hit_bytes") for entry in self.sessions) / needed
@@ -302,52 +330,52 @@ class StatusView:
 
 
 def entries(statistics: Statistics, table: str) -> list[Statistics]:
-    """Returns a list of tables in the statistics; empty if there is none."""
+    """Returns the entries of a list in the statistics, such as "sessions"; an empty list if it is missing."""
     found = statistics.get(table, [])
     return cast("list[Statistics]", found) if isinstance(found, Sequence) else []
 
 
 def session_name(session: Statistics) -> tuple[object, ...]:
-    """Returns what tells a session from the others."""
+    """Returns job, consumer and dataset of a session, which tell it from the others."""
     return session.get("job"), session.get("consumer"), session.get("dataset")
 
 
 def number(statistics: Statistics, name: str) -> float:
-    """Returns a number; 0 if it is missing (an older engine)."""
+    """Returns the number with this name; 0 if it is missing, as in an older engine."""
     found = statistics.get(name, 0)
     return float(found) if isinstance(found, int | float) else 0.0
 
 
 def count(statistics: Statistics, name: str) -> str:
-    """Formats a whole number with separators."""
+    """Formats the number with this name as a whole number with separators."""
     return f"{number(statistics, name):,.0f}"
 
 
 def amount(statistics: Statistics, name: str) -> str:
-    """Formats a number of bytes."""
+    """Formats the number of bytes with this name."""
     return format_bytes(number(statistics, name))
 
 
 def milliseconds(statistics: Statistics, name: str) -> str:
-    """Formats a latency; "-" while it is unknown."""
+    """Formats the seconds with this name as milliseconds; "-" while they are 0 or not known."""
     seconds = number(statistics, name)
     return f"{seconds * 1000:.0f} ms" if seconds else "-"
 
 
 def duration(seconds: float) -> str:
-    """Formats a time as 1:02:03."""
+    """Formats a duration as hours, minutes and seconds: 1:02:03."""
     minutes, rest = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}"
 
 
 def printable(text: str) -> str:
-    """Replaces control characters: clients choose their names, and must not control a terminal."""
+    """Returns a name that a client has chosen with question marks for characters that cannot be printed."""
     return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
 def _last_report(session: Statistics) -> tuple[str, str]:
-    """Returns the last report of a session's loader: its waiting share, and the reason."""
+    """Returns two cells of a session: its loader's last share of waiting and bottleneck, or "-" and "" without one."""
     share = session.get("loader_waiting_share")
     bottleneck = printable(str(session.get("bottleneck") or ""))
     if not isinstance(share, int | float):

@@ -1,4 +1,8 @@
-"""Output of the commands: rich, if installed, on an interactive terminal; plain lines elsewhere."""
+"""Writes the output of all commands: with rich, if it is installed, on an interactive terminal, else as plain lines.
+
+`main.py` makes the terminal that each command gets. Names in the output may come from others. So control characters
+are written as escapes, and logins and signatures of urls are left out.
+"""
 
 from __future__ import annotations
 
@@ -19,15 +23,20 @@ PLAIN_INTERVAL_SECONDS = 5.0
 
 
 class ProgressLine(Protocol):
-    """The progress of a running task."""
+    """Shows the progress of one running task; see `Terminal.progress`."""
 
     def update(self, done: int, total: int | None, text: str = "") -> None:
-        """Reports that `done` of `total` units are finished; `total` is None while unknown."""
+        """Shows that `done` of `total` units are finished (None while the total is not known), and a remark."""
         ...
 
 
 class Terminal:
-    """Standard output for results, standard error for progress and errors."""
+    """Writes results to the standard output, and progress, notes and errors to the standard error.
+
+    Args:
+        out: replaces the standard output.
+        err: replaces the standard error.
+    """
 
     def __init__(self, out: TextIO | None = None, err: TextIO | None = None) -> None:
         self.out = sys.stdout if out is None else out
@@ -40,15 +49,15 @@ class Terminal:
         return self.err.isatty() and find_spec("rich") is not None
 
     def line(self, text: str = "") -> None:
-        """Writes a line of the result, without control characters and secrets: names in it may be a stranger's."""
+        """Writes a line of the result to the standard output."""
         print(_printable(without_controls(text)), file=self.out, flush=True)
 
     def draw(self, line: str) -> None:
-        """Writes a line unchanged; its control characters are colours that a command has set itself."""
+        """Writes a line unchanged, since its control characters are colours that the command has set itself."""
         print(line, file=self.out, flush=True)
 
     def note(self, text: str) -> None:
-        """Writes a line to the standard error: it is for the user, not for a script that reads the result."""
+        """Writes a line for the user, not for a script that reads the result, to the standard error, above any bar."""
         text = without_controls(text)
         if self._bar is None:
             print(_printable(text), file=self.err, flush=True)
@@ -56,13 +65,13 @@ class Terminal:
             self._bar.line_above(text)
 
     def error(self, text: str) -> None:
-        """Writes an error in one line."""
+        """Writes an error to the standard error, in one line."""
         line = f"streamer: {' '.join(without_controls(text).split())}"
         print(_printable(line), file=self.err, flush=True)
 
     @contextmanager
     def progress(self, title: str, unit: str) -> Iterator[ProgressLine]:
-        """Shows a bar, or lines, for one task.
+        """Shows the progress of one task while the block runs: as a bar if `lively`, else as lines.
 
         Args:
             title: name of the task.
@@ -79,8 +88,14 @@ class Terminal:
             yield _PlainProgress(title, unit, self)
 
     def table(self, headers: Sequence[str], rows: Sequence[Sequence[str]], words: Sequence[str] = ()) -> None:
-        """Writes aligned columns; the first is text, the others are numbers unless their headers are among `words`."""
-        # Names in it may be a stranger's: each cell stays on its line.
+        """Writes a table: the first column and those of `words` are aligned left, the others, of numbers, right.
+
+        Args:
+            headers: header of each column.
+            rows: cells of each row.
+            words: headers of columns whose cells are words.
+        """
+        # A name in a cell may have line breaks, but each row is one line.
         rows = [[_escape_lines(cell) for cell in row] for row in rows]
         if self.out.isatty() and find_spec("rich") is not None:
             from rich.console import Console
@@ -91,7 +106,7 @@ class Terminal:
             for column, header in enumerate(headers):
                 table.add_column(header, justify="left" if column == 0 or header in words else "right")
             for row in rows:
-                # Text, because names chosen by clients are not markup.
+                # Cells are made Text, because brackets in names would be markup in a str.
                 table.add_row(*map(Text, row))
             Console(file=self.out).print(table)
         else:
@@ -105,12 +120,12 @@ def write_figures(
     figures: Mapping[str, object],
     save_plot: Callable[[Path], None] | None = None,
 ) -> None:
-    """Prints the figures with --json, and writes the files of --json-file and --plot.
+    """Prints the figures of a measurement with --json, and writes the files of --json-file and --plot.
 
     Args:
         arguments: those of `options.add_figures`.
-        terminal: where the figures go, and the names of the files.
-        figures: values by name, for JSON.
+        terminal: where the figures and the names of the files are shown.
+        figures: values by name, which JSON can hold.
         save_plot: draws the figures to a file; None if the command has no plot.
 
     Raises:
@@ -132,7 +147,7 @@ def write_figures(
 
 
 def plain_table(headers: Sequence[str], rows: Sequence[Sequence[str]], words: Sequence[str] = ()) -> list[str]:
-    """Returns the lines of a table without any drawing; arguments as for `Terminal.table`."""
+    """Returns a table as lines of aligned columns; the arguments are those of `Terminal.table`."""
     widths = [max(len(row[i]) for row in [headers, *rows]) for i in range(len(headers))]
     left = [column == 0 or header in words for column, header in enumerate(headers)]
     form = "  ".join(f"{{:{'<' if is_left else '>'}{width}}}" for width, is_left in zip(widths, left, strict=True))
@@ -140,7 +155,7 @@ def plain_table(headers: Sequence[str], rows: Sequence[Sequence[str]], words: Se
 
 
 def _printable(text: str) -> str:
-    """Returns a text without secrets of urls, and with escapes for what is not UTF-8, as names of files may be."""
+    """Returns a text without secrets of urls, with escapes for bytes of names of files that are not UTF-8."""
     return without_secrets(text).encode("utf-8", "backslashreplace").decode()
 
 
@@ -156,7 +171,14 @@ def amount(count: int, unit: str) -> str:
 
 
 def progress_text(done: int, total: int | None, unit: str, text: str) -> str:
-    """Returns progress in words: 1.0 kB of 5.0 kB, 3 of 4 images, 17 chunks; `text` is a remark behind it, or ""."""
+    """Returns progress in words: 1.0 kB of 5.0 kB, 3 of 4 images, or 17 chunks if there is no total.
+
+    Args:
+        done: finished units.
+        total: all units; None if not known.
+        unit: "bytes", or the plural of the counted items.
+        text: remark to follow, or "".
+    """
     if total is None:
         shown = amount(done, unit)
     elif unit == "bytes":
@@ -167,7 +189,7 @@ def progress_text(done: int, total: int | None, unit: str, text: str) -> str:
 
 
 class _PlainProgress:
-    """A line at the beginning, one every few seconds, and one at the end."""
+    """Writes progress as lines: one at the beginning, one every few seconds, and one at the end."""
 
     def __init__(self, title: str, unit: str, terminal: Terminal) -> None:
         self._title = title
@@ -185,7 +207,7 @@ class _PlainProgress:
 
 
 class _RichProgress:
-    """A moving bar."""
+    """Shows progress as a moving bar of rich, from the start to the end of a `with` block."""
 
     def __init__(self, title: str, unit: str, err: TextIO) -> None:
         from rich.console import Console

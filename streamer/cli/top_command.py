@@ -1,4 +1,7 @@
-"""`streamer top`."""
+"""Implements `streamer top`, which shows the statistics of a running engine again and again. `main.py` runs it.
+
+A *look* is one reading of the statistics. In a terminal it fills the screen, elsewhere it is one line.
+"""
 
 from __future__ import annotations
 
@@ -27,10 +30,11 @@ if TYPE_CHECKING:
 
 # Waits for a number of seconds; returns whether there is a next look.
 Pause = Callable[[float], bool]
+# A table: its headers and its rows.
 HeadedRows = tuple[Row, list[Row]]
-# Figures that are left out in a terminal with few lines, in this order.
+# Lines about the engine that are left out in a terminal with few lines, in this order.
 _LEAST_IMPORTANT = ("disk", "process", "tail", "loop", "refusals", "first byte", "in flight")
-# Columns of sessions with bars, and those that are left out where a terminal is too narrow for all, in this order.
+# Columns of the table of sessions with bars, and those that are left out in a narrow terminal, in this order.
 _SAMPLES_BARS = "samples/s: bars"
 _WAITING_BARS = "waiting: bars"
 _SESSION_COLUMNS = (
@@ -40,15 +44,17 @@ _SESSION_COLUMNS = (
 _DROPPED_FIRST = ("hits", "epoch", "step", _SAMPLES_BARS, "bottleneck", "loader", "samples/s", _WAITING_BARS)
 _SESSION_BARS = 10
 _BARS_HEADER = "60 looks"
-# Letters before the bars of the engine: the name of a figure and a long text. A longer text takes the oldest bars.
+# Letters before the bars of a line about the engine: its name and a long text. A longer text takes the place of the
+# oldest bars, unless fewer than `_LEAST_BARS` would be left.
 _TEXT_LETTERS = 63
 _LEAST_BARS = 5
-# Most rows of the members of mixes.
-_MOST_MEMBERS = 8
-# Columns that may be cut, to so many letters before others are left out; and the letters of others that are never cut.
+# Rows of the members of mixes, at most.
+_MAX_MEMBERS = 8
+# Headers of columns that are cut if a line has too little room, and the letters that they keep while other columns can
+# be left out instead. Other columns are never cut below `_MAX_LETTERS` letters.
 _LONG = ("url", "bottleneck")
 _LONG_LETTERS = 10
-_MOST_LETTERS = 16
+_MAX_LETTERS = 16
 
 HELP = "what an engine does, live"
 
@@ -81,13 +87,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
-    """Shows the statistics until q or Ctrl-C, or as often as asked."""
+    """Shows the statistics until q or Ctrl-C, or as often as --count says.
+
+    Raises:
+        ConfigError: the terminal needs rich, which is not installed, or several engines run.
+        EngineUnavailableError, ProtocolVersionError: no engine can be asked; see `connect.engine_client`.
+    """
     if terminal.out.isatty():
         require_modules("streamer top", "cli", "rich", field="top")
     with contextlib.suppress(KeyboardInterrupt), engine_client(arguments) as client, _keys() as pause:
         views = looks(client, arguments.interval, arguments.count, pause)
         if terminal.out.isatty():
-            # A single look has no course.
+            # There is nothing to draw of a single look.
             _live(views, terminal, has_bars=arguments.count != 1)
         else:
             _plain(views, terminal)
@@ -95,13 +106,16 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
 
 
 def looks(client: EngineClient, interval: float, count: int | None, pause: Pause) -> Iterator[StatusView]:
-    """Yields the statistics of each interval; the first one is the engine's life so far.
+    """Yields looks, each with the one before it for rates. Those of the first look are since the engine's start.
 
     Args:
         client: client of the engine.
         interval: seconds between two looks.
-        count: number of looks, None to go on until `pause` returns False.
+        count: number of looks, or None to go on until `pause` returns False.
         pause: waits for a number of seconds; returns whether there is a next look.
+
+    Raises:
+        StreamerError: the engine cannot be asked any more.
     """
     before = None
     number = 0
@@ -127,13 +141,13 @@ def plain_line(view: StatusView) -> str:
 
 
 def render(view: StatusView, columns: int, lines: int, recent: RecentLooks | None = None) -> RenderableType:
-    """Draws one look for a terminal of that size; leaves out the least important parts if there is not enough space.
+    """Draws one look for a terminal of this size, without less important parts if there is too little room.
 
     Args:
         view: look to draw.
-        columns: number of letters in a line.
-        lines: number of lines.
-        recent: looks up to this one, to draw bars of them.
+        columns: letters of a line.
+        lines: lines of the terminal.
+        recent: looks up to this one, to draw bars of them; None for no bars.
     """
     from rich.console import Group
     from rich.text import Text
@@ -154,7 +168,7 @@ def render(view: StatusView, columns: int, lines: int, recent: RecentLooks | Non
 
 
 def _add_bars(line: str, figure: str, columns: int, recent: RecentLooks | None) -> str:
-    """Adds the bars of a figure of the engine to its line, as far as there is room for them."""
+    """Returns a line about the engine with the bars of its figure, as many as there is room for."""
     if recent is None:
         return line
     width = choose_width(columns - _TEXT_LETTERS)
@@ -165,7 +179,13 @@ def _add_bars(line: str, figure: str, columns: int, recent: RecentLooks | None) 
 
 
 class Shown(NamedTuple):
-    """The parts of a look that are shown; each row, and each string of the remarks, takes one line."""
+    """The parts of a look that are shown.
+
+    Attributes:
+        figures: lines about the engine, name and text of each.
+        tables: tables, each with an empty line above it.
+        remarks: lines below the tables.
+    """
 
     figures: list[Row]
     tables: list[HeadedRows]
@@ -173,14 +193,18 @@ class Shown(NamedTuple):
 
     @property
     def height(self) -> int:
-        """Number of lines."""
+        """Number of lines that all parts take."""
         return len(self.figures) + sum(2 + len(rows) for _, rows in self.tables) + len(self.remarks)
 
 
 def fit_view(view: StatusView, columns: int, lines: int, recent: RecentLooks | None = None) -> Shown:
-    """Drops less important figures first, then the other tables, then the sessions that wait least."""
+    """Chooses what is shown of a look in a terminal of this size; the arguments are those of `render`.
+
+    Less important lines about the engine are dropped first, then the tables before that of the sessions, and at last
+    the sessions that wait least.
+    """
     figures: list[Row] = list(view.lines())
-    tables = view.tables(_MOST_MEMBERS)
+    tables = view.tables(_MAX_MEMBERS)
     if recent is not None:
         figures.append(("refusals", f"{view.rates.refusals:,.1f}/s"))
         if view.sessions:
@@ -204,7 +228,14 @@ def fit_view(view: StatusView, columns: int, lines: int, recent: RecentLooks | N
 
 
 def fit_sessions(view: StatusView, table: HeadedRows, columns: int, recent: RecentLooks) -> HeadedRows:
-    """Adds samples/s and bars to the table of the sessions; returns as many of its columns as a line has room for."""
+    """Returns the table of sessions with samples/s and bars, without the columns for which a line has no room.
+
+    Args:
+        view: the look.
+        table: table of its sessions.
+        columns: letters of a line.
+        recent: looks up to this one.
+    """
     headers, rows = table
     names = [session_name(session) for session in view.sessions]
     rates = [recent.samples_per_second(name) for name in names]
@@ -220,7 +251,7 @@ def fit_sessions(view: StatusView, table: HeadedRows, columns: int, recent: Rece
         shown = [name for name in shown if name != dropped]
         widths = [max(map(len, (titles.get(name, name), *cells[name]))) for name in shown]
         least = [
-            min(_LONG_LETTERS if name in _LONG else _MOST_LETTERS, width)
+            min(_LONG_LETTERS if name in _LONG else _MAX_LETTERS, width)
             for name, width in zip(shown, widths, strict=True)
         ]
         if sum(least) + 2 * (len(least) - 1) <= columns:
@@ -229,25 +260,26 @@ def fit_sessions(view: StatusView, table: HeadedRows, columns: int, recent: Rece
 
 
 def _width(headers: Row, rows: list[Row]) -> int:
-    """Number of letters in the longest line of a table."""
+    """Returns the letters of a table's line, if no cell is cut."""
     return sum(2 + max(map(len, column)) for column in zip(headers, *rows, strict=True)) - 2
 
 
 def _table(headers: Row, rows: list[Row], columns: int, overflow: OverflowMethod) -> RenderableType:
+    """Draws a table within so many letters; cuts only columns of `_LONG`, by `overflow`."""
     from rich.table import Table
     from rich.text import Text
 
     table = Table(box=None, header_style="bold", pad_edge=False)
     widths = [max(map(len, column)) for column in zip(headers, *rows, strict=True)]
-    exact = [0 if header in _LONG else min(_MOST_LETTERS, width) for header, width in zip(headers, widths, strict=True)]
-    # Urls and advice give way where the columns do not fit: a number or a rank that is cut would be another one.
+    exact = [0 if header in _LONG else min(_MAX_LETTERS, width) for header, width in zip(headers, widths, strict=True)]
+    # Urls and advice are cut where the columns do not fit: a number that is cut would be another number.
     room = columns - sum(exact) - 2 * (len(headers) - 1)
     for header, width, least in zip(headers, widths, exact, strict=True):
         justify: JustifyMethod = "left" if header in (headers[0], *WORDS) else "right"
         most = min(width, max(1, room)) if header in _LONG else None
         table.add_column(header, justify=justify, no_wrap=True, min_width=least, max_width=most, overflow=overflow)
     for row in rows:
-        # Text, because names chosen by clients are not markup.
+        # Cells are made Text, because brackets in names would be markup in a str.
         table.add_row(*map(Text, row))
     return table
 
@@ -258,6 +290,7 @@ def _plain(views: Iterator[StatusView], terminal: Terminal) -> None:
 
 
 def _live(views: Iterator[StatusView], terminal: Terminal, *, has_bars: bool) -> None:
+    """Shows each look in place of the one before, with bars of the last ones if asked."""
     from rich.console import Console
     from rich.live import Live
 
@@ -275,7 +308,10 @@ def _live(views: Iterator[StatusView], terminal: Terminal, *, has_bars: bool) ->
 
 @contextlib.contextmanager
 def _keys() -> Iterator[Pause]:
-    """Yields a function that waits between two looks, until the key q is pressed if there is a keyboard."""
+    """Yields the function that waits between two looks, and ends the wait if the key q is pressed on a keyboard.
+
+    Meanwhile a keyboard sends each key at once; its settings are restored afterwards.
+    """
     if not sys.stdin.isatty():
         yield lambda seconds: not select.select([], [], [], seconds)[0]
         return
@@ -291,7 +327,7 @@ def _keys() -> Iterator[Pause]:
 
 
 def _no_q(keyboard: int, seconds: float) -> bool:
-    """Waits; returns False as soon as q is pressed."""
+    """Waits for so many seconds; returns False as soon as q is pressed or the keyboard is gone, else True."""
     end = time.monotonic() + seconds
     while select.select([keyboard], [], [], max(0.0, end - time.monotonic()))[0]:
         if (keys := os.read(keyboard, 64)) == b"" or b"q" in keys.lower():

@@ -1,4 +1,4 @@
-"""`streamer warm`."""
+"""Implements `streamer warm`, which fills a cache before the first job (`warming.py`). `main.py` runs it."""
 
 from __future__ import annotations
 
@@ -58,7 +58,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
-    """Warms the cache, and reports what is local now."""
+    """Warms the cache, and shows what is local now.
+
+    Raises:
+        CacheError: the cache cannot be used, or a chunk cannot be copied to --export.
+        StreamerError: the dataset cannot be indexed or read.
+    """
     from streamer.cli.dataset import client_settings, open_manifest
     from streamer.cli.warming import Pace, Warming
     from streamer.client.engine_client import EngineClient
@@ -80,7 +85,13 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
 
 
 def summary(chosen: WarmPlan, warmed: Warmed, seconds: float) -> list[str]:
-    """Summary of the chunks made local, and of those that do not fit."""
+    """Returns lines about the chunks that are local now, and about those that do not fit.
+
+    Args:
+        chosen: the plan of the warming.
+        warmed: its result.
+        seconds: how long it took.
+    """
     total = chosen.present_chunks + warmed.chunks + chosen.missing_chunks
     local = chosen.present_chunks + warmed.chunks
     rate = f", {format_bytes(warmed.fetched_bytes / seconds)}/s" if warmed.fetched_bytes else ""

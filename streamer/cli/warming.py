@@ -1,4 +1,7 @@
-"""Fills a cache before the first job, for `streamer warm`: one session of the engine over the chunks that fit."""
+"""Fills a cache before the first job, for `streamer warm`: reads the chunks that fit in one session of the engine.
+
+The chunks are read in *slices*, of which each is a step and an epoch of the session. `warm_command.py` uses it.
+"""
 
 from __future__ import annotations
 
@@ -26,23 +29,24 @@ from streamer.wire.messages import OpenSession
 from streamer.wire.schedule import EpochSchedule
 
 Integers = npt.NDArray[np.int64]
+# Takes the bytes that are done, and all bytes.
 Report = Callable[[int, int], None]
 
-# Bytes requested together: enough for the fetcher's whole window (256 requests of 1 MiB), few enough to see progress.
+# Bytes of a slice: enough for the fetcher's whole window (256 requests of 1 MiB), few enough to see progress.
 _SLICE_BYTES = 256 * MiB
-# Share of the cache that chunks may take while they are open together: the rest is for those that stay.
+# A slice takes at most this share of the cache: the rest is for the chunks that stay.
 _OPEN_SHARE = 1 / 16
-# A slice under a rate limit is what may be transferred in this time: longer bursts would not respect the limit.
+# With a limit of the rate, a slice is what may be received in this time: a longer burst would not respect the limit.
 _BURST_SECONDS = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class WarmPlan:
-    """The chunks to make local, in order.
+    """Which chunks of a dataset are to be made local.
 
     Attributes:
-        chunks: int64 (n,), in the order of fetching.
-        file_bytes: int64 (n,), length of each file.
+        chunks: numbers of the chunks in the order of fetching, int64 (n,).
+        file_bytes: length of the file of each of them, int64 (n,).
         present_chunks: number of the dataset's chunks that are there already and stay.
         missing_chunks: number of the dataset's chunks for which the cache has no space.
     """
@@ -55,12 +59,12 @@ class WarmPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class Warmed:
-    """The result of a warming.
+    """The result of a warming, over all chunks of its plan.
 
     Attributes:
-        chunks: number of chunks made local.
-        total_bytes: length of their files.
-        fetched_bytes: bytes of these that came over the network.
+        chunks: number of chunks that were made local.
+        total_bytes: length of their files together.
+        fetched_bytes: bytes that had to be fetched for them.
     """
 
     chunks: int
@@ -69,11 +73,12 @@ class Warmed:
 
 
 class Pace:
-    """Keeps a mean rate from its creation on.
+    """Limits the mean rate of a transfer, measured from the time at which this object is made.
 
     Args:
-        bytes_per_second: the rate; 0 if there is no limit.
-        now, sleep: the clock, which tests replace.
+        bytes_per_second: the limit; 0 for none.
+        now: returns the time in seconds; tests replace it.
+        sleep: waits for so many seconds; tests replace it.
     """
 
     def __init__(
@@ -88,14 +93,14 @@ class Pace:
         self._started = now()
 
     def hold(self, received_bytes: int) -> None:
-        """Waits until the bytes read since the beginning are within the rate."""
+        """Waits until the limit allows that so many bytes have been received since the beginning."""
         if self.bytes_per_second:
             early = self._started + received_bytes / self.bytes_per_second - self._now()
             if early > 0:
                 self._sleep(early)
 
     def slice_bytes(self, limit_bytes: int) -> int:
-        """Bytes to ask for at a time, in a cache of this limit."""
+        """Returns the bytes of a slice, at least 1, for a cache with this limit."""
         whole = max(1, min(_SLICE_BYTES, int(limit_bytes * _OPEN_SHARE)))
         return min(whole, max(1, int(self.bytes_per_second * _BURST_SECONDS))) if self.bytes_per_second else whole
 
@@ -107,14 +112,15 @@ def plan(
     below: frozenset[bytes] = frozenset(),
     places: Places | None = None,
 ) -> WarmPlan:
-    """Chooses the chunks by the rank that decides what the cache keeps, so that no epoch replaces them afterwards.
+    """Chooses the chunks that the cache would keep anyway, by the same rank, so that no epoch replaces them later.
 
     Args:
         manifest: the dataset.
         present: keys of the chunks in the cache.
-        room_bytes: bytes that its chunks may take together, None for all chunks, the present ones first.
+        room_bytes: bytes that chunks of this dataset may take together. With None all chunks are chosen, those that are
+            present or in a layer first.
         below: keys of the chunks in read-only layers, which take no space.
-        places: places of the chunks among this engine's peers: its own come first.
+        places: which peers keep which chunks, so that this engine's own come first; None without peers.
     """
     keys = to_keys(manifest.chunk_keys)
     here = _are_in(keys, present - below)
@@ -135,12 +141,12 @@ def plan(
 
 
 def _are_in(keys: npt.NDArray[np.bytes_], wanted: Collection[bytes]) -> npt.NDArray[np.bool_]:
-    # numpy drops the zero bytes at the end of a string.
+    # A key has 16 bytes, of which numpy drops zero bytes at the end.
     return np.fromiter((bytes(key).ljust(16, b"\0") in wanted for key in keys), np.bool_, len(keys))
 
 
 def file_bytes(manifest: Manifest) -> Integers:
-    """Returns the length of each chunk's file: int64 (chunks,)."""
+    """Returns the length in bytes of each chunk's file in a cache: int64 (chunks,)."""
     return chunkfile.HEADER_BYTES + manifest.chunk_local_bytes + manifest.chunk_samples * chunkfile.CRC_BYTES
 
 
@@ -150,13 +156,13 @@ def present_keys(root: Path) -> set[bytes]:
 
 
 class Warming:
-    """One session that reads every chunk of a plan once. Used by one thread.
+    """Makes the chunks of a dataset local by one session that reads each of them once. Used once, by one thread.
 
     Args:
-        client: client of the engine, which stays open.
+        client: client of the engine; the caller closes it.
         manifest: the dataset.
-        pace: limit of the rate.
-        target: folder to copy the chunks to while they are local, or None to make them local only.
+        pace: limits the rate at which chunks are fetched.
+        target: folder to which all chunks are copied while they are local, or None to make them local only.
     """
 
     def __init__(self, client: EngineClient, manifest: Manifest, pace: Pace, target: Path | None = None) -> None:
@@ -172,17 +178,20 @@ class Warming:
         """Makes chunks local, slice by slice: those that the cache keeps, or with a target all of them.
 
         Args:
-            report: called after each slice with the bytes that are done, and all bytes.
+            report: called after each slice.
+
+        Returns:
+            The plan, and what was done.
 
         Raises:
-            CacheError: a chunk could not be copied.
+            CacheError: a chunk could not be copied to the target.
             StreamerError: the store or the cache failed.
         """
         own, *layers = _folders(self._client)
         present = present_keys(own)
         below = frozenset[bytes]().union(*map(present_keys, layers))
         limit = self._counter("limit_bytes")
-        # Engines that are peers keep other chunks each, and together they hold more.
+        # Of engines that are peers, each keeps other chunks, so that together they hold more.
         members = [
             (PeerMember(str(row["member"]), "", int(_number(row["limit_bytes"]))), row["here"])
             for row in cast("list[dict[str, object]]", self._client.statistics().get("homes", []))
@@ -205,7 +214,7 @@ class Warming:
         try:
             slices = list(cut(chosen.file_bytes, self._pace.slice_bytes(limit)))
             if slices and not everything:
-                # How much must stay free for chunks in flight is known when the engine knows the first chunks.
+                # The engine tells how much must stay free for chunks in flight once it knows the first chunks.
                 self._extend(session, 1, slices, chosen.chunks)
                 chosen = plan(
                     manifest=self._manifest,
@@ -220,11 +229,11 @@ class Warming:
             session.close()
 
     def _read(self, session: Session, chosen: WarmPlan, slices: Sequence[slice], report: Report) -> Warmed:
-        """Makes the chunks of the plan local, slice by slice, and copies them if there is a target."""
+        """Makes the chunks of the plan local within the limit of the rate, and copies them if there is a target."""
         total = int(chosen.file_bytes.sum())
         done = 0
         for number, part in enumerate(slices):
-            # The engine fetches ahead what it knows: with a limit, nothing more.
+            # The engine fetches all that it knows. So it is sent one slice ahead, or none with a limit of the rate.
             self._extend(session, number + (1 if self._pace.bytes_per_second else 2), slices, chosen.chunks)
             session.wait(number)
             self._take(chosen.chunks[part])
@@ -241,7 +250,7 @@ class Warming:
         return Warmed(chunks=len(chosen.chunks), total_bytes=total, fetched_bytes=sum(self._fetched.values()))
 
     def _extend(self, session: Session, upto: int, slices: Sequence[slice], chunks: Integers) -> None:
-        """Sends the engine the slices below `upto`; each is a step and an epoch."""
+        """Sends the engine the slices below number `upto` that it does not know yet."""
         while self._known < min(upto, len(slices)):
             wanted = chunks[slices[self._known]]
             steps = np.full(len(wanted), self._known, np.int64)
@@ -249,7 +258,11 @@ class Warming:
             self._known += 1
 
     def _take(self, chunks: Integers) -> None:
-        """Copies these chunks, which are local and leased now, to the target, if there is one; raises CacheError."""
+        """Copies chunks, which are local and leased now, to the target if there is one.
+
+        Raises:
+            CacheError: some could not be copied.
+        """
         if self._target is None:
             return
         missing = {self._manifest.chunk_keys[chunk].tobytes() for chunk in chunks}
@@ -275,7 +288,12 @@ def _folders(client: EngineClient) -> list[Path]:
 
 
 def cut(sizes: Integers, slice_bytes: int) -> Iterator[slice]:
-    """Yields slices of a sequence of chunks, of at most `slice_bytes` each, or of one larger chunk."""
+    """Yields slices that cover a sequence of chunks, of at most `slice_bytes` together or of one larger chunk.
+
+    Args:
+        sizes: bytes of each chunk, int64 (n,).
+        slice_bytes: bytes of a slice.
+    """
     start = 0
     held = 0
     for i, size in enumerate(sizes.tolist()):

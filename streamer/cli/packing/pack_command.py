@@ -248,7 +248,7 @@ def _fields(text: str) -> dict[str, str]:
 
 
 class _Pace:
-    """Shows the progress of a pack with its rate and the remaining time, which follow from what this run has written."""
+    """Shows the progress of a pack, with a rate and a remaining time that follow from what this run has written."""
 
     def __init__(self, bar: ProgressLine) -> None:
         self._bar = bar

@@ -42,8 +42,8 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
     """Verifies the shards, and shows what was compared.
 
     Raises:
-        IntegrityError: a shard or a sample differs.
-        ManifestError, StoreError: there is no pack at the url, or it cannot be read.
+        ObjectChangedError, IntegrityError: a shard, a sample or the manifest differs.
+        ManifestError, StoreError: there is no finished pack at the url, or it cannot be read.
     """
     from streamer.executors.runner import runner
     from streamer.shards.destination import folder_url
