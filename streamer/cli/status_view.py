@@ -251,7 +251,7 @@ class StatusView:
         return rows
 
     def session_rows(self) -> list[Row]:
-        """Returns a row for each session. "waiting" is the wait for the engine, "loader" the trainer's for the loader."""
+        """Returns a row for each session: "waiting" is that for the engine, "loader" the trainer's for its loader."""
         return [
             (
                 printable(str(entry.get("consumer", ""))),

@@ -1,4 +1,4 @@
-"""`streamer audit`."""
+"""Implements `streamer audit`, which proves that each sample came exactly once. `cli/main.py` runs it."""
 
 from __future__ import annotations
 
@@ -57,12 +57,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
-    """Prints the result for each epoch of each order."""
+    """Shows the result for each epoch of each order; returns `FAILED` if one of them is not proven.
+
+    Raises:
+        ConfigError: a file is a checkpoint that cannot be read.
+        StateError: a state is damaged, or of another version.
+        OSError: a file cannot be read.
+    """
     from streamer.order.audit import audit_epoch, describe_audit, read_records
     from streamer.order.state import State
     from streamer.tools.audit_states import StateOrder, states_in
 
-    # An order has a state, and its records by epoch.
+    # By id of the order: a state, and the records of each epoch.
     orders: dict[str, tuple[State, dict[int, list[Record]]]] = {}
     without = 0
     for saved in (state for path in arguments.files for state in states_in(path)):

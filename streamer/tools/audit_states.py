@@ -1,4 +1,7 @@
-"""Finds the states in files, and what their order has: computed anew from the manifests of the cache folder."""
+"""Finds the states of loaders in files, and computes which samples their order has. Used by `audit_command.py`.
+
+The order is computed from the manifests in the cache folder.
+"""
 
 from __future__ import annotations
 
@@ -19,17 +22,18 @@ from streamer.manifest.table import Manifest
 from streamer.order.audit import LOG_MARK, Codes, Tallies, add_tallies, tallies
 from streamer.order.state import State
 
+# Keys by which a mapping is taken for a state.
 _FIELDS = {"format", "order_id", "epoch", "position"}
 # Positions whose samples are computed together.
 _BLOCK = 1 << 18
 
 
 def states_in(path: Path) -> Iterator[Mapping[str, object]]:
-    """Yields every state of a file.
+    """Yields every state in a file: a checkpoint of torch, a JSON file, or a log.
 
     Raises:
-        ConfigError: the file holds more than plain values and tensors, or torch is missing.
-        OSError: it cannot be read.
+        ConfigError: a checkpoint has other objects than plain values and tensors, or torch is missing.
+        OSError: the file cannot be read.
     """
     if zipfile.is_zipfile(path):
         yield from _find_states(_checkpoint(path))
@@ -45,12 +49,13 @@ def states_in(path: Path) -> Iterator[Mapping[str, object]]:
                 # A log of JSON has the message in its field `body`.
                 body = json.loads(line)["body"] if line.startswith("{") else line
                 state, _ = json.JSONDecoder().raw_decode(body, body.index(LOG_MARK) + len(LOG_MARK))
-            except (ValueError, KeyError, TypeError):  # another program's line, or one that a kill has cut
+            except (ValueError, KeyError, TypeError):  # the line is another program's, or was cut by a kill
                 continue
             yield from _find_states(state)
 
 
 def _checkpoint(path: Path) -> object:
+    """Returns the content of a checkpoint of torch; ConfigError if torch is missing or refuses it."""
     try:
         import torch
     except ImportError as error:
@@ -67,6 +72,7 @@ def _checkpoint(path: Path) -> object:
 
 
 def _find_states(value: object) -> Iterator[Mapping[str, object]]:
+    """Yields the states in a value, at any depth of mappings, lists and tuples."""
     match value:
         case Mapping() if value.keys() >= _FIELDS:
             yield value
@@ -79,11 +85,11 @@ def _find_states(value: object) -> Iterator[Mapping[str, object]]:
 
 
 class StateOrder:
-    """The order of a state.
+    """Computes what the order of a state has, from the manifests on this machine.
 
     Args:
-        state: of any rank.
-        cache_dir: the folder with the manifests; None: that of the environment.
+        state: state of any rank.
+        cache_dir: cache folder with the manifests, or None for that of the environment.
     """
 
     def __init__(self, state: State, cache_dir: Path | None) -> None:
@@ -94,22 +100,30 @@ class StateOrder:
 
     @property
     def names(self) -> Sequence[str]:
-        """The names of the members of a mix."""
+        """Names of the members of a mix; empty if the order is not that of a mix."""
         return self._state.spec.names
 
     def codes(self, epoch: int, samples: int) -> list[Codes]:
-        """The codes of each member; of a dataset alone those of the manifest, or `samples`."""
+        """Returns the range of codes that each member has in an epoch.
+
+        Args:
+            epoch: the epoch.
+            samples: number of samples of a dataset alone, for want of its manifest.
+        """
         spec = self._state.spec
         return [Codes(*of) for of in spec.code_ranges(epoch, lambda: self._code_count(samples))]
 
     def _code_count(self, samples: int) -> int:
-        """The number of codes of a dataset alone: that of its manifest, or `samples` of rows, and where it is gone."""
+        """Returns the number of codes of a dataset alone: that of its manifest.
+
+        It is `samples` if the manifest is gone, or if the samples are rows, of which only the number is compared.
+        """
         spec = self._state.spec
         found = None if spec.counted_only else self._dataset(spec.orders[0].manifest_digest)
         return samples if found is None else found.manifest.samples
 
     def tallies(self, epoch: int, stop: int) -> Tallies | str:
-        """The tallies of the samples before a position of an epoch; a text: why they cannot be computed."""
+        """Returns the tallies of the samples before position `stop` of an epoch, or a text why they are not known."""
         orders = self._state.spec.orders
         if kind := self._state.spec.counted_only:
             return f"of {kind} only the number is compared, not which samples came"
@@ -141,7 +155,7 @@ class StateOrder:
         return add_tallies(*found)
 
     def _dataset(self, digest: str) -> OpenedDataset | None:
-        """The dataset of that digest: a manifest, or a selection of one."""
+        """Returns the dataset with this digest, that of a manifest or of a selection; None if it is not found."""
         for folder in self._folders:
             try:
                 if (folder / digest).is_dir():

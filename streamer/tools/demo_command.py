@@ -1,4 +1,4 @@
-"""`streamer demo`: says where the demo is."""
+"""Implements `streamer demo`, which says where the demo is. `cli/main.py` runs it."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ az://, https://):
   streamer bench URL            what the link to it gives"""
 
 
-# Options of earlier releases, in which the command was the demo.
+# Options of earlier releases, in which the command ran the demo.
 _OLD_OPTIONS = ("images", "epochs", "ranks", "workers", "seed", "layout", "link", "kill-epoch", "out")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of earlier releases, without help: with them, too, the command says where the demo is."""
+    """Adds the options of earlier releases without showing them, so that the command takes them and can answer."""
     for name in _OLD_OPTIONS:
         parser.add_argument(f"--{name}", dest="old_option", help=argparse.SUPPRESS)
 
 
 def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
-    """Says where the demo is; a script that expects a run of the demo gets the exit code of a wrong option."""
+    """Says where the demo is; returns `USAGE` if an option of earlier releases was given, since no demo has run."""
     for line in TEXT.splitlines():
         terminal.line(line)
     return Exit.DONE if arguments.old_option is None else Exit.USAGE

@@ -1,4 +1,4 @@
-"""`streamer explain`."""
+"""Implements `streamer explain`, which says how well a dataset is shuffled or packed. `cli/main.py` runs it."""
 
 from __future__ import annotations
 
@@ -63,7 +63,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
-    """Describes the order of the samples, or the rows."""
+    """Describes the order of the samples, or with --packing the rows.
+
+    Raises:
+        ConfigError: an option is invalid.
+        StreamerError: the dataset cannot be indexed, or its rows cannot be planned.
+    """
     from streamer.cli.dataset import client_settings, describe_dataset, open_manifest
     from streamer.client.engine_client import EngineClient
 
@@ -101,7 +106,7 @@ def _describe_order(manifest: Manifest, arguments: argparse.Namespace) -> str:
 
 
 def _describe_rows(manifest: Manifest, arguments: argparse.Namespace) -> str:
-    """Plans the rows, keeps the plan for jobs, and describes it."""
+    """Returns a description of the rows; plans them, and keeps the plan in the cache folder for jobs."""
     from streamer.batches.rows.explain import explain_rows
     from streamer.batches.rows.options import Estimate, Packing
     from streamer.batches.samples.opened import OpenedDataset

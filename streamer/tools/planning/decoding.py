@@ -1,4 +1,4 @@
-"""Measures what a worker takes for a clip of a video, for `streamer plan`: a few are decoded, others are estimated."""
+"""Measures the time that a worker takes to decode a clip of a video, from a few clips. Used by `plan_command.py`."""
 
 from __future__ import annotations
 
@@ -13,18 +13,19 @@ from streamer.formats.registry import restore_format
 from streamer.loader.members.single_reads import StreamedBytes
 from streamer.manifest.table import Manifest
 
+# Clips that are decoded, and how often each.
 _CLIPS = 3
 _TIMES = 2
 
 
 @dataclass(frozen=True)
 class Decoding:
-    """What decoding takes in a dataset of clips.
+    """What decoding costs in a dataset of clips.
 
     Attributes:
         cost: mean cost of a sample, from the manifest.
         seconds: CPU seconds for a sample of this cost.
-        nbytes: bytes of the arrays of one sample, of the largest that was decoded.
+        nbytes: bytes of the arrays of the largest sample that was decoded.
     """
 
     cost: DecodeCost
@@ -33,11 +34,19 @@ class Decoding:
 
 
 def measure_decode(manifest: Manifest, content: StreamedBytes) -> Decoding | None:
-    """Decodes three clips on this machine, as they are. Returns None if the samples are no clips.
+    """Decodes three clips on this machine, and scales their time to the mean cost of a sample.
+
+    Args:
+        manifest: manifest of the dataset.
+        content: reads samples.
+
+    Returns:
+        The measurement, or None if the samples are no clips.
 
     Raises:
         ConfigError: PyAV is not installed.
         DecodeError: a clip cannot be decoded.
+        StoreError: a clip cannot be read.
     """
     indexed = restore_format(manifest)
     mean = indexed.find_decode_cost(manifest) if manifest.samples else None
@@ -50,7 +59,7 @@ def measure_decode(manifest: Manifest, content: StreamedBytes) -> Decoding | Non
     for place in maker.places(np.unique(np.linspace(0, manifest.samples - 1, _CLIPS).astype(np.int64))):
         record = content.read(place)
         spent = []
-        # The first time opens a decoder, which workers keep.
+        # The first time includes the opening of a decoder, which workers keep, so that the shorter time counts.
         for _ in range(_TIMES):
             begun = time.process_time()
             sample = maker.decode(place, record)

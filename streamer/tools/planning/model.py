@@ -1,10 +1,13 @@
-"""The inputs and the results of a plan. Plain values."""
+"""Defines the inputs and the results of a simulated job, as plain values.
+
+Used by `plan_command.py`, `simulate.py` and `search.py`.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-# The stall report's bound: below it, the data is not what limits the training.
+# A job that waits for a smaller share of its time is not limited by its data, as in the stall report.
 WAITING_BOUND = 0.02
 
 
@@ -16,7 +19,7 @@ class Link:
         bytes_per_second: rate of all connections together.
         first_byte_seconds: time to the first byte of a request on an open connection.
         connection_bytes_per_second: rate of one connection.
-        requests: most requests that one node has in flight.
+        requests: requests that one node has in flight, at most.
     """
 
     bytes_per_second: float
@@ -27,14 +30,14 @@ class Link:
 
 @dataclass(frozen=True, kw_only=True)
 class EngineCost:
-    """CPU seconds that an engine takes for what it fetches: on its loop's core, or shared with fetch processes.
+    """CPU seconds that an engine takes to fetch, in its loop alone or with fetch processes.
 
     Attributes:
-        byte_seconds: time for a byte that is fetched and published, checksum and file included.
-        request_seconds: the same for each request.
-        loop_byte_seconds: time of the loop for a byte that a process fetches.
-        loop_request_seconds: the same for each request.
-        fetch_processes: number of processes; 0: the loop fetches itself.
+        byte_seconds: time to fetch and publish a byte, with its checksum and file.
+        request_seconds: time for each request, besides that for its bytes.
+        loop_byte_seconds: time of the loop for a byte that a fetch process fetches.
+        loop_request_seconds: time of the loop for each request of a fetch process.
+        fetch_processes: number of fetch processes; with 0 the loop fetches itself.
     """
 
     # benchmarks/results/fetch-bulk-2026-11-22.txt and fetch-small-2026-11-22.txt: 1,029 MB/s in ranges of 8 MiB and
@@ -47,7 +50,7 @@ class EngineCost:
     fetch_processes: int = 0
 
     def seconds(self, size_bytes: float, requests: int) -> float:
-        """Returns the time that the busiest core takes for so many bytes and requests."""
+        """Returns the seconds that the busiest core takes to fetch so many bytes with so many requests."""
         fetching = size_bytes * self.byte_seconds + requests * self.request_seconds
         if not self.fetch_processes:
             return fetching
@@ -57,14 +60,18 @@ class EngineCost:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingJob:
-    """The training job.
+    """A training job, whose ranks step together.
 
     Attributes:
-        nodes, ranks_per_node: their product is the number of ranks, which step together.
-        step_seconds: duration of the training step without waiting.
+        nodes: number of machines, each with a cache and a link.
+        ranks_per_node: number of ranks on each of them.
+        batch_size: samples of a batch on one rank.
+        step_seconds: duration of a training step whose batch is there.
+        workers: workers of each rank.
         sample_seconds: time in which a worker reads, decodes and transforms one sample.
         epochs: number of epochs; the first one begins with an empty cache.
-        seed, shuffle: see `StreamingDataset`.
+        seed: seed of the order.
+        shuffle: whether the samples are shuffled.
     """
 
     nodes: int = 1
@@ -80,7 +87,14 @@ class TrainingJob:
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """A job, the cache of each of its nodes, and their links."""
+    """The inputs of a simulation: a job, and for each of its nodes the link, the cache and the engine's cost.
+
+    Attributes:
+        job: the job.
+        link: link of each node.
+        cache_bytes: limit of each node's cache.
+        engine: cost of each node's engine.
+    """
 
     job: TrainingJob
     link: Link
@@ -93,7 +107,7 @@ class Prices:
     """The prices of the store in USD.
 
     Attributes:
-        per_gb: price of 10^9 bytes that leave it; 0 within a region.
+        per_gb: price of 10^9 bytes that leave the store; 0 within a region.
         per_million_gets: price of 10^6 GETs; 0.40 for S3 standard, us-east-1, 2025.
     """
 
@@ -103,13 +117,15 @@ class Prices:
 
 @dataclass(frozen=True, kw_only=True)
 class EpochPlan:
-    """One epoch of all nodes.
+    """The results for one epoch, of all nodes together.
 
     Attributes:
-        hit_share: share of the needed bytes that were not fetched for this use.
-        seconds: duration; of the first epoch, from the first batch on.
-        waiting_share: share of this time spent waiting for data, except for the first batch of the job.
-        of_joins: bytes and requests for the rows of each joined dataset, which are among those of the epoch.
+        fetched_bytes: bytes from the store.
+        requests: requests to the store.
+        hit_share: share of hits in the needed bytes, 0 to 1.
+        seconds: duration of the epoch; the first one begins with the job's first batch.
+        waiting_share: share of that time in which the ranks wait for data, without the wait for the first batch.
+        of_joins: bytes and requests for each joined dataset, which are also among those of the epoch.
     """
 
     fetched_bytes: int
@@ -120,18 +136,19 @@ class EpochPlan:
     of_joins: tuple[tuple[int, int], ...] = ()
 
     def price(self, prices: Prices) -> float:
-        """Returns the price in USD."""
+        """Returns the price of the epoch in USD."""
         return self.fetched_bytes / 1e9 * prices.per_gb + self.requests / 1e6 * prices.per_million_gets
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """A simulated job.
+    """The results for a simulated job.
 
     Attributes:
         first_batch_seconds: time from the start of the engine to the first batch on all ranks.
-        epochs: the epochs in order; later ones are like the last one.
-        ahead_bytes, ahead_requests: bytes and requests by the end of the last epoch for the one after it.
+        epochs: the epochs in order. If the job had more, they would be like the last one.
+        ahead_bytes: bytes that are fetched before the end of the last epoch for an epoch after it.
+        ahead_requests: requests for these bytes.
     """
 
     first_batch_seconds: float
