@@ -1,4 +1,7 @@
-"""`streamer bench`: measures the link to a store with many combinations, and its clients side by side."""
+"""Implements `streamer bench`, which measures the link to a store. `cli/main.py` runs it.
+
+A *combination* is a number of connections and a length of ranges. `link_meter.py` measures, `link_report.py` reports.
+"""
 
 from __future__ import annotations
 
@@ -47,6 +50,7 @@ NOTES = """\
 How many accelerators a machine can feed is measured by python -m benchmarks.feed in a clone of the repository.
 """
 
+# Requests by which the time to the first byte is measured.
 _LATENCY_REQUESTS = 20
 # Clients are compared only where one of these reads the url: fsspec can read it, too.
 _NATIVE = ("curl", "obstore")
@@ -92,7 +96,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
-    """Measures and advises."""
+    """Measures the link, and shows the figures and advice.
+
+    Raises:
+        ConfigError: an option is invalid, or there is nothing to read.
+        StoreError: the store refuses before the first combination is measured.
+    """
     if arguments.seconds <= 0:
         raise ConfigError(f"--seconds {arguments.seconds}: must be above 0", field="seconds")
     check_places(arguments.plot, arguments.json_file)
@@ -113,7 +122,7 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
 
 
 def _show(figures: LinkFigures, terminal: Terminal) -> None:
-    """Shows the tables and the advice."""
+    """Shows the latency, the tables and the advice."""
     from streamer.tools import link_report
 
     latency = figures.latency
@@ -139,10 +148,14 @@ def _show(figures: LinkFigures, terminal: Terminal) -> None:
 
 
 class _Bench:
-    """One run of the command.
+    """Makes the measurements of one run of the command.
+
+    Args:
+        arguments: arguments of the command.
+        terminal: where progress and notes go.
 
     Attributes:
-        root: the url's store with its options.
+        root: root of the url, with its storage options.
     """
 
     def __init__(self, arguments: argparse.Namespace, terminal: Terminal) -> None:
@@ -156,7 +169,12 @@ class _Bench:
         self._received_bytes = 0
 
     async def run(self) -> LinkFigures:
-        """Measures what the arguments ask for; raises StoreError if the store refuses before the first combination."""
+        """Measures what the arguments ask for; what cannot be measured after the first combination is left out.
+
+        Raises:
+            ConfigError: there is nothing to read.
+            StoreError: the store refuses before the first combination is measured.
+        """
         from streamer.tools.link_meter import find_objects, measure_latency
         from streamer.tools.link_report import LinkFigures, best
 
@@ -193,7 +211,7 @@ class _Bench:
             try:
                 cells.append(await self._cell(store, objects, (client, connections, length)))
             except StoreError as error:
-                # the measurements so far are worth their price
+                # The measurements so far were paid for, and are kept.
                 if not cells:
                     raise
                 self._terminal.note(f"{len(shapes) - len(cells)} combinations are left out: {error}")
@@ -215,7 +233,7 @@ class _Bench:
             if client != name:  # libcurl reads s3 and http alone
                 continue
             try:
-                # The first request imports, signs in and connects, which is not compared.
+                # Imports, credentials and the first connection are not compared.
                 await measure_latency(store, objects, 1)
                 found.append(await self._cell(store, objects, (client, chosen.connections, chosen.range_bytes)))
             except (ImportError, StoreError) as error:
@@ -251,7 +269,7 @@ class _Bench:
         ]
 
     async def _cell(self, store: ObjectStore, objects: Sequence[ObjectRecord], shape: tuple[str, int, int]) -> Cell:
-        """Measures one combination; `shape`: client, connections, bytes of a range."""
+        """Measures one combination, given as in `measure_cell`, and adds its bytes to those of --max-bytes."""
         from streamer.tools.link_meter import measure_cell, ranges
 
         cell = await measure_cell(store, ranges(objects, shape[2]), shape, self._arguments.seconds)
@@ -259,7 +277,7 @@ class _Bench:
         return cell
 
     def _open(self, root: StoreRoot, client: str) -> tuple[ObjectStore, str]:
-        """Opens the store of a root; returns it with its client's name."""
+        """Opens the store of a root; returns it, and the name of the client that it has instead of "auto"."""
         from streamer.store import open_root
 
         store = open_root(root, client=client)  # type: ignore[arg-type]
@@ -278,10 +296,10 @@ def client_of(store: ObjectStore) -> str:
 
 
 def endpoint_of(root: StoreRoot) -> str:
-    """Returns the endpoint of a root.
+    """Returns the url of the endpoint that the options of a root name; of a web server, its own url.
 
     Raises:
-        ConfigError: the endpoint is the cloud's own, which has no name here.
+        ConfigError: the options name none: the endpoint is the cloud's own.
     """
     if root.is_web:
         return root.url
@@ -294,7 +312,7 @@ def endpoint_of(root: StoreRoot) -> str:
 
 
 def move_to_endpoint(root: StoreRoot, endpoint: str) -> StoreRoot:
-    """Returns the same bucket with the same options at another endpoint; of a web server, the server `endpoint`.
+    """Returns a root with the same bucket and options at another endpoint; of a web server, the server `endpoint`.
 
     Raises:
         ConfigError: the endpoint is not a url of http or https.

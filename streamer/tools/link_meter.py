@@ -1,4 +1,7 @@
-"""Measures a link for `bench`, `doctor` and `plan`: latency, rates, CPU. Asynchronous; prints nothing."""
+"""Measures the link to a store by reading from it: latency, rates and CPU time. It prints nothing.
+
+Used by `streamer bench`, `streamer doctor` and `streamer plan`.
+"""
 
 from __future__ import annotations
 
@@ -18,18 +21,19 @@ from streamer.store.base import Get
 
 # A range so short that its time is that of the round trip and of the store itself.
 _PROBE_BYTES = 1024
-# Objects that are listed, at least: enough for any number of connections, few enough for a prefix of millions.
+# The listing ends after so many objects: enough for any number of connections, few enough for a prefix of millions.
 _LISTED_OBJECTS = 1000
 
 
 @dataclass(frozen=True, kw_only=True)
 class Latency:
-    """Seconds until the first byte of a small range, one request at a time.
+    """The time to the first byte of a small range, one request at a time.
 
     Attributes:
         requests: number of measured requests, on open connections.
         first_seconds: time of the request before them, which also resolves the name, connects and makes the TLS
             handshake.
+        median_seconds, p95_seconds, max_seconds: median, 95th percentile and maximum of the measured requests.
     """
 
     requests: int
@@ -46,11 +50,12 @@ class Cell:
     Attributes:
         client: name of the client: "curl", "obstore", "fsspec" or "file"; "auto" in a `QuickTest`.
         connections: requests in flight.
-        range_bytes: length of a request.
+        range_bytes: length of the range of a request, at most.
+        received_bytes: bytes that arrived.
         seconds: duration of the measurement.
         cpu_seconds: CPU time of this process in that time, including TLS.
         requests: requests that were begun.
-        errors: failed requests, by the name of their class (throttled, timed out, ...).
+        errors: name of the error's class for each failed request, such as ThrottledError.
     """
 
     client: str
@@ -69,7 +74,7 @@ class Cell:
 
     @property
     def cpu_seconds_per_gb(self) -> float:
-        """CPU time per gigabyte."""
+        """CPU seconds for each 10^9 bytes received."""
         return self.cpu_seconds / max(self.received_bytes, 1) * 1e9
 
 
@@ -79,8 +84,8 @@ class Way:
 
     Attributes:
         scheme: "http" or "https".
-        latency: time to the first byte there.
-        cell: the chosen combination there.
+        latency: time to the first byte at this endpoint.
+        cell: measurement of the chosen combination at this endpoint.
     """
 
     scheme: str
@@ -89,7 +94,12 @@ class Way:
 
 
 def ranges(objects: Sequence[ObjectRecord], range_bytes: int) -> Iterator[tuple[ObjectRecord, int, int]]:
-    """Yields (object, start, stop) without end: all ranges of all objects, one after the other, then again."""
+    """Yields (object, start, stop) without end: all ranges of all objects, one after the other, then again.
+
+    Args:
+        objects: objects that are not empty.
+        range_bytes: length of a range, at most.
+    """
     return itertools.cycle(
         (target, start, min(start + range_bytes, target.size))
         for target in objects
@@ -110,11 +120,11 @@ def combine_cells(parts: Sequence[Cell]) -> Cell:
 
 
 async def find_objects(store: ObjectStore, url: str) -> list[ObjectRecord]:
-    """Returns objects below a url that are not empty, the largest first: those among the first 1,000 or some more.
+    """Returns the first 1,000 objects below a url that are not empty, or some more, the largest first.
 
     Raises:
         ConfigError: there is none.
-        StoreError: the store refuses.
+        StoreError: the store cannot be listed.
     """
     found: list[ObjectRecord] = []
     async for page in store.list(url):
@@ -127,7 +137,11 @@ async def find_objects(store: ObjectStore, url: str) -> list[ObjectRecord]:
 
 
 async def measure_latency(store: ObjectStore, objects: Sequence[ObjectRecord], requests: int) -> Latency:
-    """Requests one small range more than `requests`, one after the other; the first one, which connects, is apart."""
+    """Measures the time to the first byte by `requests` small ranges, one after the other, after one that connects.
+
+    Raises:
+        StoreError: a request failed.
+    """
     walk = itertools.cycle(objects)
     first, *waits = [await _one_byte(store, next(walk)) for _ in range(requests + 1)]
     ordered = sorted(waits)
@@ -143,12 +157,13 @@ async def measure_latency(store: ObjectStore, objects: Sequence[ObjectRecord], r
 async def measure_cell(
     store: ObjectStore, walk: Iterator[tuple[ObjectRecord, int, int]], shape: tuple[str, int, int], seconds: float
 ) -> Cell:
-    """Keeps a number of requests in flight for a time and counts the bytes; unfinished requests are abandoned.
+    """Keeps a number of requests in flight for a time, and counts the bytes that arrive. Unfinished ones are abandoned.
 
     Args:
-        store: Store that the caller has opened.
-        walk: Yields the next range, as `ranges`.
-        shape: Name of the client, requests in flight, bytes of a range; for the result, except the second.
+        store: Open store; the caller closes it.
+        walk: Yields the ranges to read, as `ranges` does.
+        shape: Name of the client, requests in flight, and bytes of a range. Only the second one has an effect. The
+            others are put into the result.
         seconds: Duration.
 
     Raises:
@@ -190,7 +205,13 @@ _QUICK_LATENCY_REQUESTS = 10
 
 @dataclass(frozen=True, kw_only=True)
 class QuickTest:
-    """The link in short: the time to the first byte, the rate of one connection, and of many."""
+    """A short measurement of a link.
+
+    Attributes:
+        latency: time to the first byte.
+        one: measurement with one connection.
+        many: measurement with `QUICK_CONNECTIONS`.
+    """
 
     latency: Latency
     one: Cell
@@ -198,10 +219,10 @@ class QuickTest:
 
 
 async def measure_link(store: ObjectStore, objects: Sequence[ObjectRecord], seconds: float) -> QuickTest:
-    """Measures a link for `seconds` with one connection, then as long with many: the test of `doctor` and `plan`.
+    """Measures a link for `seconds` with one connection, then as long with many.
 
     Raises:
-        StoreError: The store refuses, or more than a hundred requests failed.
+        StoreError: see `measure_latency` and `measure_cell`.
     """
     latency = await measure_latency(store, objects, _QUICK_LATENCY_REQUESTS)
     one, many = [
@@ -214,9 +235,19 @@ async def measure_link(store: ObjectStore, objects: Sequence[ObjectRecord], seco
 
 
 class _Meter:
-    """Counts what the readers of one cell receive."""
+    """Reads ranges for one cell, by several tasks, and counts what they receive.
 
-    # The measurement ends after more errors: a store that refuses everything is not asked ten thousand times.
+    Args:
+        store: open store.
+        walk: yields the ranges to read; shared by all tasks.
+
+    Attributes:
+        received_bytes: bytes that arrived.
+        requests: requests that were begun.
+        errors: name of the error's class for each failed request.
+    """
+
+    # More errors end the measurement: a store that refuses everything is not asked ten thousand times.
     MAX_ERRORS = 100
 
     def __init__(self, store: ObjectStore, walk: Iterator[tuple[ObjectRecord, int, int]]) -> None:
@@ -239,7 +270,7 @@ class _Meter:
                 self.errors.append(type(error).__name__)
                 if len(self.errors) > self.MAX_ERRORS:
                     raise
-            # A store that answers at once (a local file) would never let the loop run.
+            # Else a store that answers at once (a local file) would never let the loop run.
             await asyncio.sleep(0)
 
     def _count(self, piece: bytes | memoryview) -> None:

@@ -1,4 +1,7 @@
-"""Report of a link's figures: tables, advice, plot. Pure, except for the plot's file."""
+"""Reports the measurements of a link, for `streamer bench`: rows of tables, advice, and a plot.
+
+`bench_command.py` uses it. Only `save_plot` writes, the file of the plot.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from streamer.config import FetchConfig, MiB, counted, format_bytes
 from streamer.engine.processes.policy import count_max_processes
 from streamer.tools.link_meter import Cell, Latency, Way
 
-# More connections or longer ranges must gain this much to be worth it.
+# Combinations that reach this share of the largest rate are taken to be as fast.
 _WORTH = 0.92
 # The rate of one core with all that the engine does around fetching, for chunks of 2 MB over TLS; without TLS
 # 1.04 GB/s (two cores, 2026-11-24).
@@ -27,10 +30,12 @@ class LinkFigures:
     """All measurements of one url.
 
     Attributes:
-        single: measurement of one connection.
+        url: the url.
+        latency: time to the first byte.
+        single: measurement with one connection.
         grid: combinations of connections and ranges with the client that "auto" chooses here.
-        clients: the same combination with each client; empty if there is only one.
-        ways: the same combination over http and https; empty if only one was named.
+        clients: the chosen combination (`best`) with each client; empty if clients are not compared.
+        ways: the chosen combination over http and https; empty if only one endpoint was named.
     """
 
     url: str
@@ -42,7 +47,7 @@ class LinkFigures:
 
 
 def cell_row(cell: Cell) -> tuple[str, ...]:
-    """A row of the table."""
+    """Returns the row of a table for one measurement; its headers are `CELL_HEADERS`."""
     return (
         f"{cell.connections} x {_size(cell.range_bytes)}",
         f"{cell.bytes_per_second / 1e6:,.0f}",
@@ -53,9 +58,10 @@ def cell_row(cell: Cell) -> tuple[str, ...]:
 
 
 def best(cells: Sequence[Cell]) -> Cell:
-    """The cheapest combination that is about as fast as the fastest: fewest connections, then longest ranges.
+    """Returns the cheapest of the combinations that are about as fast as the fastest.
 
-    Fewest connections, because the rest of the machine uses the link as well; longest ranges, because requests cost.
+    It has the fewest connections, because the rest of the machine uses the link as well. Of several such ones it has
+    the longest ranges, because requests cost.
     """
     fastest = max(cell.bytes_per_second for cell in cells)
     good = [cell for cell in cells if cell.bytes_per_second >= _WORTH * fastest]
@@ -63,7 +69,7 @@ def best(cells: Sequence[Cell]) -> Cell:
 
 
 def advice(figures: LinkFigures, cores: int) -> list[str]:
-    """Advice, in words, for an engine that has so many cores."""
+    """Returns lines of advice for an engine on so many cores, from all measurements of a link."""
     chosen = best(figures.grid)
     single = figures.single
     rate = chosen.bytes_per_second
@@ -85,7 +91,11 @@ def advice(figures: LinkFigures, cores: int) -> list[str]:
 
 
 def save_plot(figures: LinkFigures, path: Path) -> None:
-    """Saves a plot of the rate over connections, a curve per range, with the cost in CPU beside it."""
+    """Saves a plot of rate and CPU cost over the number of connections, with a curve for each length of ranges.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -110,7 +120,7 @@ def save_plot(figures: LinkFigures, path: Path) -> None:
 
 
 def _settings(chosen: Cell, grid: Sequence[Cell]) -> list[str]:
-    """The defaults, if they suffice; otherwise the lines for `streamer serve --config`."""
+    """Returns a line that says to keep the defaults of the engine, or which settings use the link better."""
     default = FetchConfig()
     usual = [cell for cell in grid if default.range_bytes / 2 <= cell.range_bytes <= 2 * default.range_bytes]
     changes = []
@@ -128,7 +138,7 @@ def _settings(chosen: Cell, grid: Sequence[Cell]) -> list[str]:
 
 
 def _loop(rate: float, cores: int) -> list[str]:
-    """Whether the engine's event loop is what stops a link of this rate, and what carries more."""
+    """Returns a line about fetch processes if the engine's loop alone cannot carry the link's rate; else none."""
     if rate <= _LOOP_BYTES_PER_SECOND:
         return []
     needed = math.ceil(rate / _LOOP_BYTES_PER_SECOND)
@@ -156,7 +166,11 @@ def _faults(grid: Sequence[Cell]) -> list[str]:
 
 
 def _clients(clients: Sequence[Cell], auto: str) -> list[str]:
-    """The client with the least CPU among those about as fast as the fastest, and the one that "auto" chooses."""
+    """Returns a line about the client that reads the link best; none with fewer than two clients.
+
+    It is the one with the least CPU time among those that are about as fast as the fastest. `auto` is the name of the
+    client that the engine chooses.
+    """
     served = [cell for cell in clients if cell.received_bytes]
     if len(served) < 2:
         return []
@@ -187,7 +201,7 @@ def _tls(ways: Sequence[Way]) -> list[str]:
 
 
 def _setup_ms(way: Way) -> float:
-    """The cost of a new connection before the first byte."""
+    """Returns the milliseconds that a new connection takes before its first request."""
     return max(0.0, way.latency.first_seconds - way.latency.median_seconds) * 1e3
 
 

@@ -1,4 +1,7 @@
-"""`streamer plan`."""
+"""Implements `streamer plan`, which predicts what a job fetches, costs and waits for. `cli/main.py` runs it.
+
+`planning/` simulates the job; this file measures the link, and shows the results.
+"""
 
 from __future__ import annotations
 
@@ -61,6 +64,7 @@ Without --link, the link from this machine is measured for some seconds. docs/pl
 
 _HEADERS = ("epoch", "from the store", "requests", "USD", "hits", "seconds", "waiting")
 _JOINED = ("of it rows", "in requests")
+# Duration of each of the two measurements of the link.
 _MEASURED_SECONDS = 2.0
 
 
@@ -129,7 +133,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class _Figures:
-    """The inputs and results of a plan."""
+    """The inputs and results of a plan.
+
+    Attributes:
+        data: the selected samples, with their joins.
+        setting: the job and its machines.
+        prices: prices of the store.
+        plan: result of the simulation.
+        limits: result of the search; None with --no-search.
+        decoding: measurement of decoding; None if it was not measured.
+    """
 
     data: OpenedDataset
     setting: Setting
@@ -139,6 +152,7 @@ class _Figures:
     decoding: Decoding | None
 
     def plain(self) -> dict[str, object]:
+        """Returns all figures as plain values by name, for JSON."""
         return {
             "dataset": self.data.digest,
             "setting": asdict(self.setting),
@@ -153,7 +167,9 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
     """Simulates the job and shows the figures.
 
     Raises:
+        ConfigError: an option is invalid.
         CacheFullError: the open chunks do not fit into the cache.
+        StreamerError: the dataset cannot be indexed or read.
     """
     from streamer.cli.dataset import client_settings, open_manifest, open_samples
     from streamer.client.engine_client import EngineClient
@@ -196,7 +212,7 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
 
 
 def _measure_clips(manifest: Manifest, client: EngineClient, terminal: Terminal) -> Decoding | None:
-    """Measures the decoding of clips, where PyAV is installed."""
+    """Measures the decoding of clips; returns None if the samples are no clips, or PyAV is not installed."""
     from streamer.loader.members.single_reads import StreamedBytes
     from streamer.tools.planning.decoding import measure_decode
 
@@ -224,7 +240,7 @@ def _job(arguments: argparse.Namespace, decoding: Decoding | None) -> TrainingJo
 
 
 def _link(manifest: Manifest, arguments: argparse.Namespace, terminal: Terminal) -> Link:
-    """Returns the link of the options, or measures it from this machine."""
+    """Returns the link that the options name, or measures it from this machine."""
     import uvloop
 
     from streamer.tools.planning.model import Link
@@ -237,6 +253,7 @@ def _link(manifest: Manifest, arguments: argparse.Namespace, terminal: Terminal)
 
 
 async def _measure_link(manifest: Manifest, arguments: argparse.Namespace) -> Link:
+    """Measures the link by the first 1,000 objects of the dataset; --first-byte replaces the measured latency."""
     from streamer.store import open_store
     from streamer.tools.link_meter import measure_link
     from streamer.tools.planning.model import Link
@@ -256,6 +273,7 @@ async def _measure_link(manifest: Manifest, arguments: argparse.Namespace) -> Li
 
 
 def _rows(figures: _Figures) -> list[tuple[str, ...]]:
+    """Returns a row of the table for each epoch."""
     return [
         (
             "1, cold" if number == 1 else str(number),
@@ -272,7 +290,7 @@ def _rows(figures: _Figures) -> list[tuple[str, ...]]:
 
 
 def _format_joins(epoch: EpochPlan) -> tuple[str, ...]:
-    """What an epoch fetches of the datasets that samples are joined to."""
+    """Returns cells about what an epoch fetches of joined datasets: bytes and requests; none without joins."""
     if not epoch.of_joins:
         return ()
     sizes, requests = zip(*epoch.of_joins, strict=True)
@@ -280,7 +298,7 @@ def _format_joins(epoch: EpochPlan) -> tuple[str, ...]:
 
 
 def _assumptions(figures: _Figures) -> Iterator[str]:
-    """Describes the data, the job, and the figures that are assumed."""
+    """Yields lines about the data, the job, and the figures that are assumed or measured."""
     data = figures.data
     setting = figures.setting
     job = figures.setting.job
@@ -322,6 +340,7 @@ def _assumptions(figures: _Figures) -> Iterator[str]:
 
 
 def _conclusions(figures: _Figures) -> Iterator[str]:
+    """Yields lines about the first batch, and about the cache and the link with which the job does not wait."""
     from streamer.tools.planning.model import WAITING_BOUND
 
     yield f"first batch after {figures.plan.first_batch_seconds:.1f} s"
@@ -342,6 +361,7 @@ def _bytes(needed: SmallestNeeds, unit: str = "") -> str:
 
 
 def _save_plot(figures: _Figures, path: Path) -> None:
+    """Saves a plot of the waiting over the size of the cache, and over the rate of the link."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

@@ -1,4 +1,8 @@
-"""`streamer doctor`: reports what this machine has and lacks, and what to do about it."""
+"""Implements `streamer doctor`, which reports what this machine has and lacks. `cli/main.py` runs it.
+
+Its checks are in `machine.py` (Python, memory, cache folder, engine), `environment.py` (what is around the process, and
+optional libraries) and `reach.py` (a url).
+"""
 
 from __future__ import annotations
 
@@ -34,14 +38,15 @@ docs/trouble.md explains what is missing or strange around the process.
 """
 
 
-# "optional" is not installed, and rarely needed; "problem" ends a job, "warning" slows it down or may end it.
+# A "problem" ends a job, a "warning" slows it down or may end it, and what is "optional" is missing but rarely needed.
 State = Literal["ok", "optional", "warning", "problem"]
 
 
 class Finding(NamedTuple):
-    """A line of the report: the result of one check.
+    """The result of one check, a line of the report.
 
     Attributes:
+        state: how bad it is.
         subject: subject of the check, in a word or two.
         fact: the result, with numbers; never a secret.
         advice: advice to the user; "" if there is none.
@@ -63,7 +68,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
-    """Makes all checks; the exit code is 1 if a finding is a problem."""
+    """Makes all checks and shows the findings; returns `FAILED` if one of them is a problem.
+
+    Raises:
+        ConfigError: an option or the url is invalid.
+    """
     import asyncio
 
     from streamer.cli.dataset import client_settings

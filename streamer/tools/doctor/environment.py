@@ -1,6 +1,6 @@
-"""Checks of what a process finds around it: interpreter, descriptors, signals, variables, sandbox, runtime folder.
+"""Checks what is around a process, such as interpreter, signals, variables and sandbox, and the optional libraries.
 
-Also of the optional libraries: the extras of this distribution, as listed in its own metadata.
+`streamer doctor` runs these checks (`doctor/__init__.py`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from streamer.errors import ConfigError
 from streamer.launchers import find_place
 from streamer.tools.doctor import Finding
 
-# Modules of Python that are built only where a library's headers are, and what lacks without them.
+# Modules that a Python lacks if it was built without a library's headers, and what does not work then.
 _MODULES = {
     "bz2": "bzip2 files are refused",
     "lzma": "xz files are refused",
@@ -35,7 +35,7 @@ _MODULES = {
     "zlib": "no compressed file can be read",
 }
 _NEEDED = ("ssl", "ctypes", "zlib")
-# A chunk with the samples that it may be extended by.
+# Length of files that must be possible: enough for a chunk, which one long sample may extend.
 _FILE_BYTES = 1 << 30
 _SOCKS = ("ALL_PROXY", "HTTPS_PROXY", "HTTP_PROXY")
 _DISTRIBUTION = "streamer-data"
@@ -46,11 +46,11 @@ _NOT_SHOWN = ("dev", "demo", "fuzz")
 
 
 def environment_findings(runtime_dir: Path, variables: Mapping[str, str] | None = None) -> Iterator[Finding]:
-    """Yields a finding for everything that is missing or strange, and one where all is as usual.
+    """Yields a finding for everything around the process that is missing or strange, or a single one if nothing is.
 
     Args:
         runtime_dir: folder of sockets, locks and logs.
-        variables: environment to check, by default that of this process.
+        variables: environment to check; None means that of this process.
     """
     env = os.environ if variables is None else variables
     found = [*_interpreter(), *_process(), *_sandbox(), *_variables(env), *_runtime_folder(runtime_dir), *_ranks(env)]
@@ -185,7 +185,7 @@ def _ranks(env: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def library_findings() -> Iterator[Finding]:
-    """Yields each extra with the installed versions, or with what is missing."""
+    """Yields a finding for each extra of this distribution: the installed versions, or what is missing."""
     try:
         required = metadata.requires(_DISTRIBUTION) or []
     except metadata.PackageNotFoundError:
@@ -201,7 +201,11 @@ def library_findings() -> Iterator[Finding]:
 
 
 def extras(required: list[str]) -> dict[str, list[str]]:
-    """Returns the distributions of each extra in requirements with markers, without extras that consist of others."""
+    """Returns the distributions of each extra, without extras for developers and references to other extras.
+
+    Args:
+        required: requirements of a distribution, as in its metadata.
+    """
     found: dict[str, list[str]] = defaultdict(list)
     for line in required:
         extra = _EXTRA.search(line)

@@ -1,4 +1,7 @@
-"""Checks this machine for `streamer doctor`: Python, torch, memory, limits, the cache folder, an engine."""
+"""Checks a machine: Python, torch, memory, limits, the cache folder and an engine.
+
+`streamer doctor` runs these checks (`doctor/__init__.py`).
+"""
 
 from __future__ import annotations
 
@@ -21,11 +24,12 @@ from streamer.tools.doctor import Finding
 if TYPE_CHECKING:
     from streamer.client.settings import ClientSettings
 
-# A stock DataLoader passes batches through /dev/shm, which has 64 MB in containers by default.
+# Less of each of these gives a warning. A stock DataLoader passes batches through /dev/shm, which has 64 MB in
+# containers by default.
 _SHM_BYTES = GiB
-# Enough for connections, chunk files and the catalog of an engine, and 256 workers.
+# Descriptors for connections, chunk files and the catalog of an engine, and 256 workers.
 _DESCRIPTORS = 4096
-# A rank, its workers and the engine have some threads each.
+# Processes and threads: a rank, its workers and the engine have some threads each.
 _PROCESSES = 4096
 _MEMORY_BYTES = 2 * GiB
 _CACHE_BYTES = 20 * GiB
@@ -35,7 +39,11 @@ _REMOTE = ("nfs", "nfs4", "cifs", "smb3", "lustre", "gpfs", "beegfs", "ceph", "f
 
 
 def machine_findings(settings: ClientSettings) -> Iterator[Finding]:
-    """Yields the findings. Makes the cache folder; last, starts the engine of `settings`, or asks a running one."""
+    """Yields the findings about this machine.
+
+    It makes the cache folder if it is missing. At last it connects to the engine of the settings, which starts one if
+    none runs.
+    """
     yield _python()
     yield _torch()
     yield _memory()

@@ -1,4 +1,7 @@
-"""Checks of a url: credentials, address, clocks, time to the first byte, rate of one connection and of many."""
+"""Checks whether a url can be read: credentials, server, clocks, time to the first byte, and rates of the link.
+
+`streamer doctor` runs these checks (`doctor/__init__.py`); `bench_command.py` uses `access_findings`.
+"""
 
 from __future__ import annotations
 
@@ -26,19 +29,24 @@ if TYPE_CHECKING:
     from streamer.manifest.model import ObjectRecord
     from streamer.store import ObjectStore
 
-# S3 refuses requests signed with a time that differs by more than 15 minutes.
+# Difference of the clocks that is a problem. S3 refuses requests whose time differs by more than 15 minutes.
 _SKEW_SECONDS = 60.0
+# Timeouts of the requests for a server's time, and for the identity.
 _CLOCK_SECONDS = 5.0
 _STS_SECONDS = 3.0
+# Credentials that end sooner give a warning.
 _GOOD_SECONDS = 600.0
 _AWS_DOMAINS = (".amazonaws.com", ".amazonaws.com.cn", ".amazonaws.eu")
 _PAGE = "docs/deploy/credentials.md"
-# Long enough for connections to be opened and to reach their rate; what is read in this time is the price of the check.
+# Duration of each measurement of the link: long enough for connections to be opened and to reach their rate.
 SECONDS = 1.0
 
 
 async def url_findings(root: StoreRoot, url: str) -> list[Finding]:
-    """Lists the first objects below a url of a root and reads a byte of one."""
+    """Checks the access to a root, lists the first objects below a url of it, and reads a byte of one.
+
+    Errors of the store become findings.
+    """
     found = access_findings(root)
     store = open_root(root)
     try:
@@ -58,7 +66,7 @@ async def url_findings(root: StoreRoot, url: str) -> list[Finding]:
 
 
 def access_findings(root: StoreRoot) -> list[Finding]:
-    """Reports the credentials, their end, and the server; returns nothing for urls that only fsspec reads."""
+    """Returns findings about the credentials of a root and about its server; none if only fsspec reads it."""
     if root.family is None:
         return []
     try:
@@ -69,7 +77,7 @@ def access_findings(root: StoreRoot) -> list[Finding]:
 
 
 def credential_findings(root: StoreRoot) -> Iterator[Finding]:
-    """Yields the origin and the end of the credentials; their values are not shown."""
+    """Yields findings about the origin, the end and, for AWS, the owner of the credentials, without their values."""
     find = root.make_credentials_finder()
     if find is None:
         anonymous = root.settings.config.get("skip_signature")
@@ -97,7 +105,7 @@ def credential_findings(root: StoreRoot) -> Iterator[Finding]:
             yield Finding("warning", "credentials", fact, advice)
         else:
             yield Finding("ok", "credentials", fact)
-    # Another store's keys are not for AWS, whether options, environment or profile name its endpoint.
+    # Keys for a store of another endpoint are not known to AWS.
     if isinstance(issued.credentials, AwsKeys):
         host = urlsplit(root.find_place(issued.region).base).hostname
         if f".{host}".endswith(_AWS_DOMAINS):
@@ -105,7 +113,7 @@ def credential_findings(root: StoreRoot) -> Iterator[Finding]:
 
 
 def _identity(keys: AwsKeys, region: str | None) -> Finding:
-    """Asks STS for the owner of the keys, which every identity may do (GetCallerIdentity needs no permission)."""
+    """Asks AWS (STS) for the owner of keys, which needs no permission; takes a few seconds at most."""
     try:
         from botocore.config import Config
         from botocore.session import Session
@@ -128,7 +136,7 @@ def _identity(keys: AwsKeys, region: str | None) -> Finding:
 
 
 def _endpoint(root: StoreRoot) -> str:
-    """Returns the url of a server of the store, whose answers have a date."""
+    """Returns the url of a server of the store, which can be asked for its time."""
     if root.is_web:
         return root.url
     if root.family == "s3":
@@ -141,7 +149,10 @@ def _endpoint(root: StoreRoot) -> str:
 
 
 def _clock(endpoint: str) -> Iterator[Finding]:
-    """The difference between this machine's clock and the store's, which refuses signatures of another time."""
+    """Yields a finding about the server: whether it answers, and how far this machine's clock is from its clock.
+
+    A store refuses requests that are signed with another time.
+    """
     host = urlsplit(endpoint).netloc.rpartition("@")[2]
     try:
         with urlopen(Request(endpoint, method="HEAD"), timeout=_CLOCK_SECONDS) as answer:
@@ -169,6 +180,11 @@ def _clock(endpoint: str) -> Iterator[Finding]:
 
 
 async def _objects(store: ObjectStore, url: str) -> list[Finding]:
+    """Returns findings about the first page of the listing, and about the first byte of its largest object.
+
+    Raises:
+        StreamerError, OSError: the store cannot be read.
+    """
     started = time.monotonic()
     page: Sequence[ObjectRecord]
     async with aclosing(store.list(url)) as pages:
@@ -189,7 +205,10 @@ async def _objects(store: ObjectStore, url: str) -> list[Finding]:
 
 
 async def link_findings(root: StoreRoot, url: str, seconds: float = SECONDS) -> list[Finding]:
-    """Reads from the objects below a url for some seconds, with one connection and with many."""
+    """Measures the link to the objects below a url, for `seconds` with one connection and as long with many.
+
+    Errors of the store become a finding; there is none if the url has nothing to read.
+    """
     try:
         store = open_root(root)
         try:
@@ -197,13 +216,13 @@ async def link_findings(root: StoreRoot, url: str, seconds: float = SECONDS) -> 
         finally:
             await store.aclose()
     except ConfigError:
-        return []  # There is nothing to read, which the check of the url has said already.
+        return []  # `url_findings` has said already that there is nothing to read.
     except (StreamerError, OSError) as error:
         return [Finding("warning", "link", str(error), "docs/trouble.md")]
 
 
 def assess_link(test: QuickTest) -> Iterator[Finding]:
-    """Yields the rates, and a warning where requests failed."""
+    """Yields a finding with the rates of a link, a warning if requests failed or nothing arrived."""
     one = format_bytes(test.one.bytes_per_second)
     many = format_bytes(test.many.bytes_per_second)
     first_byte = f"first byte after {test.latency.median_seconds * 1e3:.0f} ms"

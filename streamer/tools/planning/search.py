@@ -1,4 +1,7 @@
-"""Finds the smallest cache and the slowest link with which a job does not wait, by halving, for `streamer plan`."""
+"""Finds the smallest cache and the slowest link with which a job does not wait, by simulations of it.
+
+Used by `plan_command.py`. The job waits if its waiting share is above `WAITING_BOUND`.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +18,16 @@ from streamer.tools.planning.simulate import simulate
 
 # Two epochs show how the job goes on: the first one fills the cache.
 _EPOCHS = 2
-# Number of halvings of a search: the cache is then known to 2 % of the data, the link to 7 %.
+# Number of times that a search halves its range: the cache is then known to 2 % of the data, the link to 7 %.
 _HALVINGS = 6
-# Chunk files have heads, and the cache sets some room aside.
+# Size of the largest cache that is tried, as a multiple of the data: chunk files have headers, and the cache sets some
+# room aside.
 _WHOLE_SHARE = 1.1
 # The slowest and the fastest link that are looked at, as multiples of what the training reads.
 _SLOWEST = 1 / 64
 _FASTEST = 2.0
 
+# Takes the number of a simulation, and the largest number that there can be.
 Progress = Callable[[int, int], None]
 SIMULATIONS = 2 * (_HALVINGS + 1)
 
@@ -32,8 +37,8 @@ class Point:
     """One simulated value.
 
     Attributes:
-        value: cache in bytes, or link in bytes per second, of each node.
-        waiting_share: waiting share of the second epoch; 1.0 if the open chunks do not fit.
+        value: cache of each node in bytes, or link of each node in bytes per second.
+        waiting_share: waiting share of the second epoch; 1.0 if the open chunks do not fit into the cache.
     """
 
     value: float
@@ -41,16 +46,16 @@ class Point:
 
     @property
     def waits(self) -> bool:
-        """Whether the data limits the training."""
+        """Whether the job waits with this value."""
         return self.waiting_share > WAITING_BOUND
 
 
 @dataclass(frozen=True)
 class SmallestNeeds:
-    """The result of a search.
+    """The result of one search.
 
     Attributes:
-        least: the smallest value without waiting; None: the job waits with the largest one, too.
+        least: smallest value with which the job does not wait; None if it waits with the largest one, too.
         points: the simulated values, in ascending order.
     """
 
@@ -60,7 +65,12 @@ class SmallestNeeds:
 
 @dataclass(frozen=True)
 class SearchResult:
-    """The cache and the link that end the waiting, one changed and the other as it is."""
+    """The results of both searches.
+
+    Attributes:
+        cache_bytes: result for the cache, with the link as it is.
+        link_bytes_per_second: result for the link, with the cache as it is.
+    """
 
     cache_bytes: SmallestNeeds
     link_bytes_per_second: SmallestNeeds
@@ -70,9 +80,12 @@ def limits(data: OpenedDataset, setting: Setting, progress: Progress = lambda do
     """Searches for the smallest cache with the link of `setting`, and for the slowest link with its cache.
 
     Args:
-        data: the samples.
+        data: the samples, with their joins.
         setting: job, cache and link.
-        progress: called before each simulation with its number, from 1 on, and `SIMULATIONS`, the most there can be.
+        progress: called before each simulation with its number, from 1 on, and `SIMULATIONS`.
+
+    Raises:
+        ConfigError: the setting is invalid.
     """
     brief = replace(setting, job=replace(setting.job, epochs=_EPOCHS))
     done = 0
@@ -109,7 +122,7 @@ def _epoch_bytes(data: OpenedDataset) -> int:
 
 
 def needed_bytes_per_second(data: OpenedDataset, setting: Setting) -> float:
-    """Returns the rate at which one node reads if it never waits, from cache and store together."""
+    """Returns the bytes per second that one node reads, from cache and store together, if it never waits."""
     job = setting.job
     samples_per_second = job.ranks_per_node * job.batch_size / max(job.step_seconds, 1e-6)
     return samples_per_second * _epoch_bytes(data) / max(1, data.samples)
@@ -118,13 +131,13 @@ def needed_bytes_per_second(data: OpenedDataset, setting: Setting) -> float:
 def smallest(
     waiting: Callable[[float], float], low_value: float, high_value: float, middle: Callable[[float, float], float]
 ) -> SmallestNeeds:
-    """Finds the smallest value without waiting, by halving `_HALVINGS` times.
+    """Finds the smallest value with which the job does not wait, by halving a range `_HALVINGS` times.
 
     Args:
         waiting: returns the waiting share with a value; the share falls as the value grows.
-        low_value: lower end of the range; it is not tried.
+        low_value: lower end of the range, which is not tried.
         high_value: upper end of the range, which is tried first.
-        middle: returns the value between two that is tried next.
+        middle: returns the value between two others that is tried next.
     """
     points = [Point(high_value, waiting(high_value))]
     if points[0].waits:

@@ -1,7 +1,8 @@
-"""Simulates a job on one of its nodes: the real order, the cache policy that ships, and times that follow from sizes.
+"""Simulates a job on one of its nodes, with its real order and the engine's cache policy; times follow from sizes.
 
-The ranks of a node step together, so that one sequence of batches stands for all of them, and a batch's times follow
-from those before it: no events, no clock. The other nodes are like this one.
+Used by `plan_command.py` and `search.py`. The ranks of a node step together, so that one sequence of batches stands for
+all of them, and the times of a batch follow from those of earlier ones. The other nodes are taken to be like this one.
+Times are seconds since the engine's first request.
 """
 
 from __future__ import annotations
@@ -41,17 +42,17 @@ from streamer.wire.schedule import EpochSchedule
 # Time from the trainer's first request to the engine's first: processes start, a manifest is opened, a connection is
 # made (benchmarks/plan.py).
 START_SECONDS = 0.3
-# The session of the loader has the same (loader/kinds/step_session.py): when so much of an epoch is requested, the next
-# one is planned.
+# When this share of an epoch is requested, the next epoch is planned; equal to that of the loader's session
+# (loader/kinds/step_session.py).
 _PLANNED_SHARE = 3 / 4
 _SESSION = "node"
 
 
 def simulate(data: OpenedDataset, setting: Setting) -> Plan:
-    """Runs the job's epochs, from an empty cache on.
+    """Simulates the epochs of a job, which begins with an empty cache.
 
     Args:
-        data: the selected samples, with what they are joined to.
+        data: the selected samples, with their joins.
         setting: the job and its machines.
 
     Raises:
@@ -74,11 +75,22 @@ def simulate(data: OpenedDataset, setting: Setting) -> Plan:
 
 
 class _SimulatedNode:
-    """The cache of a node, with one session that reads what all its ranks read, and the link that fills it.
+    """Simulates the engine of a node: its cache, its link, and one session that reads what all its ranks read.
+
+    Args:
+        data: the selected samples, with their joins.
+        setting: the job and its machines.
 
     Attributes:
-        fetched_bytes, requests: bytes and requests from the store, by the epoch that needs them, and the part.
-        missed_bytes, needed_bytes: bytes of the chunks' files, by epoch.
+        batches: batches of an epoch.
+        fetched_bytes: bytes from the store, by the epoch that needs them and by part.
+        requests: requests to the store, by the same.
+        missed_bytes: bytes of chunk files that were fetched, by epoch.
+        needed_bytes: bytes of chunk files that were needed, by epoch.
+        progress: progress of the session, as the engine keeps it.
+
+    Raises:
+        CacheFullError: the open chunks do not fit into the cache.
     """
 
     def __init__(self, data: OpenedDataset, setting: Setting) -> None:
@@ -123,7 +135,7 @@ class _SimulatedNode:
             raise _too_small(setting.cache_bytes, overhead_bytes, int(str(error.details["wanted_bytes"]))) from error
 
     def _open_session(self) -> None:
-        """Opens one session with the open chunks and the look-ahead of all ranks."""
+        """Opens the session with the open chunks and the look-ahead of all ranks, as `Engine.open_session` does."""
         collection = self._collection
         parts = self._parts
         limit_bytes = self._policy.limit_bytes
@@ -161,7 +173,10 @@ class _SimulatedNode:
             self._start_epoch(part, 0)
 
     def _estimate_link_bytes(self) -> int:
-        """Bytes on their way that keep the link busy, as the engine measures them: no faster than the ranks read."""
+        """Returns the bytes in flight that keep the link busy, or that suffice for the rate at which the ranks read.
+
+        The engine measures them (`engine/link_need.py`).
+        """
         job = self._setting.job
         link = self._setting.link
         step_seconds = max(job.step_seconds, job.batch_size * job.sample_seconds / job.workers)
@@ -171,7 +186,7 @@ class _SimulatedNode:
         return int(MARGIN * min(wanted, link.bytes_per_second) * chunk_seconds)
 
     def _open_bytes(self, rank: int) -> npt.NDArray[np.int64]:
-        """(parts,) the most bytes that a rank has open at once."""
+        """Returns the largest number of bytes that a rank has open at once, of each part: int64 (parts,)."""
         chunk, first, last = self._columns(rank, 0)
         sizes = charge_each(self._collection.file_bytes)
         part_of = self._collection.parts_of(chunk)
@@ -183,11 +198,17 @@ class _SimulatedNode:
         return [counted[epoch, part] for part in range(len(self._collection))]
 
     def next_arrival(self) -> float | None:
-        """Returns when the next chunk in flight arrives."""
+        """Returns the time at which the next chunk in flight arrives; None if none is in flight."""
         return self._in_flight[0][0] if self._in_flight else None
 
     def schedule(self, now: float, done: int, want: int) -> None:
-        """Does what the engine's scheduler does: releases read chunks, opens local ones, fetches the next ones."""
+        """Does what the engine's scheduler does: releases read chunks, opens local ones, fetches the next ones.
+
+        Args:
+            now: time.
+            done: number of steps that are done.
+            want: last step that the ranks ask for.
+        """
         while want >= self.batches * (self._planned - 1 + _PLANNED_SHARE):
             self._extend()
         while self._in_flight and self._in_flight[0][0] <= now:
@@ -217,7 +238,7 @@ class _SimulatedNode:
         self._open_local()
 
     def _ask(self, use: Use, now: float) -> bool:
-        """Asks for one chunk; returns False if there is no space now."""
+        """Asks the policy for a chunk, and fetches it if it is admitted; returns False if there is no space now."""
         answer = self._policy.need(*self._place(use.chunk), blocking=self.progress.is_blocking(use))
         if isinstance(answer, Hit):
             self.progress.mark_local(use.chunk)
@@ -229,9 +250,10 @@ class _SimulatedNode:
         return True
 
     def _fetch(self, use: Use, now: float) -> None:
-        """Fetches a chunk. Requests share the link, so together they take the time of their bytes.
+        """Notes the arrival of a chunk that is fetched now, and counts its bytes and requests.
 
-        Unless their number is the limit, of the link's window or of the engine's cores.
+        Requests share the link. A chunk takes the longest of three times: that of its bytes on the link, that of its
+        requests in the link's window, and that of the engine's busiest core.
         """
         link = self._setting.link
         engine = self._setting.engine
@@ -252,6 +274,7 @@ class _SimulatedNode:
         self.missed_bytes[epoch] += int(self._collection.file_bytes[use.chunk])
 
     def _open_local(self) -> None:
+        """Opens local chunks in the order of their uses, while the open ones leave room."""
         progress = self.progress
         for use in progress.openable():
             opened = progress.open_chunks() * self._parts.mean_bytes
@@ -271,7 +294,7 @@ class _SimulatedNode:
                 self.progress.mark_absent(chunk)
 
     def _place(self, chunk: int) -> tuple[str, int]:
-        """The policy's session of a chunk, and its number there."""
+        """Returns the name of the policy's session for the part of a chunk, and the chunk's number in that part."""
         part, local = self._collection.locate(chunk)
         return self._parts.names[part], local
 
@@ -283,7 +306,7 @@ class _SimulatedNode:
     # ------------------------------------------------------------ what the ranks read
 
     def _extend(self) -> None:
-        """Adds the schedule of the next epoch, of all ranks."""
+        """Adds the schedule of the next epoch, merged of all ranks, to the session's progress."""
         columns = zip(*(self._columns(rank, self._planned) for rank in self._ranks), strict=True)
         chunk, first, last = map(np.concatenate, columns)
         order = np.argsort(first, kind="stable")
@@ -294,6 +317,7 @@ class _SimulatedNode:
     def _columns(
         self, rank: int, epoch: int
     ) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Returns the schedule of a rank for an epoch, with its joins: chunks, and the steps of first and last use."""
         plan = self._plan(rank, epoch)
         own = plan.schedule()
         base = epoch * plan.batches
@@ -312,7 +336,12 @@ class _SimulatedNode:
 
 
 class _Ranks:
-    """The loaders and the training loop of a node's ranks, which are alike."""
+    """Simulates the loaders and the training loop of a node's ranks, which are alike.
+
+    Args:
+        job: the job.
+        node: the engine of the node.
+    """
 
     def __init__(self, job: TrainingJob, node: _SimulatedNode) -> None:
         self._job = job
@@ -325,7 +354,7 @@ class _Ranks:
         self._done = 0
 
     def run(self) -> Plan:
-        """Runs all epochs."""
+        """Runs all epochs; called once."""
         job = self._job
         node = self._node
         waited = [0.0] * self._job.epochs
@@ -336,7 +365,7 @@ class _Ranks:
             if step:
                 waited[step // self._batches] += self._taken_at[step] - end
             epoch_ends[step // self._batches] = end = self._taken_at[step] + job.step_seconds
-        # These are of the epoch after the last one, as far as the window reaches.
+        # Before the end, workers also make batches of the epoch after the last one, as far as the span reaches.
         for step in range(len(self._taken_at), len(self._taken_at) + min(self._span, self._batches)):
             if self._make(step) > end:  # after the last batch nothing begins
                 break
@@ -349,10 +378,10 @@ class _Ranks:
         )
 
     def _make(self, step: int) -> float:
-        """Returns when a worker has made the batch of a step.
+        """Returns the time at which a worker has made the batch of a step.
 
-        It begins when it is idle, the chunks are here, and, as in the loader's window, at most `span` batches before
-        the trainer and at most in the epoch after the trainer's.
+        A worker begins it when it is idle and the chunks are local. As in the loader, the batch is at most `_span`
+        steps ahead of the trainer's, and at most in the epoch after it.
         """
         now = heapq.heappop(self._idle_at)
         epoch_before = (step // self._batches - 1) * self._batches
@@ -393,7 +422,7 @@ class _Ranks:
 
 
 def _too_small(cache_bytes: int, overhead_bytes: int, wanted_bytes: int) -> CacheFullError:
-    """The error of a cache without room for what is open at once, with a limit that is enough."""
+    """Returns the error of a cache that is too small for the open chunks; it names a limit that is large enough."""
     return CacheFullError(
         f"a cache of {format_bytes(cache_bytes)} is too small: needed are {format_bytes(wanted_bytes)} for the open "
         f"chunks and one more, besides {format_bytes(overhead_bytes)} of manifests and catalog; raise "
