@@ -312,6 +312,7 @@ def check_arguments(of: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
     old = ARGUMENTS[of].keys() | {name for kind, name in _OLD_VALUES if kind == of}
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        # Calls pass without the cost of `replace_arguments` unless an argument may be an old one.
         @wraps(function)
         def check_call(*args: P.args, **options: P.kwargs) -> R:
             if not old.isdisjoint(options):

@@ -242,6 +242,7 @@ def _draw(sample: dict[str, object], out: Path | None, terminal: Terminal) -> No
 
 
 def _first_image(sample: dict[str, object]) -> npt.NDArray[np.uint8] | None:
+    """Returns the first field that is an RGB image, uint8 (height, width, 3); None without one."""
     import numpy as np
 
     for value in sample.values():

@@ -218,6 +218,7 @@ class EngineService:
 
     @contextlib.contextmanager
     def _hold_descriptors(self, *descriptors: int) -> Iterator[None]:
+        """Has `descriptors` name these numbers, too, until the block ends."""
         self._held.extend(descriptors)
         try:
             yield

@@ -239,6 +239,7 @@ def _application(
 
 
 def _answer_history(history: History | None, request: web.Request) -> web.Response:
+    """Answers /history.json: 404 without a history, 400 if `seconds` is no whole number."""
     from aiohttp import web
 
     if history is None:

@@ -96,6 +96,7 @@ def _file_or_number(text: str) -> str | float:
 
 
 def _describe_order(manifest: Manifest, arguments: argparse.Namespace) -> str:
+    """Returns a description of the order that a job with these options has."""
     from streamer.order.quality import explain
     from streamer.order.spec import OrderSpec
 

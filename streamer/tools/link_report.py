@@ -156,6 +156,7 @@ def _loop(rate: float, cores: int) -> list[str]:
 
 
 def _faults(grid: Sequence[Cell]) -> list[str]:
+    """Returns a line about the requests that failed; none if none did."""
     failed = [name for cell in grid for name in cell.errors]
     if not failed:
         return []
@@ -187,6 +188,7 @@ def _clients(clients: Sequence[Cell], auto: str) -> list[str]:
 
 
 def _tls(ways: Sequence[Way]) -> list[str]:
+    """Returns a line about what TLS costs; none unless both http and https were measured."""
     by_scheme = {way.scheme: way for way in ways if way.cell.received_bytes}
     if not {"http", "https"} <= set(by_scheme):
         return []

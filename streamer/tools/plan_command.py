@@ -224,6 +224,7 @@ def _measure_clips(manifest: Manifest, client: EngineClient, terminal: Terminal)
 
 
 def _job(arguments: argparse.Namespace, decoding: Decoding | None) -> TrainingJob:
+    """Returns the job of the options; a measurement of decoding takes the place of --sample-seconds."""
     from streamer.tools.planning.model import TrainingJob
 
     return TrainingJob(

@@ -255,6 +255,7 @@ class _Pace:
         self._started = time.monotonic()
 
     def show(self, step: PackProgress) -> None:
+        """Shows one step of the pack."""
         text = f"{step.shards_done:,} of {counted(step.shards or 0, 'shards')}, {counted(step.samples_done, 'samples')}"
         seconds = time.monotonic() - self._started
         done = step.bytes_done - step.earlier_bytes

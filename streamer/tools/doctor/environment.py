@@ -60,7 +60,11 @@ def environment_findings(runtime_dir: Path, variables: Mapping[str, str] | None 
         yield Finding("ok", "environment", "interpreter, descriptors, signals, variables and sandbox are as usual")
 
 
+# Each of the following functions yields nothing if all is as usual.
+
+
 def _interpreter() -> Iterator[Finding]:
+    """Checks the interpreter: its path, its calls for sockets, its modules, and how it reads names of files."""
     try:
         find_interpreter()
     except ConfigError as error:
@@ -85,6 +89,7 @@ def _interpreter() -> Iterator[Finding]:
 
 
 def _process() -> Iterator[Finding]:
+    """Checks what the process has inherited: signals, descriptors, working folder, umask, and limit of files."""
     if signal.getsignal(signal.SIGCHLD) == signal.SIG_IGN:
         yield Finding("warning", "SIGCHLD", "is ignored", "streamer copes; torch's own DataLoader misses dead workers")
     closed = [name for number, name in enumerate(("input", "output", "error")) if not _is_open(number)]
@@ -120,6 +125,7 @@ def _is_open(descriptor: int) -> bool:
 
 
 def _sandbox() -> Iterator[Finding]:
+    """Checks calls and files that a container may lack, and the user's home."""
     try:
         os.close(os.memfd_create("streamer-doctor"))
     except (AttributeError, OSError) as error:
@@ -140,6 +146,7 @@ def _sandbox() -> Iterator[Finding]:
 
 
 def _variables(env: Mapping[str, str]) -> Iterator[Finding]:
+    """Checks variables of the environment, and the folders of `sys.path`."""
     if odd := sorted(name for name, text in env.items() if not _is_utf8(name + text)):
         yield Finding(
             "optional", "variables", f"not UTF-8: {', '.join(map(ascii, odd))}", "they are passed on as they are"
@@ -164,6 +171,7 @@ def _is_utf8(text: str) -> bool:
 
 
 def _runtime_folder(folder: Path) -> Iterator[Finding]:
+    """Checks whether the runtime folder can be written."""
     place = next(path for path in (folder, *folder.parents) if path.exists())
     if not os.access(place, os.W_OK):
         fact = f"{folder}: user {os.getuid()} may not write to {place}"
@@ -175,6 +183,7 @@ def _runtime_folder(folder: Path) -> Iterator[Finding]:
 
 
 def _ranks(env: Mapping[str, str]) -> Iterator[Finding]:
+    """Checks whether the variables of launchers tell a rank without doubt."""
     try:
         place = find_place(env)
     except ConfigError as error:

@@ -74,6 +74,7 @@ def _python() -> Finding:
 
 
 def _torch() -> Finding:
+    """Imports torch; a problem if that fails."""
     try:
         import torch
     except ImportError:
@@ -103,6 +104,7 @@ def _number(limit: int) -> str:
 
 
 def _shm() -> Finding:
+    """Looks at the size of /dev/shm."""
     try:
         found = os.statvfs("/dev/shm")
     except OSError as error:
@@ -124,6 +126,7 @@ def _recoders() -> Finding:
 
 
 def _cache_folder(folder: Path) -> Iterator[Finding]:
+    """Makes the cache folder if it is missing, and checks its rights, its file system and its free space."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         found = os.statvfs(folder)
@@ -151,6 +154,7 @@ def _cache_folder(folder: Path) -> Iterator[Finding]:
 
 
 def _engine(settings: ClientSettings) -> Finding:
+    """Connects to the engine, which may start one, and checks the limit of its cache."""
     from streamer.client.engine_client import EngineClient
 
     started = time.monotonic()

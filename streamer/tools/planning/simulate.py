@@ -407,6 +407,7 @@ class _Ranks:
         self._node.schedule(now, self._done, step + self._span)
 
     def _epoch(self, number: int, seconds: float, waited_seconds: float) -> EpochPlan:
+        """Returns the results for an epoch; counts of this node are multiplied by the number of nodes."""
         node = self._node
         nodes = self._job.nodes
         size_bytes = [size * nodes for size in node.count_by_part(node.fetched_bytes, number)]
