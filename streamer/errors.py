@@ -187,7 +187,7 @@ class ShortReadError(StoreError):
 
 
 class IntegrityError(StreamerError):
-    """Bytes on the disk differ from their checksums or lengths; the message says where, and what was expected."""
+    """Bytes differ from their checksums, or from what was written before; the message says where."""
 
 
 class CacheError(StreamerError, OSError):
@@ -203,15 +203,15 @@ class CacheVersionError(CacheError):
 
 
 class ServiceError(StreamerError):
-    """The engine and its client did not understand each other."""
+    """The engine cannot answer a client, or the two did not understand each other."""
 
 
 class EngineUnavailableError(ServiceError, ConnectionError):
-    """No engine answers and none could be started; the message says what to check."""
+    """No engine answers and none could be started, or it refuses this client; the message says what to do."""
 
 
 class ProtocolError(ServiceError):
-    """A peer or client sent a message that the protocol does not allow, or out of turn."""
+    """The other side of a connection sent a message that the protocol does not allow, or out of turn."""
 
 
 class ProtocolVersionError(ServiceError):

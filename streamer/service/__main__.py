@@ -1,7 +1,7 @@
 """Runs the engine that a client starts for itself, as `python -m streamer.service READY_FD`; detaches from it at once.
 
-`client/launcher.py` starts this program. It writes the engine's settings to stdin, and reads from READY_FD when the
-engine is ready (`embedded.serve`).
+`client/launcher.py` starts this program. The launcher writes the engine's settings to stdin, and reads from READY_FD
+when the engine is ready (`embedded.serve`).
 """
 
 from __future__ import annotations

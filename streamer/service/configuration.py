@@ -269,7 +269,11 @@ def _coerce(name: str, value: object, hint: object) -> object:
 
 
 def _convert(name: str, value: object, kind: object) -> object:
-    """Returns one value in the type `kind`; settings that end in `_bytes` take texts such as "8 GiB", too."""
+    """Returns one value in the type `kind`; a setting that ends in `_bytes` may be a text such as "8 GiB".
+
+    Raises:
+        ConfigError: the value does not fit.
+    """
     if kind is int and name.endswith("_bytes") and isinstance(value, int | str) and not isinstance(value, bool):
         return parse_bytes(value, name)
     if kind is Path and isinstance(value, str | Path):

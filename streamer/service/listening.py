@@ -166,7 +166,7 @@ async def listen(config: EngineConfig, connect: MakeConnection) -> AsyncIterator
 
 
 def bind_socket(path: Path, config: EngineConfig) -> tuple[socket.socket, int]:
-    """Makes a listening unix socket whose file only those that may connect can open; makes its folder if it is missing.
+    """Makes a listening unix socket, with rights that let in all that may connect, and its folder if it is missing.
 
     The socket is bound to a temporary name, which is then renamed: this replaces the file of an ended engine, and the
     path never leads to a socket that does not listen.
@@ -201,7 +201,7 @@ def bind_socket(path: Path, config: EngineConfig) -> tuple[socket.socket, int]:
 
 
 def _make_socket_folder(folder: Path, config: EngineConfig) -> None:
-    """Makes the folder of a socket, with the rights of those that may connect; leaves an existing folder as it is.
+    """Makes the folder of a socket, with rights that let in all that may connect; leaves an existing one as it is.
 
     The folder appears with its rights: a trainer that waits for the socket gives up at a folder that it may not enter.
     """

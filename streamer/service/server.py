@@ -285,7 +285,7 @@ class Server:
                 raise ProtocolError(f"{type(request).__name__} out of turn")
 
     def _open(self, client: ClientConnection, state: _ClientState, request: OpenSession) -> None:
-        """Opens a session when its parts are prepared and access is proved; ProtocolError if its number is in use."""
+        """Opens a session once access to its parts is proved; ProtocolError if its number is taken, or too many are."""
         number = request.session
         consumer = one_line(request.consumer)
         is_open = number in state.sessions or self._proofs.waits(client, number)
