@@ -38,7 +38,7 @@ Detail = str | int | float | bool | None
 # Characters that a terminal obeys, or that change the order in which text is shown.
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u206f\ufff9-\ufffb]")
 _LINE_STARTS = re.compile(r"\n(?=\S)")
-# In urls of these schemes the part before an @ is a container, a branch or a namespace.
+# Schemes of urls in which the part before an @ is a container, a branch or a namespace.
 _WITHOUT_LOGINS = frozenset(
     {"abfs", "abfss", "az", "wasb", "wasbs", "gs", "gcs", "s3", "s3a", "hf", "git", "github", "oci"}
 )

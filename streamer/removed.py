@@ -115,7 +115,7 @@ _OLD_VALUES: dict[tuple[str, str], dict[object, str]] = {
     ("Annotations", "missing"): {"empty": "none"},
     ("StreamingDataset.join", "missing"): {"null": "none"},
 }
-# By module: names that it had, and the names that have taken their place.
+# Names that modules had, and the names that have taken their place.
 NAMES = {
     "streamer.decode.transforms": {"CentreCrop": "CenterCrop"},
     "streamer.formats": {"Mds": "MDS"},
@@ -241,7 +241,7 @@ def replace_name(module: str, name: str) -> str:
     if (module, name) not in _NAMES_STILL_TAKEN:
         refuse_name(module, name)
     new = NAMES[module][name]
-    # One frame up is `__getattr__`, two up the user's line.
+    # The frames up to the user's line are this function, `__getattr__`, and that line.
     warn_of(f"{module}.{name} is now {module}.{new}", 3)
     return new
 

@@ -70,7 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
-    """Runs the chosen action on the folder, and returns its exit code.
+    """Runs the chosen action on the folder, or says that no cache has been made there; returns the exit code.
 
     Raises:
         CacheError: the folder cannot be read or written, or an engine uses it.

@@ -82,7 +82,7 @@ def storage_options(text: str) -> dict[str, object]:
 
 
 def parse_url_or_options(text: str) -> str | dict[str, object]:
-    """Returns a url unchanged, and parses a JSON object with a url and options, or @FILE with one in it.
+    """Parses a url, which is returned unchanged, or a JSON object with url and options, or @FILE with one in it.
 
     Raises:
         argparse.ArgumentTypeError: the file cannot be read, or it is not a JSON object.

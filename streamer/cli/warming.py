@@ -36,7 +36,7 @@ Report = Callable[[int, int], None]
 _SLICE_BYTES = 256 * MiB
 # A slice takes at most this share of the cache: the rest is for the chunks that stay.
 _OPEN_SHARE = 1 / 16
-# With a limit of the rate, a slice is what may be received in this time: a longer burst would not respect the limit.
+# If the rate is limited, a slice is what may be received in this time: a longer burst would exceed the limit.
 _BURST_SECONDS = 1.0
 
 
@@ -191,7 +191,7 @@ class Warming:
         present = present_keys(own)
         below = frozenset[bytes]().union(*map(present_keys, layers))
         limit = self._counter("limit_bytes")
-        # Of engines that are peers, each keeps other chunks, so that together they hold more.
+        # Peers keep different chunks, so that together they hold more.
         members = [
             (PeerMember(str(row["member"]), "", int(_number(row["limit_bytes"]))), row["here"])
             for row in cast("list[dict[str, object]]", self._client.statistics().get("homes", []))

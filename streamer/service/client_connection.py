@@ -208,7 +208,7 @@ class ClientConnection(asyncio.Protocol):
                     raise ProtocolError(f"{type(request).__name__} out of turn: a connection begins with one Hello")
                 else:
                     self._handler.take(self, request)
-                # One of these a turn: each goes over all sessions.
+                # A turn ends with one of these, because each goes over all sessions.
                 if isinstance(request, GetStatistics | ReportFinding | ReportError):
                     break
         except StreamerError as error:

@@ -68,7 +68,7 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
     from streamer.order.state import State
     from streamer.tools.audit_states import StateOrder, states_in
 
-    # By id of the order: a state, and the records of each epoch.
+    # A state and the records of each epoch, by id of the order.
     orders: dict[str, tuple[State, dict[int, list[Record]]]] = {}
     without = 0
     for saved in (state for path in arguments.files for state in states_in(path)):

@@ -60,7 +60,7 @@ def environment_findings(runtime_dir: Path, variables: Mapping[str, str] | None 
         yield Finding("ok", "environment", "interpreter, descriptors, signals, variables and sandbox are as usual")
 
 
-# Each of the following functions yields nothing if all is as usual.
+# The checks that follow yield nothing if all is as usual.
 
 
 def _interpreter() -> Iterator[Finding]:

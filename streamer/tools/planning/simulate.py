@@ -365,7 +365,7 @@ class _Ranks:
             if step:
                 waited[step // self._batches] += self._taken_at[step] - end
             epoch_ends[step // self._batches] = end = self._taken_at[step] + job.step_seconds
-        # Before the end, workers also make batches of the epoch after the last one, as far as the span reaches.
+        # Workers also make batches of the epoch after the last one, as far as the span reaches.
         for step in range(len(self._taken_at), len(self._taken_at) + min(self._span, self._batches)):
             if self._make(step) > end:  # after the last batch nothing begins
                 break
