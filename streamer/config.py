@@ -1,7 +1,7 @@
 """Holds every setting with its default; the only reader of TOML files and of streamer's variables in the environment.
 
-Every package uses it. Sizes are bytes, times are seconds, and comments say where a default comes from. Settings from
-files and variables are checked by `service/configuration.py`, not by the dataclasses here.
+Every package uses it. Sizes are bytes, times are seconds, and comments say where a default comes from. The settings of
+an engine are checked where they are read (`service/configuration.py`), not by the dataclasses here.
 """
 
 from __future__ import annotations
@@ -177,7 +177,7 @@ class PeersConfig:
     token_file: Path | None = None
     # Folder with tls.crt, tls.key and ca.crt for TLS, by which both sides show certificates; None means no TLS.
     tls_folder: Path | None = None
-    # Chunks that this engine sends to all peers at once, at most.
+    # Chunks that this engine sends at once, at most, to all peers together.
     sends: int = 16
 
     @property

@@ -85,7 +85,9 @@ def _find_states(value: object) -> Iterator[Mapping[str, object]]:
 
 
 class StateOrder:
-    """Computes what the order of a state has, from the manifests on this machine.
+    """Computes which samples the order of a state has, from the manifests on this machine.
+
+    `Codes` and `Tallies`, numbers of samples and sums of their hashes, are explained in `order/audit.py`.
 
     Args:
         state: state of any rank.
@@ -108,7 +110,7 @@ class StateOrder:
 
         Args:
             epoch: the epoch.
-            samples: number of samples of a dataset alone, for want of its manifest.
+            samples: number of samples of a dataset alone; used if its manifest is gone, or if they are rows.
         """
         spec = self._state.spec
         return [Codes(*of) for of in spec.code_ranges(epoch, lambda: self._code_count(samples))]

@@ -120,7 +120,7 @@ def combine_cells(parts: Sequence[Cell]) -> Cell:
 
 
 async def find_objects(store: ObjectStore, url: str) -> list[ObjectRecord]:
-    """Returns the first 1,000 objects below a url that are not empty, or some more, the largest first.
+    """Returns objects below a url that are not empty, the first 1,000 or a little more of them, the largest first.
 
     Raises:
         ConfigError: there is none.

@@ -193,7 +193,7 @@ class Recorder:
         }
 
     def _look_at_sessions(self, second: int) -> dict[RankKey, RankSample]:
-        """Returns a sample of each connected rank; sessions of one rank are merged. Adds a mark for each new epoch."""
+        """Returns the rates of each connected rank, over all its sessions. Adds a mark for each new epoch."""
         watches: dict[str, SessionWatch] = {}
         ranks: dict[RankKey, RankSample] = {}
         for name, session in self._engine.sessions.items():
@@ -214,7 +214,7 @@ class Recorder:
 
 
 def merge_samples(one: RankSample, other: RankSample) -> RankSample:
-    """Returns one sample for two sessions of one rank: the sum of their rates, and the larger of each share."""
+    """Returns the rates of a rank with two sessions: the sum of their samples per second, the larger of each share."""
     return RankSample(
         samples=sum_known([one.samples, other.samples]),
         waiting=max_known([one.waiting, other.waiting]),
