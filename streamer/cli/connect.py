@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from streamer.client.engine_client import EngineClient
     from streamer.client.settings import ClientSettings
 
-# It is short for interactive use: an engine that does not answer at once is reported as not running.
+# Time for a connection, short for interactive use: an engine that does not answer at once is reported as not running.
 CONNECT_SECONDS = 2.0
 
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from streamer.batches.samples.opened import OpenedDataset
     from streamer.loader.dataset import StreamingDataset
 
-# The default limit is for a training job that has to build its manifest first; commands may take any time.
+# Time that a command gives the engine to build a manifest: any. The default limit is meant for training jobs.
 NO_LIMIT_SECONDS = 1e9
 
 

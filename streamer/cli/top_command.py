@@ -209,7 +209,7 @@ def fit_view(view: StatusView, columns: int, lines: int, recent: RecentLooks | N
         figures.append(("refusals", f"{view.rates.refusals:,.1f}/s"))
         if view.sessions:
             tables[-1] = fit_sessions(view, tables[-1], columns, recent)
-    # The sessions are the last table. If their last column is cut, the text of the first of them follows below.
+    # The sessions are the last table. If its last column is cut, the advice for the first session follows below.
     is_cut = bool(view.sessions) and ("bottleneck" not in tables[-1][0] or _width(*tables[-1]) > columns)
     advice = textwrap.wrap(view.worst_advice(), columns) if is_cut else []
     shown = Shown(figures, tables, advice)

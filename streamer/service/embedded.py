@@ -85,7 +85,7 @@ def configuration(settings: object, environment: Environment) -> EngineConfig:
     variables = environment.engine_settings()
     if not settings.get("config") and not variables:
         return config
-    from streamer.service.configuration import read_trainer_config  # It would slow down each start.
+    from streamer.service.configuration import read_trainer_config  # Here, because it would slow down each start.
 
     return read_trainer_config(Path(settings["config"]) if settings.get("config") else None, variables, config)
 

@@ -403,15 +403,15 @@ class CacheSharing:
                 field="share_caches",
             )
         require_modules('share_caches="auto"', "peers", "aiohttp", "pycurl", field="share_caches")
-        from streamer.peers.by_job import JobPeers  # Only here: without peers none of it is imported.
+        from streamer.peers.by_job import JobPeers  # Here, so that an engine without peers does not import it.
         from streamer.peers.homes import LaneReaders, PeerMember
 
         try:
-            # A name would have to be resolved.
+            # It must be an address, since a name would have to be resolved.
             host = str(ipaddress.ip_address(request.host))
         except ValueError as error:
             raise ConfigError(f"{request.host!r} is not an IP address of this machine", field="peers") from error
-        # It is opened before other engines ask for its chunks.
+        # The dataset is opened before other engines ask for its chunks.
         dataset = self._engine.datasets.get(request.dataset, options.mapping)
         members = [PeerMember(one.id, one.address, one.limit_bytes) for one in request.sharers]
         readers = {}

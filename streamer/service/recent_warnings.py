@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 MAX_WARNINGS = 20
 # Errors that `JobErrors` remembers as logged.
 _MAX_KINDS = 256
-# Long enough for the advice, which stands at the end of an error's text.
+# Letters of a text that are kept: enough for the advice at the end of an error.
 _MAX_LETTERS = 600
 
 

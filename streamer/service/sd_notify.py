@@ -53,7 +53,8 @@ class Notifier:
     def _alive(self) -> None:
         assert self._watchdog_seconds is not None
         self._send("WATCHDOG=1")
-        # Half of the interval, as sd_watchdog_enabled(3) recommends; on the loop, because a stuck loop is not alive.
+        # The pause is half of the interval, as sd_watchdog_enabled(3) recommends. The timer is on the loop, because a
+        # service whose loop hangs is not alive.
         self._timer = asyncio.get_running_loop().call_later(self._watchdog_seconds / 2, self._alive)
 
     def _send(self, state: str) -> None:

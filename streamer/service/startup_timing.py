@@ -13,7 +13,7 @@ from pathlib import Path
 from streamer.base import linux
 
 _STAT = Path("/proc/self/stat")
-# proc(5): field 22, in clock ticks since the boot; the name before it may contain spaces.
+# Number of the field with the start in clock ticks since the boot (proc(5)); the name before it may have spaces.
 _START_FIELD = 22
 
 

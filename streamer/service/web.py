@@ -46,10 +46,10 @@ OFF = ("", "off")
 # A scrape has no body and short headers, so longer requests are refused.
 _MAX_BODY_BYTES = 1024
 _MAX_LINE_BYTES = 4096
-# A connection that is kept open between scrapes costs a descriptor.
+# A connection that has been answered is closed after this time without another request, since it costs a descriptor.
 _KEEPALIVE_SECONDS = 15.0
-# Scrapers, probes and a few pages; each connection costs a descriptor and 19 KB. A request arrives at once, and all are
-# answered within milliseconds.
+# Connections at once: enough for scrapers, probes and a few pages; each costs a descriptor and 19 KB. One that sends
+# nothing is closed after `_SILENT_SECONDS`.
 _MAX_CONNECTIONS = 64
 _SILENT_SECONDS = 20.0
 _BACKLOG = 128

@@ -52,7 +52,7 @@ How many accelerators a machine can feed is measured by python -m benchmarks.fee
 
 # Requests by which the time to the first byte is measured.
 _LATENCY_REQUESTS = 20
-# Clients are compared only where one of these reads the url: fsspec can read it, too.
+# Clients are compared only if one of these reads the url; fsspec can then read it, too.
 _NATIVE = ("curl", "obstore")
 # Turns over the two endpoints, of --seconds each: one after the other would also measure what else changed on the
 # machine.

@@ -197,7 +197,7 @@ async def measure_cell(
     )
 
 
-# Connections that fill a link of 5 GB/s at 90 MB/s for each; ranges are as long as the engine's own.
+# Connections of a `QuickTest`, which fill a link of 5 GB/s at 90 MB/s each. Its ranges are as long as the engine's.
 QUICK_CONNECTIONS = 64
 _QUICK_RANGE_BYTES = 8 * MiB
 _QUICK_LATENCY_REQUESTS = 10

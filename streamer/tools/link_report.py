@@ -19,7 +19,7 @@ _WORTH = 0.92
 # The rate of one core with all that the engine does around fetching, for chunks of 2 MB over TLS; without TLS
 # 1.04 GB/s (two cores, 2026-11-24).
 _LOOP_BYTES_PER_SECOND = 0.82e9
-# S3 standard, us-east-1, 2025: 0.0004 USD per 1,000 GET requests.
+# Price of a GET request: S3 standard, us-east-1, 2025, takes 0.0004 USD for 1,000.
 _GET_PRICE_USD = 0.4e-6
 
 CELL_HEADERS = ("connections x range", "MB/s", "CPU s/GB", "requests", "failed")

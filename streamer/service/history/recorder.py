@@ -86,7 +86,7 @@ class SessionWatch:
         self.key: RankKey = (job, consumer, dataset)
         self.loader = (job, stream, dataset)
         now = session.engine_now()
-        # A step is a batch of this consumer; 0 where the client has not said how large it is.
+        # Samples of a batch of this consumer, which is a step; 0 if the client has not told them.
         self._batch_samples = request.global_batch / request.world_size if request.world_size else 0.0
         self._pace = StepPace(session.progress.done, now)
         self._looked_at = now
@@ -202,7 +202,7 @@ class Recorder:
             sample = watch.look(session)
             other = ranks.get(watch.key)
             ranks[watch.key] = sample if other is None else merge_samples(sample, other)
-            # The first rank of a loader begins an epoch.
+            # An epoch of a loader begins with the first of its ranks.
             epoch = session.running_epoch
             if epoch is not None and epoch > self._epochs.get(watch.loader, -1):
                 self._epochs[watch.loader] = epoch
