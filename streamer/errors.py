@@ -60,7 +60,7 @@ _HIDDEN = frozenset(
 
 
 def without_controls(text: str) -> str:
-    """Returns a text whose control characters are written as escapes such as `\\x1b`; line breaks and tabs stay."""
+    """Returns a text whose control characters are written as escapes, as `ascii` does; line breaks and tabs stay."""
     return _CONTROLS.sub(lambda found: ascii(found[0])[1:-1], text)
 
 

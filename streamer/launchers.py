@@ -132,7 +132,7 @@ def find_place(env: Mapping[str, str]) -> Place:
         else:
             incomplete += [name for name in (launcher.rank, size_name) if env.get(name)]
     if not found:
-        return Place(note=_describe_missing(env, incomplete, outside))
+        return Place(note=_describe_lack(env, incomplete, outside))
     launcher, size_name, rank, size = found[0]
     return Place(
         rank=rank,
@@ -179,7 +179,7 @@ def _outside_of_step(env: Mapping[str, str]) -> str:
     return ""
 
 
-def _describe_missing(env: Mapping[str, str], names: list[str], outside: str) -> str:
+def _describe_lack(env: Mapping[str, str], names: list[str], outside: str) -> str:
     """Returns a warning for a process without a rank, which reads all samples, if variables tell of several ranks.
 
     Args:
