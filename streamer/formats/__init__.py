@@ -1,10 +1,10 @@
-"""Formats find the samples of objects, and the fields of a sample. No I/O.
+"""Formats find the samples in the bytes of objects, and the fields in the bytes of a sample. They do no I/O.
 
     StreamingDataset(url, format=TFRecord(features={"label": "int"}))
 
-`BUILT_IN` is the table of this package's formats. From it follow the names that users write, the classes with options
-that are imported from here, and the names of files by which `format="auto"` recognizes a format. A class is imported
-when it is first used. `docs/formats.md` explains them.
+Users import the classes of formats from here. `BUILT_IN` is the table of this package's formats: `formats/registry.py`
+finds a format in it by the name that the user writes, and `formats/detect.py` by the names of files (`format="auto"`).
+A class is imported when it is first used. `docs/formats.md` explains the formats.
 """
 
 from __future__ import annotations
@@ -45,9 +45,11 @@ class BuiltIn(NamedTuple):
     Attributes:
         module: module of its class.
         class_name: name of its class.
-        title: its name in messages; "" if it is never found by the names of files.
-        endings: endings of its files, in lower case: most files of a dataset have one of them.
-        files: names of which one is enough, because its other files have names that say nothing.
+        title: its name in messages of `format="auto"`; "" if these do not name it.
+        endings: endings of file names, in lower case and without the dot. "auto" takes the format if most files of a
+            dataset have one of them.
+        files: names of files, in lower case, of which a single one is enough for "auto": the other files of the format
+            have names that tell nothing. Empty for most formats.
     """
 
     module: str
@@ -58,7 +60,7 @@ class BuiltIn(NamedTuple):
 
     @property
     def place(self) -> str:
-        """Place of the class, as an entry point names it."""
+        """Place of the class as an entry point names it: "module:class"."""
         return f"{self.module}:{self.class_name}"
 
 

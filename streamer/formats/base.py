@@ -1,13 +1,15 @@
-"""The seam of the formats: bytes of an object in, samples and fields out. No I/O here.
+"""The interface of a format: `Format`, the base class of every format, and the types that its methods take and return.
+
+Every format derives from `Format`; engine, recoders, workers and the commands call its methods. None of them does I/O.
 
 A format is *plain* if each sample is one byte range of an object: `index` yields spans, and chunks are kept as they are
 fetched. It is *blocked* if bytes can only be decoded together (a compressed shard): `index` yields blocks, and a
-recoder makes one record of each sample, once, between fetch and publish. `opener` serves both. Samples of blocks that
-overlap (windows, clips) share the bytes that they have in common: see `Records`.
+recoder makes one record of each sample, once, between fetch and publish. Both kinds have an `opener`. Samples of blocks
+that overlap (windows, clips) share the bytes that they have in common: see `Records`.
 
 The parts of a format run in different processes: `survey` and `index` in the engine (or in a task of `streamer index
---executor`), the result of `recoder` in a recoder, which alone imports pyarrow, h5py and their like, and that of
-`opener` in the workers. They pass facts, notes and hints on to each other, as JSON or bytes.
+--executor`), the result of `recoder` in a recoder, and that of `opener` in the workers. Only the recoder imports
+pyarrow, h5py and the like. The parts pass facts, notes and hints on to each other, as JSON or bytes.
 """
 
 from __future__ import annotations
@@ -53,13 +55,14 @@ class Field(msgspec.Struct, frozen=True):
     """One field of a sample.
 
     Attributes:
-        name: e.g. "jpg", "image", "mask.png".
+        name: name of the field, such as "jpg", "image", "mask.png".
         content: bytes of the field.
-        kind: how they are decoded; "": by the extension of the name. An extension ("json", "txt", "npy"); "image", a
-            image of whatever kind; "bytes", not decoded; a numpy dtype ("<i8", "?"), one number; a dtype with a shape
-            ("<f4[3,224,224]", "<i4[]", "<f4[-1,4]", of which one length may be open), an array in C order;
-            "nested", see `streamer.decode.values`; "null".
-        checked: whether `open` has compared the checksum of the bytes, so that it needs all of them.
+        kind: how the bytes are decoded. "" means by the extension in the name. Otherwise it is an extension ("json",
+            "txt", "npy"), "image" (an image of any kind), "bytes" (not decoded), "nested" (see
+            `streamer.decode.values`), "null" (no value), a numpy dtype for one number ("<i8", "?"), or a dtype with a
+            shape for an array in C order. One length of a shape may be open: "<f4[3,224,224]", "<i4[]", "<f4[-1,4]".
+        checked: whether `open` has looked at all bytes of the content, such as for a checksum. The content is then not
+            read straight into a batch.
     """
 
     name: str
@@ -69,13 +72,17 @@ class Field(msgspec.Struct, frozen=True):
 
 
 class Opener(Protocol):
-    """Opens the samples of one dataset; most formats have one of their own."""
+    """Opens the samples of one dataset: takes their bytes apart into fields. Most formats have one of their own."""
 
     def open(self, content: memoryview, name: SampleName) -> tuple[str | None, Sequence[Field]]:
-        """Returns the key of a sample (None: it has none) and its fields, in order. Copies nothing.
+        """Returns the key of a sample, or None if it has none, and its fields in order.
+
+        Args:
+            content: bytes of the sample: its range of the object, or its record. The fields refer to them.
+            name: what is known of the sample besides its bytes.
 
         Raises:
-            DecodeError: bytes that are not what this format writes.
+            DecodeError: the bytes are not a sample of this format.
         """
         ...
 
@@ -84,23 +91,26 @@ Buffers: TypeAlias = Sequence[memoryview | bytes | NDArray[np.uint8]]
 
 
 class Records(msgspec.Struct, frozen=True):
-    """The samples of a block.
+    """The records of a block's samples, which a recoder has made.
 
-    Samples that have bytes in common, as overlapping windows do, may share them: then `parts` and `lengths` are their
-    heads, which each sample has alone and which may be empty, and `shared_parts` what they share. `Opener.open` gets
-    one buffer all the same: the head, and behind it the parts of the sample's ranges in the order of `part_ranges`. The
-    chunk file has each part once, and a sample is read with one call for its head and one for each range. Part numbers
-    count within the block. The index says so with `Block(part_ranges=k, parts=...)`: k is the same in all blocks of a
-    dataset, `parts` is how many the recoder will make (about how many, if the index cannot know), and `record_bytes`
-    are those of heads and parts together. What a sample reads too much is at the ends of its ranges, so cut parts where
-    samples begin and end; each costs 8 bytes in the chunk file, and each sample 8 + 8 * k.
+    Samples that have bytes in common, as overlapping windows do, may share them. Each sample then has a head of its
+    own, which may be empty, and ranges of shared parts. `parts` and `lengths` are the heads, `shared_parts` and
+    `part_lengths` the shared parts. `Opener.open` gets one buffer all the same: the head, and behind it the parts of
+    the sample's ranges in the order of `part_ranges`. The chunk file has each shared part once, and a sample is read
+    with one call for its head and one for each range.
+
+    The index announces shared parts with `Block(part_ranges=k, parts=...)`. k is the same in all blocks of a dataset,
+    `parts` is the number of shared parts that the recoder will make (an estimate where the index cannot know it), and
+    `record_bytes` are the bytes of heads and shared parts together. Cut shared parts where samples begin and end: a
+    sample is read with whole parts. Each part costs 8 bytes in the chunk file, and each sample 8 + 8 * k.
 
     Attributes:
         parts: buffers that hold the records (or heads) one after the other.
         lengths: int64, shape (samples,): bytes of each record (or head).
         shared_parts: buffers that hold the shared parts one after the other.
         part_lengths: int64, shape (p,): bytes of each part.
-        part_ranges: int64, shape (samples, k, 2): half-open ranges of part numbers; an empty one adds nothing.
+        part_ranges: int64, shape (samples, k, 2): half-open ranges of shared parts, which are numbered within the
+            block. An empty range adds nothing.
     """
 
     parts: Buffers
@@ -114,7 +124,7 @@ class Recoder(Protocol):
     """Makes records of the blocks of one dataset, in a process of its own; each format with blocks has one."""
 
     def recode(self, content: memoryview, samples: int, hint: bytes) -> Records:
-        """Decodes one block.
+        """Decodes one block and returns the records of its samples.
 
         Args:
             content: the bytes of its ranges, one after the other.
@@ -122,13 +132,13 @@ class Recoder(Protocol):
             hint: Hint of the block, as the index made it.
 
         Raises:
-            RecodeError: bytes that cannot be decoded.
+            RecodeError: the bytes cannot be decoded, or hold another number of samples.
         """
         ...
 
 
 def _plain(value: object) -> object:
-    """A path, numbers of numpy or a range as JSON has them."""
+    """Returns a path, numbers of numpy or a range as JSON has them; raises TypeError for any other value."""
     if isinstance(value, os.PathLike):
         return os.fspath(value)
     if isinstance(value, np.ndarray | np.generic):
@@ -146,14 +156,15 @@ def _is_finite(value: object) -> bool:
     return not isinstance(value, float) or math.isfinite(value)
 
 
-# Returns names and values of a field of the sample with this key; None for a field that is written as its kind says.
+# Gets a field and the key of its sample, and returns the names and values to write in its place. None means that the
+# field is written as its kind says.
 FieldPacker: TypeAlias = Callable[[Field, str], "Iterable[tuple[str, object]] | None"]
 
 
 class DecodeCost(Protocol):
-    """What decoding a sample takes, for the stall report, `streamer show` and `streamer plan`; its text says it.
+    """Effort of decoding a sample, which the stall report, `streamer show` and `streamer plan` print by `str`.
 
-    These import no format: video has one, others of other packages may have their own.
+    These import no format. Of the built-in formats those of video have a cost; formats of other packages may have one.
     """
 
     @property
@@ -163,20 +174,20 @@ class DecodeCost(Protocol):
 
     @property
     def cheaper(self) -> str:
-        """The ways to decode less, with their numbers; "" if there are none."""
+        """Text that names the ways to decode less, with their numbers; "" if there are none."""
         ...
 
     @property
     def advice(self) -> str:
-        """What to do where decoding is too slow; "" if nothing helps much."""
+        """Text that says what to do where decoding is too slow; "" if nothing helps much."""
         ...
 
 
 class FormatType(msgspec.StructMeta):
-    """Makes formats of options that users give; refuses those of earlier releases by their new names."""
+    """Makes a format from the options that a user gives, and refuses the names that options had in earlier releases."""
 
     def __call__(self, *values: object, **options: object) -> Any:  # noqa: ANN401 - checkers then ask the class
-        """Makes a format."""
+        """Makes a format. Raises ConfigError for an option of an earlier release, with its new name."""
         # A format of another package may have an option that is called like an old one here.
         if getattr(self, "stored_names", None):
             refuse_removed(self.__name__, options)
@@ -184,22 +195,23 @@ class FormatType(msgspec.StructMeta):
 
 
 class Format(msgspec.Struct, frozen=True, forbid_unknown_fields=True, metaclass=FormatType):
-    """A format, whose options are the fields of this struct. Where samples say everything, it is its own opener.
+    """The base class of formats, whose options are the fields of the struct.
 
-    The attributes, and the methods from `narrow` on, say what the format can do; their defaults fit any format. The
-    other parts of the package ask them, not the name.
+    A format is its own opener where no facts are needed to open a sample. The attributes, and the methods from `narrow`
+    on, say what the format can do; their defaults fit any format. The rest of the package asks them, and never the name
+    of the format.
 
     Attributes:
-        name: as the user writes it.
-        revision: see `Indexer.revision`.
+        name: name of the format as the user writes it.
+        revision: number that grows when the format changes its records or hints (see `Indexer.revision`).
         whole_objects: whether every object is one sample.
         endings: endings of the names of objects that hold samples, in lower case.
         reads_tables: whether its files may belong to a table whose log says which of their rows are valid.
-        part_mark: what is between the name of a file and that of its part in the keys of samples, "#t=" in
-            "a.wav#t=10,20": a row of annotations for the file is for all its parts. "" if samples are no such parts.
+        part_mark: text between the name of a file and that of its part in the keys of samples, "#t=" in
+            "a.wav#t=10,20". A row of annotations for the file is then for all its parts. "" if keys have no such parts.
         numbered_keys: whether samples without a field "__key__" have no key but their number.
-        stored_names: Names of options in manifests and requests, where users write others.
         recuts: whether an index for chunks of another size reads little, because the objects say where blocks begin.
+        stored_names: names in manifests and requests of those options that users write with other names.
     """
 
     name: ClassVar[str]
@@ -221,7 +233,7 @@ class Format(msgspec.Struct, frozen=True, forbid_unknown_fields=True, metaclass=
         """Options that differ from the defaults, as JSON has them, by the names that are stored.
 
         Raises:
-            ConfigError: a value that JSON does not have.
+            ConfigError: an option has a value that JSON cannot hold, such as NaN.
         """
         given = {}
         for name in self.__struct_fields__:
@@ -245,12 +257,12 @@ class Format(msgspec.Struct, frozen=True, forbid_unknown_fields=True, metaclass=
 
     @property
     def requested_name(self) -> str:
-        """The name with which the engine is asked for the dataset: "auto" where its listing says what is beside it."""
+        """The format's name in a request to the engine: `name`, or "auto" if the engine is to look for annotations."""
         return self.name
 
     @property
     def chosen_extensions(self) -> Collection[str] | None:
-        """The extensions of the files that are samples, if the user says them and the format leaves out others."""
+        """The extensions of the files that are samples, if the user has chosen some; None if not."""
         return None
 
     @property
@@ -259,22 +271,22 @@ class Format(msgspec.Struct, frozen=True, forbid_unknown_fields=True, metaclass=
         return ""
 
     def accepts(self, key: str) -> bool:
-        """Whether an object of this name holds samples: it has one of the `endings`, and is not hidden."""
+        """Whether an object with this path holds samples: it has one of the `endings`, and is not hidden."""
         return key.lower().endswith(self.endings) and not is_hidden(key)
 
     def explain_empty(self, keys: Sequence[str]) -> str:
-        """Returns why none of the objects of these names holds samples, where the format knows; else ""."""
+        """Returns a text that says why none of these paths holds samples; "" if the format does not know."""
         return ""
 
     def survey(self, accepted: Sequence[ObjectRecord], others: Mapping[str, ObjectRecord]) -> Surveying:
-        """Returns all accepted objects, without facts; see `Indexer.survey`."""
+        """Chooses the objects with samples and finds the facts (see `Indexer.survey`). Here: all, and no facts."""
         yield from ()
         return Survey([Source(record) for record in accepted])
 
     def survey_with(
         self, context: SurveyContext, accepted: Sequence[ObjectRecord], others: Mapping[str, ObjectRecord]
     ) -> Surveying:
-        """Surveys objects where the format needs to know more than them; see `ContextSurveyor`."""
+        """Surveys objects as `survey` does, with a context that some formats use (see `ContextSurveyor`)."""
         return self.survey(accepted, others)
 
     def index(self, source: Source, facts: Facts, start: int = 0) -> Indexing:
@@ -282,7 +294,7 @@ class Format(msgspec.Struct, frozen=True, forbid_unknown_fields=True, metaclass=
         raise NotImplementedError
 
     def opener(self, facts: Facts) -> Opener:
-        """Returns what opens the samples of the dataset with these facts."""
+        """Returns what opens the samples of the dataset with these facts. Here it is the format itself."""
         return self
 
     def open(self, content: memoryview, name: SampleName) -> tuple[str | None, Sequence[Field]]:
@@ -290,35 +302,35 @@ class Format(msgspec.Struct, frozen=True, forbid_unknown_fields=True, metaclass=
         raise NotImplementedError
 
     def recoder(self, facts: Facts) -> Recoder:
-        """Returns what makes records of the blocks of the dataset; called in the recoder's process only.
+        """Returns what makes records of the blocks of the dataset. Only the process of a recoder calls it.
 
         Raises:
-            ConfigError: a library that is not installed.
+            ConfigError: a library that decodes the blocks is not installed.
+            NotImplementedError: the format is plain.
         """
         raise NotImplementedError
 
     # ------------------------------------------------------------ what a format can do besides
 
     def narrow(self, facts: Facts, fields: Collection[str]) -> Format | None:
-        """Returns the format with which the same samples have these fields, and bytes of others are not fetched.
+        """Returns a format that reads the same samples with these fields only, and fetches no bytes of the others.
 
-        Conditions (`where=`) and joins then read their columns without an index of them. None if that would fetch as
-        much as before. Fields that alone are no dataset, so that its survey raises ManifestError, are read with the
-        others.
+        Conditions (`where=`) and joins read their columns with it. None means that it would fetch as much as this
+        format. If the survey of the narrowed format raises ManifestError, the caller reads the fields with the others.
         """
         return None
 
     def find_codecs(self, hint: bytes) -> Iterable[str]:
-        """Returns FFmpeg's names of the codecs in which the samples of a block are, from its hint.
+        """Returns FFmpeg's names of the codecs of the samples of a block, from its hint; none for formats without.
 
         A dataset whose codecs cannot be decoded is refused when it is opened.
         """
         return ()
 
     def find_token_bytes(self, facts: Facts) -> int:
-        """Returns the bytes of a token where a sample is its tokens and nothing else; 0 if it is something else.
+        """Returns the bytes of a token if a sample consists of tokens only; else 0.
 
-        Packing then knows the length of each sample that is a range of an object.
+        `packing=` then knows the tokens of each sample that is a range of an object.
         """
         return 0
 
@@ -327,11 +339,16 @@ class Format(msgspec.Struct, frozen=True, forbid_unknown_fields=True, metaclass=
         return None
 
     def find_decode_cost(self, manifest: Manifest, ordinal: int | None = None) -> DecodeCost | None:
-        """Returns what decoding takes by the index, of a sample or on average; None if the index does not say."""
+        """Returns what decoding takes, by the index; None if the index does not say.
+
+        Args:
+            manifest: manifest of the dataset.
+            ordinal: ordinal of a sample; None for the mean over all samples.
+        """
         return None
 
     def find_packer(self, manifest: Manifest) -> FieldPacker | None:
-        """Returns what makes values of fields for `streamer pack`; None if all are written as their kinds say.
+        """Returns the function that changes fields for `streamer pack`; None if all are written as their kinds say.
 
         The function is sent to the tasks of the pack.
         """

@@ -1,23 +1,27 @@
-"""The layout of a chunk file on the SSD: written by the cache, read by every trainer.
+"""Defines the layout of a chunk file on the SSD, with which it is written and read.
+
+The cache (`cache/chunk_files.py`) writes chunk files and trainers read them (`client/chunk_reader.py`). Recoders
+(`recode/work.py`) make the tables of recoded chunks, and peers send whole files (`peers/`).
 
     offset 0            header, 64 bytes (below)
     offset 64           the chunk's bytes, `local_bytes`
     64 + local_bytes    one little-endian uint32 CRC-32 (zlib's) per sample, `samples` of them
 
-The samples of a chunk of codec 0 are its entries. A recoded chunk (codec 1 or 2) has other entries, too: the table of
-its records, which is the last one, and with codec 2 the parts that records share. `samples` counts all entries there,
-each has a checksum, and `local_bytes` includes the table, whose numbers are little-endian uint32:
+A chunk's bytes consist of entries, each of which has a CRC. With codec 0 the entries are the samples. A recoded chunk
+(codec 1 or 2) has other entries, too: the table of its records, which is the last one, and with codec 2 the parts that
+records share. In such a file the header's `samples` counts all entries, and `local_bytes` includes the table. The
+numbers of the table are little-endian uint32:
 
     codec 1 (RECORDS)   the start of each record
     codec 2 (SHARED)    the start of each shared part, then of each head
                         samples x k x (first part, part behind the last) | number of parts | k
 
-With codec 2 a sample's record is its head, which it has alone, and the parts of its k half-open ranges, joined in this
-order; a part is stored once, however many samples have it. The entries of the file are the parts, the heads and the
-table, each with its checksum. Everybody but the reader of chunk files sees whole records, at their `bounds`.
+With codec 2 the record of a sample is its head, which no other sample has, and behind it the parts of its k half-open
+ranges. A part is stored once, however many samples have it. The entries of the file are the parts, the heads and the
+table. Only the reader of chunk files knows of parts: the rest of the package sees whole records (`RecordTable.bounds`).
 
-The header repeats key and lengths and ends with its own CRC, so a torn or swapped file is found; the CRC of
-each sample lets a reader check just the bytes it uses (4 us per 100 KB, 2026-11-20).
+The header repeats key and lengths and ends with its own CRC, so that a torn or swapped file is found. With the CRC of
+each entry a reader checks just the bytes that it uses (4 us per 100 KB, 2026-11-20).
 """
 
 from __future__ import annotations
@@ -43,7 +47,7 @@ _FIELDS = struct.Struct("<8sHHI16sQII")
 _CRC = struct.Struct("<I")
 
 _NUMBER = np.dtype("<u4")
-# Number of parts and of ranges per sample, which say how long a table is.
+# Bytes of the last two numbers of a table of codec 2: number of parts, and of ranges per sample.
 COUNTS_BYTES = 2 * _NUMBER.itemsize
 
 
@@ -51,9 +55,13 @@ class ChunkHeader(msgspec.Struct, frozen=True):
     """The first 64 bytes of a chunk file.
 
     Attributes:
-        table_crc: CRC-32 of the table of the samples' CRCs.
-        payload_crc: CRC-32 of the chunk's bytes: the file can be checked without its manifest, which alone knows
-            where its samples begin (joined from the samples' sums when it is written).
+        key: name of the chunk, 16 bytes.
+        local_bytes: length of the chunk's bytes, table of records included.
+        samples: number of entries, which are the samples if `codec` is 0.
+        table_crc: CRC-32 of all CRCs at the end of the file.
+        payload_crc: CRC-32 of all the chunk's bytes. With it the file is checked without its manifest, in which the
+            places of the samples are.
+        codec: a value of `Codec`.
     """
 
     key: bytes
@@ -69,7 +77,7 @@ class ChunkHeader(msgspec.Struct, frozen=True):
         return file_bytes(self.local_bytes, self.samples)
 
     def encode(self) -> bytes:
-        """Returns the 64 bytes."""
+        """Returns the 64 bytes of the header."""
         lengths = (self.codec, self.samples, self.key, self.local_bytes)
         body = _FIELDS.pack(MAGIC, VERSION, *lengths, self.table_crc, self.payload_crc)
         body = body.ljust(HEADER_BYTES - _CRC.size, b"\0")
@@ -77,7 +85,15 @@ class ChunkHeader(msgspec.Struct, frozen=True):
 
     @classmethod
     def decode(cls, raw: bytes, where: str) -> ChunkHeader:
-        """Reads a header; raises IntegrityError for one that is not of a chunk file, of another version, or torn."""
+        """Reads the header at the beginning of `raw`.
+
+        Args:
+            raw: the first bytes of a file.
+            where: name of the file, for the error.
+
+        Raises:
+            IntegrityError: the header is torn, of another version, or not of a chunk file.
+        """
         body = raw[: HEADER_BYTES - _CRC.size]
         check = raw[HEADER_BYTES - _CRC.size : HEADER_BYTES]
         if len(raw) < HEADER_BYTES or _CRC.unpack(check)[0] != crc32(body):
@@ -96,30 +112,31 @@ class ChunkHeader(msgspec.Struct, frozen=True):
 
 
 def file_bytes(local_bytes: int, samples: int) -> int:
-    """Returns the length of a chunk file in bytes."""
+    """Returns the length of a chunk file in bytes; `samples` is the number of its entries."""
     return HEADER_BYTES + local_bytes + samples * CRC_BYTES
 
 
 def crc_offset(local_bytes: int, sample: int) -> int:
-    """Returns the offset of the CRC of the chunk's `sample`-th sample in the file."""
+    """Returns the offset in the file of the CRC of entry `sample` (from 0)."""
     return HEADER_BYTES + local_bytes + sample * CRC_BYTES
 
 
 def relative_path(key: bytes) -> str:
-    """Returns the name of a chunk below the cache folder: `chunks/a/abcdef....chunk`."""
+    """Returns the path of a chunk file below the cache folder: `chunks/a/abcdef....chunk`."""
     # 16 folders: 256 would take 1 MiB of blocks, 5 % of a 20 MB cache.
     name = key.hex()
     return f"chunks/{name[0]}/{name}{SUFFIX}"
 
 
 class RecordTable(msgspec.Struct, frozen=True):
-    """Where the records of a recoded chunk are.
+    """The table of a recoded chunk: it says where the records of the samples are in the chunk's bytes.
 
     Attributes:
         starts: int64, shape (entries + 1,): the boundaries of parts, heads (or records) and table in the chunk's bytes.
-        ranges: uint32, shape (samples, k, 2): ranges of the parts of each sample; k is 0 where nothing is shared.
-        bounds: int64, shape (samples + 1,): the boundaries of the records as if they were stored one after the other,
-            which they are where nothing is shared.
+        ranges: uint32, shape (samples, k, 2): half-open ranges of the parts of each sample; k is 0 if no parts are
+            shared.
+        bounds: int64, shape (samples + 1,): the boundaries of whole records, as if these were stored one after the
+            other. Without shared parts they are stored so.
     """
 
     starts: NDArray[np.int64]
@@ -132,12 +149,12 @@ class RecordTable(msgspec.Struct, frozen=True):
 
         Args:
             content: the end of the chunk's bytes, with the whole table.
-            samples: number of samples in the chunk.
+            samples: number of samples in the chunk (not of entries).
             codec: Codec of its file.
-            local_bytes: length of all its bytes, table included.
+            local_bytes: length of all the chunk's bytes, table included.
 
         Raises:
-            ValueError: it is not the table of such a chunk; says why.
+            ValueError: the bytes are not the table of such a chunk. The text says why.
         """
         if codec not in (Codec.RECORDS, Codec.SHARED):
             raise ValueError(f"chunks of codec {codec} have no records")
@@ -150,7 +167,7 @@ class RecordTable(msgspec.Struct, frozen=True):
         starts = np.concatenate([numbers[:edge], [local_bytes - size, local_bytes]]).astype(np.int64)
         if starts[0] != 0 or (starts[1:] < starts[:-1]).any():
             raise ValueError("records overlap")
-        # Copied: a recoder's memory, of which it is a part, is written again.
+        # A copy is made, because `content` may lie in memory that a recoder writes again.
         ranges = numbers[edge : edge + 2 * samples * k].reshape(samples, k, 2).copy()
         if (wrong := outside(ranges, parts)) >= 0:
             raise ValueError(f"sample {wrong} has the parts {ranges[wrong].tolist()} of {parts}")
@@ -167,7 +184,7 @@ class RecordTable(msgspec.Struct, frozen=True):
 
     @property
     def entries(self) -> int:
-        """Number of parts, heads (or records) and table."""
+        """Number of entries: parts, heads (or records), and the table itself."""
         return len(self.starts) - 1
 
     @property
@@ -186,12 +203,12 @@ class RecordTable(msgspec.Struct, frozen=True):
         return int(self.starts[-1])
 
     def entries_of(self, sample: int) -> list[tuple[int, int]]:
-        """The half-open ranges of entries that are the record of a sample, in order: its head, then its parts."""
+        """Returns the half-open ranges of entries of which a sample's record consists: its head, then its parts."""
         head = self.parts + sample
         return [(head, head + 1), *map(tuple, self.ranges[sample].tolist())]
 
     def record(self, sample: int, content: memoryview) -> memoryview:
-        """The record of a sample, out of the chunk's bytes: copied where it has parts."""
+        """Returns the record of a sample: a view of `content`, the chunk's bytes, or a copy if parts are shared."""
         if not self.is_shared:
             return content[self.bounds[sample] : self.bounds[sample + 1]]
         spans = [(self.starts[first], self.starts[stop]) for first, stop in self.entries_of(sample)]
@@ -199,7 +216,13 @@ class RecordTable(msgspec.Struct, frozen=True):
 
 
 def encode_table(lengths: NDArray[np.int64], part_lengths: NDArray[np.int64], part_ranges: NDArray[np.int64]) -> bytes:
-    """Returns the table of a chunk of less than 4 GiB; see `formats.base.Records` for the arguments."""
+    """Returns the encoded table of a chunk of less than 4 GiB.
+
+    Args:
+        lengths: bytes of each record (or head).
+        part_lengths: bytes of each shared part.
+        part_ranges: ranges of parts of each sample, shape (samples, k, 2), as in `formats.base.Records`.
+    """
     ends = np.cumsum(np.concatenate([part_lengths, lengths]))
     starts = np.concatenate([[0], ends[:-1]]).astype(_NUMBER).tobytes() if len(ends) else b""
     if not part_ranges.shape[1]:
@@ -209,15 +232,15 @@ def encode_table(lengths: NDArray[np.int64], part_lengths: NDArray[np.int64], pa
 
 
 def table_bytes(samples: int, parts: int = 0, k: int = 0) -> int:
-    """Returns the length of a table."""
+    """Returns the length of a table in bytes; `k` is the number of ranges per sample."""
     return _NUMBER.itemsize * (samples + (parts + 2 * samples * k + 2 if k else 0))
 
 
 def counts_of(tail: bytes | memoryview) -> tuple[int, int]:
-    """Reads the numbers of parts and of ranges per sample from the end of a chunk with shared parts.
+    """Returns the number of parts and of ranges per sample, from the end of a chunk with shared parts.
 
     Raises:
-        ValueError: it is too short, or has no ranges.
+        ValueError: `tail` has less than `COUNTS_BYTES`, or says that there are no ranges.
     """
     parts, k = np.frombuffer(tail[-COUNTS_BYTES:], _NUMBER, 2).tolist()
     if not k:
@@ -226,7 +249,12 @@ def counts_of(tail: bytes | memoryview) -> tuple[int, int]:
 
 
 def outside(ranges: NDArray[np.integer], parts: int) -> int:
-    """The first sample with a range (samples, k, 2) that is not one of this many parts; -1 if there is none."""
+    """Returns the number of the first sample with a range that is not within `parts` parts; -1 if there is none.
+
+    Args:
+        ranges: half-open ranges of parts, shape (samples, k, 2).
+        parts: number of parts.
+    """
     first = ranges[..., 0]
     stop = ranges[..., 1]
     wrong = ((first < 0) | (first > stop) | (stop > parts)).any(axis=1)

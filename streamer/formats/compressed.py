@@ -1,8 +1,10 @@
-"""Decompresses gzip, bzip2, xz, Zstandard, Brotli and Snappy, to a limit or to a length that is known.
+"""Decompresses gzip, bzip2, xz, Zstandard, Brotli and Snappy, and makes compressed files readable as blocks.
 
-It runs in a recoder; for fields and for entries of zip files in a worker. A file may have several streams or frames,
-one after the other, as parallel compressors write them. A compressed file of a plain format is one block, whose records
-are the samples of the decompressed file.
+Formats whose files may be compressed (JSON lines, WebDataset, TFRecord) use `index_compressed` and `CompressedRecoder`:
+a compressed file is one block, whose records are the samples of the decompressed file. Recoders of other formats
+decompress parts of files here (MDS, LitData, zarr, HDF5), and workers fields of samples (`decode/dispatch.py`,
+`decode/tiff.py`) and entries of zip archives. A compressed file may have several streams or frames, one after the
+other, as parallel compressors write them.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ except ImportError:  # no wheel for this platform: half as fast, the same interf
     import zlib as inflate
 
 _GZIP_HEADER = 31
-# Given to a decompressor at a time, and taken from it.
+# Most bytes that a decompressor is given at a time, and most that are taken from it.
 _FED_BYTES = 1 << 20
 _TAKEN_BYTES = 8 << 20
 _FRAME = b"\x28\xb5\x2f\xfd"
@@ -37,11 +39,12 @@ _SKIPPED_FRAMES = range(0x184D2A50, 0x184D2A60)
 _ZSTD_BLOCK_BYTES = 128 << 10
 _RAW = 0
 _REPEATED = 1
-# The name in an index.json, and what decompresses it: cramjam where it is of another kind than files are.
+# The names of compressions in an index.json (MDS, LitData). Those of `_FILES` are decompressed as files are, by the
+# function of this key of `DECOMPRESSORS`. Those of `_OTHERS` are decompressed by this module and function of cramjam.
 _FILES = {"bz2": "bz2", "gz": "gz", "zstd": "zst"}
 _OTHERS = {"br": ("brotli", "decompress_into"), "snappy": ("snappy", "decompress_raw_into")}
 COMPRESSIONS = tuple(sorted([*_FILES, *_OTHERS]))
-# Most bytes of an item that is compressed by itself.
+# Most bytes to which an item of LitData decompresses that is compressed alone.
 MAX_ITEM_BYTES = 1 << 30
 
 
@@ -50,11 +53,16 @@ class DecompressError(ValueError):
 
 
 def decompress(compression: str, content: memoryview, limit: int) -> memoryview:
-    """Returns the decompressed bytes of a file, at most `limit`; `compression` is a key of `DECOMPRESSORS`.
+    """Returns the decompressed bytes of a file.
+
+    Args:
+        compression: a key of `DECOMPRESSORS`.
+        content: bytes of the file.
+        limit: most bytes to which it may decompress.
 
     Raises:
-        DecompressError: the file is damaged, cut off, or longer than `limit`.
-        ConfigError: cramjam is not installed.
+        DecompressError: the file is damaged, cut off, or decompresses to more than `limit` bytes.
+        ConfigError: a library is missing: cramjam for Zstandard, or Python's bz2 or lzma.
     """
     return DECOMPRESSORS[compression](content, limit)
 
@@ -72,7 +80,7 @@ class _Decompressor(Protocol):
 
 
 class _Inflate:
-    """zlib's object with the interface of the others."""
+    """Decompresses one gzip stream by zlib or ISA-L, with the interface of `_Decompressor`."""
 
     def __init__(self) -> None:
         self._object = inflate.decompressobj(_GZIP_HEADER)
@@ -91,7 +99,7 @@ class _Inflate:
     def decompress(self, data: memoryview | bytes, max_length: int) -> bytes:
         found: bytes = self._object.decompress(self._rest or data, max_length)
         self._rest = self._object.unconsumed_tail
-        # A full answer may leave more of it inside.
+        # After an answer of full length, zlib may hold more output, so it is asked again before it gets input.
         self.needs_input = not self._rest and len(found) < max_length
         return found
 
@@ -100,6 +108,11 @@ _Library = tuple[Callable[[], _Decompressor], tuple[type[Exception], ...]]
 
 
 def _decompress_streams(find_library: Callable[[], _Library]) -> Callable[[memoryview, int], memoryview]:
+    """Returns a function that decompresses all streams of a file, to a limit, as `decompress` does.
+
+    `find_library` imports a library, and returns what makes a decompressor and the errors that it raises.
+    """
+
     def decompress(content: memoryview, limit: int) -> memoryview:
         make, errors = find_library()
         found = bytearray()
@@ -128,7 +141,11 @@ def _decompress_streams(find_library: Callable[[], _Library]) -> Callable[[memor
 
 
 def _decompress_with_cramjam(module: str, function: str, content: memoryview, length: int) -> memoryview:
-    """Decompresses into new memory of `length` bytes, of which only what is written to is taken."""
+    """Returns the bytes to which a function of cramjam decompresses `content`, at most `length`.
+
+    The memory is reserved for `length` bytes, but the system gives only the pages that are written. Raises
+    DecompressError for damaged or longer content.
+    """
     cramjam = _cramjam()
     place = np.empty(length, np.uint8)
     try:
@@ -139,9 +156,9 @@ def _decompress_with_cramjam(module: str, function: str, content: memoryview, le
 
 
 def _zstd_bound(content: memoryview, limit: int) -> int:
-    """Returns the most bytes to which frames of Zstandard decompress, by their headers or those of their blocks.
+    """Returns the most bytes to which a Zstandard file can decompress, by the headers of its frames and blocks.
 
-    Source: RFC 8878, 3.1.
+    Raises DecompressError if it is more than `limit`, or for bytes that are not Zstandard. Source: RFC 8878, 3.1.
     """
     bound = at = 0
     while at < len(content):
@@ -158,7 +175,7 @@ def _zstd_bound(content: memoryview, limit: int) -> int:
 
 
 def _zstd_frame(content: memoryview, at: int) -> tuple[int, int]:
-    """Returns the most bytes of a frame whose descriptor is at `at`, and where it ends."""
+    """Returns the most bytes to which the frame decompresses whose descriptor is at byte `at`, and where it ends."""
     descriptor = _little(content, at, 1)
     single = bool(descriptor & 0x20)
     checksum = bool(descriptor & 0x04)
@@ -194,10 +211,10 @@ def _xz() -> _Library:
 
 
 def _standard_library(name: str, compression: str) -> ModuleType:
-    """Imports a module that a Python lacks which was built without its headers.
+    """Returns a module of Python's standard library.
 
     Raises:
-        ConfigError: it is one of these.
+        ConfigError: this Python was built without the headers that the module needs.
     """
     try:
         return importlib.import_module(name)
@@ -209,6 +226,7 @@ def _standard_library(name: str, compression: str) -> ModuleType:
         ) from error
 
 
+# By extension of a file: what decompresses its content to at most so many bytes.
 DECOMPRESSORS: dict[str, Callable[[memoryview, int], memoryview]] = {
     "gz": _decompress_streams(lambda: (_Inflate, (inflate.error,))),
     "bz2": _decompress_streams(_bzip2),
@@ -220,7 +238,17 @@ DECOMPRESSORS: dict[str, Callable[[memoryview, int], memoryview]] = {
 
 
 def decompress_shard(compression: str, content: memoryview, length: int) -> memoryview:
-    """Decompresses a shard of one of `COMPRESSIONS`, or "" for none; raises ValueError for another length."""
+    """Returns the decompressed bytes of a shard of MDS or LitData.
+
+    Args:
+        compression: one of `COMPRESSIONS`, or "" if the shard is not compressed.
+        content: bytes of the shard.
+        length: bytes to which it must decompress.
+
+    Raises:
+        ValueError: the shard has another length, or is damaged (DecompressError).
+        ConfigError: a library is missing.
+    """
     if not compression:
         found = content
     elif compression in _FILES:
@@ -233,7 +261,7 @@ def decompress_shard(compression: str, content: memoryview, length: int) -> memo
 
 
 def check_library(compression: str) -> None:
-    """Imports what decompresses this compression; raises ConfigError if it is not installed."""
+    """Raises ConfigError if the library for one of `COMPRESSIONS` is not installed."""
     if compression == "bz2":
         _bzip2()
     elif compression != "gz":
@@ -245,7 +273,7 @@ def _cramjam() -> ModuleType:
         return importlib.import_module("cramjam")
 
 
-# Packings by the ending of the name.
+# Compression (a key of `DECOMPRESSORS`) by the ending of a file's name.
 ENDINGS = {
     **{f".{compression}": compression for compression in DECOMPRESSORS},
     ".gzip": "gz",
@@ -259,17 +287,22 @@ ENDINGS = {
 
 
 def is_compressed(name: str) -> bool:
-    """Whether a file of this name is compressed as a whole, in a way that is read."""
+    """Whether a file with this name is compressed as a whole, in a way that is read here."""
     return name.lower().endswith(tuple(ENDINGS))
 
 
 def find_compression_of_name(name: str) -> str:
-    """Returns how a file of this name is compressed, which `is_compressed` has told."""
+    """Returns the key of `DECOMPRESSORS` for a file name for which `is_compressed` is true."""
     return next(compression for ending, compression in ENDINGS.items() if name.lower().endswith(ending))
 
 
 def index_compressed(inner: Format, source: Source, facts: Facts) -> Indexing:
-    """Finds one block, the whole file, whose samples a recoder counts by the inner format.
+    """Indexes a compressed file as one block, whose samples a recoder counts. Without samples it yields no block.
+
+    Args:
+        inner: the format of the decompressed file.
+        source: the file.
+        facts: facts of the dataset.
 
     Raises:
         ManifestError: the file is empty, too large, damaged, or not of the inner format.
@@ -290,14 +323,18 @@ def index_compressed(inner: Format, source: Source, facts: Facts) -> Indexing:
 
 
 class CompressedRecoder:
-    """Decompresses files of the format `inner`, and makes records of their samples. See `base.Recoder`."""
+    """Decompresses files of the plain format `inner`, and makes records of their samples (see `base.Recoder`)."""
 
     def __init__(self, inner: Format, facts: Facts) -> None:
         self._inner = inner
         self._facts = facts
 
     def recode(self, content: memoryview, samples: int, hint: bytes) -> Records:
-        """Makes records of the samples of one file."""
+        """Makes records of the samples of one file; `hint` is its compression, a key of `DECOMPRESSORS`.
+
+        Raises:
+            RecodeError: the file is damaged, decompresses to too many bytes, or has another number of samples.
+        """
         compression = hint.decode("ascii", "replace")
         if compression not in DECOMPRESSORS:
             raise RecodeError(f"no compression {compression[:20]!r} is known")
@@ -312,7 +349,7 @@ class CompressedRecoder:
             raise RecodeError(f"it has {len(spans)} samples, {samples} were indexed")
         starts = spans[:, 0]
         stops = spans[:, 1]
-        # Spans that follow one another are one part; without spans there is none.
+        # Spans with no bytes between them are joined to one buffer; without spans there is none.
         apart = starts[1:] != stops[:-1]
         runs = np.flatnonzero(np.append(True, apart)[: len(spans)])
         ends = np.flatnonzero(np.append(apart, True)[: len(spans)])
@@ -320,13 +357,13 @@ class CompressedRecoder:
         return Records(parts, stops - starts)
 
     def _spans(self, decompressed: memoryview, *, is_index: bool) -> Iterator[tuple[int, int]]:
-        """Yields the samples, as the inner format finds them.
+        """Yields start and stop of each sample in the decompressed file, as the inner format finds them.
 
-        A recoder has no way to say a line: an index refuses what it would be about.
+        A recoder cannot pass on a `Note`. While the file is indexed, it raises RecodeError for one.
         """
         if not decompressed:
             return
-        # The names of objects say how they are packed: this one has none.
+        # The url gets no ending of a compressed file, so that the format reads the content as it is.
         record = ObjectRecord("the file", len(decompressed), "")
         steps = self._inner.index(Source(record), self._facts)
         answer: Answer = None

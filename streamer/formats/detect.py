@@ -1,6 +1,7 @@
 """Finds the format of a dataset: by the name that the user gives, or under "auto" by the names of the objects.
 
-The build of a manifest calls what `chooser` returns with the names in the listing.
+The engine (`engine/manifests/manifests.py`), indexes without an engine (`indexing/source.py`) and the end of a pack
+(`shards/finish.py`) call `chooser`. The build of a manifest calls its result with the names in the listing.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from streamer.formats.tar import INDEX_ENDINGS
 from streamer.formats.webdataset import WebDataset
 from streamer.manifest.beside import is_hidden, is_hidden_folder
 
-# Kinds of datasets that are not read.
+# By ending of a file: title of a format that is not read.
 _NOT_READ = {
     **dict.fromkeys(["nc", "nc4"], "NetCDF"),
     **dict.fromkeys(["array_record", "arrayrecord"], "ArrayRecord"),
@@ -34,9 +35,9 @@ _NOT_READ = {
 # The name of a built-in format, or the title of one that is not read, by ending of a file.
 _ENDINGS = _NOT_READ | {ending: name for name, row in BUILT_IN.items() for ending in row.endings}
 _FILES = {file: name for name, row in BUILT_IN.items() for file in row.files}
-# Blocks of N5 have numbers for names; what they are is in the files of this name.
+# Blocks of N5 have numbers for names, and files with this name describe them.
 _N5 = "attributes.json"
-# Data sets of LeRobot are Parquet and mp4, and have these.
+# Datasets of LeRobot are Parquet and mp4, and have these files.
 _LEROBOT_INFO = "meta/info.json"
 _LEROBOT_TASKS = frozenset(["meta/tasks.parquet", "meta/tasks.jsonl"])
 _TABLES = frozenset(["csv", "tsv"])
@@ -46,7 +47,7 @@ _COMPANIONS_OF_OTHERS = frozenset(["jsonl"])
 _ZARR_CHUNK = re.compile(r"(?:c\.)?\d+(?:\.\d+)*")
 _PACKED = re.compile(r"\.(zstd|zst|gz|gzip|snappy|br|brotli|bz2|lz4|xz)$")
 _LITDATA = re.compile(r"chunk-\d+-\d+(\.[\w:]+)?\.bin")
-# "train.tfrecord-00000-of-00010", and "train-00000-of-01024" as TensorFlow's ImageNet has it.
+# Names of shards: "train.tfrecord-00000-of-00010", and "train-00000-of-01024" in TensorFlow's ImageNet.
 _SHARD = re.compile(r"(.+)-\d{5}-of-\d{5}")
 _TABLE_STARTS = {
     b"PAR1": "Parquet",
@@ -65,19 +66,20 @@ def chooser(
     extensions: Iterable[str] | None = None,
     on_note: Callable[[str], None] = lambda note: None,
 ) -> Callable[[Iterable[str]], Format]:
-    """Returns a function that the builder calls with the names of all objects to get the format.
+    """Returns a function that the builder of a manifest calls with the paths of all objects to get the format.
 
-    The format is the one that is named, or, if the name is "auto", one that is found from the names of the objects.
+    That function raises ConfigError for extensions that no file has, objects of several formats, and a format that is
+    not read. If the name is "auto", it also raises it for several splits, and for tables with a log (Delta Lake).
 
     Args:
-        name: name of the format.
-        options: options of the format, if it is named.
-        extensions: extensions of the files that are samples (raw files only), chosen by `folder.class_folders` if None.
-        on_note: called with a line about files that are not samples.
+        name: name of a format, or "auto" to find it from the paths of the objects.
+        options: options of the named format; with "auto", `classes` of a `Folder` or nothing.
+        extensions: extensions of the raw files that are samples; the format is then `Folder`. With None, a `Folder`
+            takes the files that `folder.class_folders` chooses.
+        on_note: called with a line about files that are not samples, or about splits.
 
     Raises:
-        ConfigError: no such format, or it has other options. The function that is returned raises it for extensions
-            that no file has, objects of several formats or of one that is not read, and, under "auto", several splits.
+        ConfigError: there is no format of this name, or it does not have such options.
     """
     fixed = None if name == AUTO else find_format(name, options)
     # The client gives the extensions and classes of a Folder under "auto", so that a file of annotations is found.
@@ -122,7 +124,7 @@ def chooser(
 
 
 def _check_splits(splits: Sequence[str], on_note: Callable[[str], None] | None) -> None:
-    """Raises ConfigError for splits below one url; with `on_note`, where the format is named, it only notes them."""
+    """Raises ConfigError for splits below one url, or calls `on_note` with them if it is given (format named)."""
     text = f"below one url are the splits {', '.join(splits)}"
     if on_note is not None:
         on_note(f"{text}: they are one dataset here; name the url of each for datasets of their own")
@@ -135,18 +137,20 @@ def _check_splits(splits: Sequence[str], on_note: Callable[[str], None] | None) 
 
 
 def _is_mark(key: str) -> bool:
-    """Whether a file has a name that tells a format (`BuiltIn.files`), and is in no hidden folder."""
+    """Whether a file has a name that alone tells a format (`BuiltIn.files`), and is in no hidden folder."""
     folder, _, name = key.rpartition("/")
     return name.lower() in _FILES and not (folder and is_hidden_folder(folder))
 
 
 def detect(keys: Sequence[str]) -> str:
-    """Finds the format from object names by their endings: tars alone are "webdataset", other files "folder".
+    """Returns the name of the format that files with these paths have, by their endings.
 
-    Hidden files, folder markers and index files do not count.
+    Tars, with documents and index files beside them or not, are "webdataset". Files of no other format are "folder".
+    Hidden files do not count.
 
     Raises:
-        ConfigError: tars and other files together, or a dataset of another kind; says how many of which.
+        ConfigError: there are tars and other files, files of a format among others, or a dataset of a format that is
+            not read. The text says how many there are of each.
     """
     if _LEROBOT_INFO in keys and not _LEROBOT_TASKS.isdisjoint(keys):
         return "lerobot"
@@ -188,12 +192,12 @@ _SIDECARS = COMPANIONS | {"parquet", "pq"}
 
 
 def _special_format(keys: Sequence[str]) -> str:
-    """Returns the built-in format in which objects of these names are, or "" if they are files of a folder, or tars.
+    """Returns the name of the built-in format of which most objects are by their names; "" for tars and raw files.
 
     Documents beside the data (README.md, index.json) do not count.
 
     Raises:
-        ConfigError: a format that is not read, or other files among those of one, with their numbers.
+        ConfigError: most objects are of a format that is not read, or there are other files among those of a format.
     """
     found: Counter[str] = Counter()
     example: dict[str, str] = {}
@@ -235,7 +239,7 @@ def _special_format(keys: Sequence[str]) -> str:
 
 
 def _not_read(what: str) -> str:
-    """Returns the refusal of a dataset in a format that is not read."""
+    """Returns the text that refuses a dataset in a format that is not read."""
     return (
         f"this is a dataset in {what}, which streamer does not read; write it as WebDataset tars, or pass "
         "format='folder' to get each file as one sample of bytes"
@@ -243,12 +247,15 @@ def _not_read(what: str) -> str:
 
 
 def _companions(keys: Sequence[str]) -> str:
-    """Returns the refusal of a dataset that has only files that accompany others; "" if there is nothing to say."""
+    """Returns the text that refuses a dataset of N5, CSV or one JSON document.
+
+    Returns "" for others, and if any file is not of a kind that accompanies data (text, CSV, JSON).
+    """
     visible = [key for key in keys if not is_hidden(key)]
     blocks = sum(base_name(key).isdecimal() for key in visible)
     if any(base_name(key) == _N5 for key in visible) and 2 * blocks >= len(visible):
         return _not_read(f"N5 ({blocks} blocks, the first object is {visible[0]})")
-    # LICENSE and its like say nothing.
+    # Names without an extension, such as LICENSE, tell nothing.
     named = [key for key in visible if "." in base_name(key)]
     endings = [_PACKED.sub("", base_name(key).lower()).rpartition(".")[2] for key in named]
     if not COMPANIONS.issuperset(endings):
@@ -270,7 +277,10 @@ def _companions(keys: Sequence[str]) -> str:
 
 
 def _kind(name: str) -> str:
-    """Returns the format that a file name tells, in the words of `_ENDINGS`, or "" if it tells none."""
+    """Returns the format that a file name tells: the name of a built-in one, or the title of one that is not read.
+
+    Returns "" if the name tells none.
+    """
     bare = _PACKED.sub("", name)
     ending = bare.rpartition(".")[2] if "." in bare else ""
     if ending in _ENDINGS:
@@ -289,14 +299,14 @@ def _kind(name: str) -> str:
 def bare_file(keys: Sequence[str]) -> int | None:
     """Returns the place in `keys` of the first file whose name has no extension, if most names have none; else None.
 
-    Its first bytes may tell the format: see `check_bare_file`.
+    The builder then reads the first bytes of the file, which may tell its format (`check_bare_file`).
     """
     bare = [place for place, key in enumerate(keys) if "." not in base_name(key) and not is_hidden(key)]
     return bare[0] if bare and 2 * len(bare) > len(keys) else None
 
 
 def check_bare_file(url: str, start: bytes) -> None:
-    """Raises ConfigError if the first bytes of a file without an extension are those of a table, such as Parquet."""
+    """Raises ConfigError if a file without an extension is a table by its first bytes: Parquet, Arrow, Avro or ORC."""
     if (kind := next((kind for magic, kind in _TABLE_STARTS.items() if start.startswith(magic)), "")) == "":
         return
     known = kind.lower() in BUILT_IN

@@ -1,4 +1,8 @@
-"""The errors of formats: which object or library, where, why, and what to do."""
+"""Makes the errors that formats raise over an object or a missing library: where, why, and what to do.
+
+Every format and the readers of `media/` use it while they index. Parsers raise `DamagedError` and know no object;
+`errors_of` turns it into a ManifestError that names the object.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,11 @@ from streamer.manifest.model import ObjectRecord
 
 
 class DamagedError(ValueError):
-    """Raised by parsers for bytes that are not what they should be; `offset` is the place of the damage in them."""
+    """Raised by parsers for bytes that are not what they should be.
+
+    Attributes:
+        offset: the place of the damage in what is parsed, bytes; 0 if the parser does not know it.
+    """
 
     def __init__(self, reason: str, offset: int = 0) -> None:
         super().__init__(reason)
@@ -18,14 +26,19 @@ class DamagedError(ValueError):
 
 
 class UnreadError(DamagedError):
-    """Raised by parsers for data of a kind that is not read."""
+    """Raised by parsers for data that is in order, but of a kind that is not read."""
 
 
 @contextmanager
 def errors_of(record: ObjectRecord, remedy: str = "write it again", *, of_one: bool = False) -> Iterator[None]:
-    """Turns errors of a parser into those of an object, in which their offsets are; raises ManifestError.
+    """Turns a `DamagedError` that is raised within the context into a ManifestError about the object.
 
-    `of_one`: see `make_refusal`.
+    The offset of the error must be one in the object.
+
+    Args:
+        record: the object that is parsed.
+        remedy: the advice of an error about damage, as in `make_damage_error`.
+        of_one: whether an `UnreadError` is about this object only, as in `make_refusal`.
     """
     try:
         yield
@@ -39,7 +52,14 @@ _LEAVE_OUT = "leave such objects out (Index(damaged='skip'), --damaged skip)"
 
 
 def make_damage_error(record: ObjectRecord, reason: str, offset: int, remedy: str = "write it again") -> ManifestError:
-    """Makes the error of an object with the wrong bytes; `Index(damaged="skip")` leaves it out."""
+    """Makes the error of a damaged object, which `Index(damaged="skip")` leaves out.
+
+    Args:
+        record: the object.
+        reason: what is wrong.
+        offset: place of the damage in the object, bytes.
+        remedy: an imperative clause that says what to do ("write it again").
+    """
     where = f"{reason} (at byte {offset} of {record.size})"
     return ManifestError(
         f"{record.url} is damaged: {where}; {remedy}, or {_LEAVE_OUT}",
@@ -51,13 +71,13 @@ def make_damage_error(record: ObjectRecord, reason: str, offset: int, remedy: st
 
 
 def check_not_empty(record: ObjectRecord) -> None:
-    """Refuses an object without a byte, as a writer that was killed leaves it; raises ManifestError."""
+    """Raises the error of a damaged object (ManifestError) if it has no byte: a writer that was killed leaves such."""
     if not record.size:
         raise make_damage_error(record, "it is empty", 0, "delete it if it has no samples")
 
 
 def check_table(record: ObjectRecord) -> None:
-    """Refuses a table without a byte, which cannot be left out; raises ManifestError."""
+    """Raises ManifestError for an empty object that cannot be left out, because the whole dataset depends on it."""
     if not record.size:
         raise make_refusal(record, "is empty: write it again")
 
@@ -65,7 +85,11 @@ def check_table(record: ObjectRecord) -> None:
 def make_refusal(record: ObjectRecord, what: str, offset: int = 0, *, of_one: bool = False) -> ManifestError:
     """Makes the error of an object that this format does not read.
 
-    `of_one`: the others may well be read, so that `Index(damaged="skip")` leaves it out.
+    Args:
+        record: the object.
+        what: what is wrong, as the predicate of a sentence whose subject is the object's url ("is compressed ...").
+        offset: place in the object to which the error refers, bytes.
+        of_one: whether other objects of the dataset may be read well. `Index(damaged="skip")` then leaves this one out.
     """
     where = f"{what} (at byte {offset} of {record.size})"
     more = f"; {_LEAVE_OUT}" if of_one else ""
@@ -77,7 +101,12 @@ def make_refusal(record: ObjectRecord, what: str, offset: int = 0, *, of_one: bo
 
 @contextmanager
 def require_extra(what: str, extra: str) -> Iterator[None]:
-    """Imports a library that the extra installs; raises ConfigError, which begins with `what`, if it is missing."""
+    """Turns an ImportError within the context into a ConfigError that says how to install the library.
+
+    Args:
+        what: the beginning of the message, such as "Zstandard is decompressed by cramjam".
+        extra: the extra of this package that installs the library.
+    """
     try:
         yield
     except ImportError as error:

@@ -1,4 +1,8 @@
-"""Folder: every object is one sample, its class is the folder below the dataset's url."""
+"""The format "folder": every object is one sample, and its class is the first folder of its path.
+
+`formats/registry.py` makes it for the name "folder", and `formats/detect.py` for files of no other format. Both leave
+the choice of the files that are samples to `class_folders`.
+"""
 
 from __future__ import annotations
 
@@ -28,20 +32,21 @@ from streamer.manifest.protocols import Indexing, Source, Span
 
 
 class Folder(Format, frozen=True, forbid_unknown_fields=True):
-    """Raw files.
+    """Takes each raw file as one sample.
 
         StreamingDataset(url, format=Folder(extensions=["jpg", "png"]))
 
     Attributes:
-        extensions: extensions of the files that are samples; capitals do not matter, jpeg is jpg. None: where most
-            files are in class folders, the commonest (all images count as one); else all.
-        metadata: the file of annotations among them, which is not a sample, as an index finds it; "": there is none.
-        classes: names of the classes in the order of their numbers, as `classes` of the training data has them: a
-            validation set that lacks one then has the same labels, and a folder that is none of them is an error. None:
-            the folders.
+        extensions: extensions of the files that are samples; capitals do not matter, and jpeg is jpg. With None the
+            index chooses (see `class_folders`): the commonest one if most files are in class folders, else all.
+        metadata: path of the file of annotations among the files, which is not a sample; "" if there is none. The
+            index sets it.
+        classes: names of the classes in the order of their numbers, such as `classes` of the training data. A
+            validation set that lacks a class then has the same labels, and a folder with another name is an error.
+            With None the classes are the folders, sorted.
 
     Raises:
-        ConfigError: `extensions` or `classes` are not texts, or there are none, or two classes are equal.
+        ConfigError: `extensions` or `classes` is empty or has something else than texts, or two classes are equal.
     """
 
     name = "folder"
@@ -62,7 +67,7 @@ class Folder(Format, frozen=True, forbid_unknown_fields=True):
         if (given := self.extensions) is None:
             return
         several: object = [given] if isinstance(given, str) else given
-        # They are spelled as `names.extension` does.
+        # The extensions are spelled as `names.extension` spells them.
         names = (
             [field_name(name.lstrip(".")) if isinstance(name, str) else "" for name in several]
             if isinstance(several, Iterable)
@@ -74,7 +79,7 @@ class Folder(Format, frozen=True, forbid_unknown_fields=True):
 
     @property
     def options(self) -> dict[str, Any]:
-        """The file of annotations, and given classes; the listing of the manifest shows which files were chosen."""
+        """The file of annotations and the given classes. Extensions are not stored: the manifest lists the samples."""
         found: dict[str, Any] = {"metadata": self.metadata} if self.metadata else {}
         return found | ({"classes": list(map(write_name, self.classes))} if self.classes is not None else {})
 
@@ -85,7 +90,7 @@ class Folder(Format, frozen=True, forbid_unknown_fields=True):
 
     @property
     def requested_name(self) -> str:
-        """Asks as under "auto" for given files or classes, so that annotations beside the files are found, too."""
+        """The name "auto" if extensions or classes are given, so that annotations beside the files are found."""
         return self.name if self.extensions is None and self.classes is None else AUTO
 
     @property
@@ -99,17 +104,21 @@ class Folder(Format, frozen=True, forbid_unknown_fields=True):
         return self.metadata
 
     def accepts(self, key: str) -> bool:
-        """Accepts files of these extensions, but neither hidden ones, markers of empty folders, nor the metadata."""
+        """Whether a file is a sample: it has one of the extensions, is not hidden and not the file of annotations."""
         if is_hidden(key) or key == self.metadata:
             return False
         return self.extensions is None or extension(key) in self.extensions
 
     def index(self, source: Source, facts: Facts, start: int = 0) -> Indexing:
-        """Finds the sample, which is the object; reads nothing."""
+        """Yields the only sample, which is the whole object. Reads nothing."""
         yield Span(0, source.record.size)
 
     def open(self, content: memoryview, name: SampleName) -> tuple[str, Sequence[Field]]:
-        """Returns one field, named by the extension (see `names`); the key is the path below the dataset's url."""
+        """Returns the path below the dataset's url as key, and one field, named by the extension (`names.extension`).
+
+        Raises:
+            DecodeError: the file is a pointer of Git LFS.
+        """
         if len(content) < POINTER_BYTES and is_pointer(content):
             raise DecodeError(f"{name.object_key} {POINTER_ADVICE}")
         return name.object_key, [Field(extension(name.object_key), content)]
@@ -125,18 +134,26 @@ _METADATA = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
 
 
 def metadata_of(keys: Sequence[str]) -> str:
-    """Returns the file of annotations beside images, audio files or videos, as Hugging Face has it; "" for none."""
+    """Returns the file of annotations among files of a dataset, by the names of Hugging Face; "" if there is none.
+
+    It is the only metadata.csv, metadata.jsonl or metadata.parquet at the dataset's url, beside images, audio files or
+    videos.
+    """
     found = [key for key in keys if key in _METADATA]
     media = _IMAGES | AUDIO | VIDEO
     return found[0] if len(found) == 1 and any(extension(key) in media for key in keys) else ""
 
 
 def class_folders(keys: Sequence[str], on_note: Callable[[str], None]) -> Folder:
-    """Returns the format of files, most of which are in class folders: the samples have the commonest extension.
+    """Returns the format with the extensions of the files that are samples.
 
-    All images count as one extension, and so do all audio files and all videos. Documents beside these do not count. If
-    most files are in no folder, all are samples. `on_note` is called with a line about the visible files that are not
-    samples, and with one about files that belong together.
+    If most files are in folders, the samples are the files with the commonest extension. All images count as one
+    extension, and so do all audio files and all videos; documents beside these do not count. If most files are in no
+    folder, all files are samples, and the format has no extensions.
+
+    Args:
+        keys: paths of all files below the dataset's url.
+        on_note: called with a line about files that are not samples, and with one about files that belong together.
     """
     files = [key for key in keys if not is_hidden(key)]
     is_flat = 2 * sum("/" in key for key in files) <= len(files)
@@ -157,7 +174,8 @@ def class_folders(keys: Sequence[str], on_note: Callable[[str], None]) -> Folder
         groups[next((kind for kind in _MEDIA if ending in kind), frozenset([ending]))] += count
     if any(kind in groups for kind in _MEDIA):
         groups = Counter({kind: count for kind, count in groups.items() if not kind <= COMPANIONS})
-    # Images where as many files are something else; then by name, so that the choice follows from the listing alone.
+    # Images are chosen if another kind has as many files. Among others the name decides, so that the choice follows
+    # from the listing alone.
     chosen = max(groups, key=lambda kind: (groups[kind], kind is _IMAGES, sorted(kind)))
     if not endings.keys() <= chosen:
         others = [key for key in files if extension(key) not in chosen]
@@ -169,7 +187,10 @@ def class_folders(keys: Sequence[str], on_note: Callable[[str], None]) -> Folder
 
 
 def _describe_file_pairs(keys: Sequence[str]) -> str:
-    """Returns a line about files with others of their name beside them, if these are at least half; else ""."""
+    """Returns a line about files that differ in the extension only ("a.jpg", "a.txt"), if they are at least half.
+
+    Returns "" otherwise.
+    """
     if len({key.rpartition(".")[2] for key in keys}) < 2:
         return ""
     stems = Counter(map(_stem, keys))
@@ -186,6 +207,6 @@ def _stem(key: str) -> str:
 
 
 def count_endings(keys: Iterable[str]) -> str:
-    """Returns the commonest extensions of files: "12 .json, 1 without extension"."""
+    """Returns a text with the five commonest extensions of files: "12 .json, 1 without extension"."""
     endings = Counter(f".{extension(key)}" if "." in base_name(key)[1:] else "without extension" for key in keys)
     return ", ".join(f"{count} {ending}" for ending, count in endings.most_common(5))

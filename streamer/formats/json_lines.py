@@ -1,4 +1,7 @@
-"""JSON lines: a sample is a line; the values of its object are the fields."""
+"""The format "jsonl": every line of a file is one sample, and the values of its JSON object are the fields.
+
+`formats/registry.py` makes it.
+"""
 
 from __future__ import annotations
 
@@ -20,38 +23,46 @@ from streamer.manifest.protocols import Indexing, Note, Source, Span, Survey, Su
 
 _ENDINGS = re.compile(r"\.(?:(jsonl|ndjson|jsonlines)|json)(?:\.(?:gz|zst|zstd|bz2|xz))?$")
 _MARK = b"\xef\xbb\xbf"
-# Nothing else is white space between JSON values.
+# White space within a line; JSON has no other.
 _BLANK = b" \t\r"
 _NEWLINE = 10
-# A sample is read as a whole; a file of one longer line is something else.
+# Most bytes of a line: a sample is read as a whole, and a file with a longer line is something else.
 LONGEST_LINE = 256 << 20
 
 
 class JsonLines(Format, frozen=True, forbid_unknown_fields=True):
-    """JSON lines in UTF-8, also compressed (gzip, bzip2, xz, Zstandard). Empty lines are not samples."""
+    """Reads JSON lines in UTF-8, also compressed (gzip, bzip2, xz, Zstandard). Empty lines are not samples."""
 
     name = "jsonl"
 
     def accepts(self, key: str) -> bool:
-        """Accepts `.jsonl`, `.ndjson`, `.jsonlines` and `.json`, and packed ones."""
+        """Whether an object may have JSON lines: `.jsonl`, `.ndjson`, `.jsonlines` or `.json`, or one compressed."""
         return _ENDINGS.search(key.lower()) is not None and not is_hidden(key)
 
     def survey(self, accepted: Sequence[ObjectRecord], others: Mapping[str, ObjectRecord]) -> Surveying:
-        """Leaves out documents: `.json` beside those whose names say that they are lines, or shards of them."""
+        """Takes the objects whose names say most clearly that they have lines; `.json` beside `.jsonl` are documents.
+
+        The best names are those of JSON lines, then `.json` with the name of a shard, then other `.json`.
+        """
         yield from ()
         doubts = [_doubt(record.url) for record in accepted]
         least = min(doubts, default=0)
         return Survey([Source(record) for record, doubt in zip(accepted, doubts, strict=True) if doubt == least])
 
     def index(self, source: Source, facts: Facts, start: int = 0) -> Indexing:
-        """Finds the lines of a file, which may be neither one document nor compressed under a plain name."""
+        """Finds the lines of a file that are not empty; of a compressed file it yields one block.
+
+        Raises:
+            ManifestError: the file is empty, has a line that is too long, is one JSON document, or is compressed and
+                its name does not say so.
+        """
         record = source.record
         if folders := [part for part in source.key.split("/")[:-1] if "=" in part.strip("=")]:
             yield Note("files are in folders key=value, which are no fields of JSON lines", 1, "/".join(folders))
         if is_compressed(record.url):
             yield from index_compressed(self, source, facts)
         else:
-            # No more than a window of lines is held.
+            # At most one window of the file is in memory.
             check_not_empty(record)
             window = Window(record.size, start)
             line = start
@@ -75,11 +86,18 @@ class JsonLines(Format, frozen=True, forbid_unknown_fields=True):
                 yield _line(record, line, record.size)
 
     def recoder(self, facts: Facts) -> CompressedRecoder:
-        """Decompresses files."""
+        """Returns what decompresses files and makes records of their lines."""
         return CompressedRecoder(self, facts)
 
     def open(self, content: memoryview, name: SampleName) -> tuple[str | None, Sequence[Field]]:
-        """Returns the values of an object by their names, its text "__key__" as key; another value as field "json"."""
+        """Returns the key and the fields of a line.
+
+        Each value of an object is a field. Its text "__key__", if it has one, is no field but the key. A value that is
+        no object is the only field, "json".
+
+        Raises:
+            DecodeError: the line is not JSON, or "__key__" is not a text.
+        """
         try:
             if bytes(content[:1]) != b"{" and bytes(content).lstrip()[:1] != b"{":
                 _RAW.decode(content)
@@ -95,7 +113,10 @@ class JsonLines(Format, frozen=True, forbid_unknown_fields=True):
 
 
 def reason_of(content: memoryview, error: Exception) -> str:
-    """Returns why bytes are not JSON, for what Python's `json` writes and JSON does not have."""
+    """Returns a text that says why a line is not JSON.
+
+    It explains what Python's `json` writes and JSON does not have, and UTF-16; for anything else it is that of `error`.
+    """
     if half := _HALF_PAIR.search(bytes(content)):
         return (
             f"it has half of a surrogate pair ({half[0].decode()!r}), which is no character: write the text with "
@@ -110,7 +131,7 @@ def reason_of(content: memoryview, error: Exception) -> str:
 
 
 def _doubt(url: str) -> int:
-    """Returns how little the name says that a file has lines."""
+    """Returns how doubtful it is, by the name, that a file has lines: 0, 1 or 2. A `.json` may be one document."""
     found = _ENDINGS.search(url.lower())
     if found is None or found[1]:
         return 0
@@ -120,7 +141,7 @@ def _doubt(url: str) -> int:
 _UTF_16 = frozenset([b"\xff\xfe", b"\xfe\xff"])
 _NO_NUMBER = re.compile(rb"-?\b(?:NaN|Infinity)\b")
 _STRING = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
-# An escaped half that is not followed, or preceded, by the other one.
+# An escaped half of a surrogate pair without the other half before or behind it.
 _HALF_PAIR = re.compile(
     rb"(?<!\\)(?:\\\\)*(?:\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F][0-9a-fA-F]{2})"
     rb"|(?<!\\u[dD][89abAB][0-9a-fA-F]{2})\\u[dD][c-fC-F][0-9a-fA-F]{2})"
@@ -131,7 +152,14 @@ _TEXT = msgspec.json.Decoder(str)
 
 
 def _begin(record: ObjectRecord, content: memoryview) -> int:
-    """Returns where the first line begins: behind a byte order mark."""
+    """Returns where the first line begins: at byte 0, or behind a byte order mark.
+
+    Raises ManifestError if the file is compressed or one JSON document.
+
+    Args:
+        record: the file.
+        content: its first bytes.
+    """
     if compression := find_compression_of_bytes(content):
         raise make_refusal(record, f"is compressed with {compression}; decompress it to plain lines")
     start = len(_MARK) if content[: len(_MARK)] == _MARK else 0
@@ -155,7 +183,7 @@ def _is_value(line: bytes) -> bool:
 
 
 def _is_blank(content: memoryview, start: int, stop: int) -> bool:
-    """Whether there is nothing in a line; most lines begin with something else than a blank."""
+    """Whether `content[start:stop]` has only white space."""
     return start >= stop or (content[start] in _BLANK and not bytes(content[start:stop]).strip(_BLANK))
 
 

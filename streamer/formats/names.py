@@ -1,4 +1,9 @@
-"""What names say: fields, kinds of files, splits, folders that belong together; and kinds that only bytes tell."""
+"""Tells from the names of files what they are: fields, kinds of files, splits, folders that belong together.
+
+Two functions look at the first bytes of a content instead: `kind_of_bytes` and `find_compression_of_bytes`. Formats,
+`formats/detect.py`, the decoders and `annotations/` use this module. A key is the path of an object below the dataset's
+url.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +19,7 @@ IMAGES = frozenset(
         "jp2",
     ]
 )
-# Images without a decoder of their own, which count as images where files are counted.
+# Extensions of images that are not decoded here, but count as images where files are counted.
 OTHER_IMAGES = frozenset(["heic", "heif", "hif", "jxl"])
 AUDIO = frozenset(["wav", "flac", "mp3", "ogg", "opus", "m4a", "aac"])
 VIDEO = frozenset(["mp4", "mkv", "mov", "avi", "webm", "mpg"])
@@ -26,20 +31,21 @@ COMPANIONS = frozenset(
     ]
 )
 _SAME = {"jpeg": "jpg"}
-# A million names are looked through before an index: of most of them only the end is looked at.
+# Extension of the sample's field by spelling ("JPEG": "jpg"). A million names are looked through before an index: most
+# are found here by their end, without taking them apart.
 _COMMON = {
     spelling: _SAME.get(ending, ending)
     for ending in IMAGES | AUDIO | VIDEO | {"npy", "npz", "cls"}
     for spelling in (ending, ending.upper(), ending.capitalize())
 }
 _SHARD = re.compile(r"\d{5}-of-\d{5}")
-# ".txt.gz", but not the ".5.gz" of "v1.5.gz".
+# The extension before a ".gz": ".txt" of "a.txt.gz", but not ".5" of "v1.5.gz".
 _PACKED = re.compile(r"\.([a-z][a-z0-9]*)$")
 _TRAINING = frozenset(["training", "train", "trainset", "trainval"])
 _OTHERS = frozenset(["testing", "test", "testset", "validation", "valid", "val", "valset", "dev", "eval", "evaluation"])
-# A folder of such a name, or a file whose name begins so, is a split whatever lies beside it.
+# A folder with such a name, or a file whose name begins so, is a split regardless of what lies beside it.
 _PLAIN = re.compile(r"(training|train|testing|test|validation|valid|val|dev)(/|[-_.][^/]*)", re.IGNORECASE)
-# "trainA", "train2017", "imagenet-train", "TRAIN_images", "leftImg8bit", "JPEGImages".
+# Words of names such as "trainA", "train2017", "imagenet-train", "TRAIN_images", "leftImg8bit", "JPEGImages".
 _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 _NUMBERS = re.compile(r"\d+")
 _INPUTS = frozenset(["images", "image", "imgs", "img", "photos", "rgb", "inputs", "input"])
@@ -51,10 +57,10 @@ _TARGETS = frozenset(
 )
 IMAGE = "image"
 BYTES = "bytes"
-# JPEG, PNG, GIF, TIFF in both byte orders.
+# First bytes of JPEG, PNG, GIF, and TIFF in both byte orders.
 _STARTS = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"GIF87a", b"GIF89a", b"II*\0", b"MM\0*")
 _LONGEST = 12
-# Most fields are told by one byte: 0.1 us instead of 0.6.
+# The first byte of most fields tells that they are no images: it takes 0.1 us instead of 0.6.
 _FIRST_BYTES = frozenset(start[0] for start in (*_STARTS, b"RIFF", b"BM"))
 _PACKINGS = {
     b"\x1f\x8b": "gzip",
@@ -66,7 +72,7 @@ _PACKINGS = {
 
 
 def field_name(name: str) -> str:
-    """Returns the name of a field in lower case, its last extension "jpg" where it is "jpeg"."""
+    """Returns the name of a field in lower case, with "jpg" in place of a last extension "jpeg"."""
     lower = name.lower()
     stem, dot, ending = lower.rpartition(".")
     return f"{stem}{dot}{_SAME[ending]}" if ending in _SAME else lower
@@ -78,17 +84,20 @@ def base_name(key: str) -> str:
 
 
 def is_shard(key: str) -> bool:
-    """Whether a name says that it is one of several: `c4-train.00000-of-01024.json.gz`."""
+    """Whether a name says that the file is one of several shards: `c4-train.00000-of-01024.json.gz`."""
     return "-of-" in key and _SHARD.search(key) is not None
 
 
 def is_common(key: str) -> bool:
-    """Whether a file has an extension that most datasets have."""
+    """Whether a file has an extension of an image, audio or video file, or one of "npy", "npz" and "cls"."""
     return key.rpartition(".")[2] in _COMMON
 
 
 def extension(key: str) -> str:
-    """Returns the field of a file: "jpg" of "a/b.c.JPEG", "txt.gz" of "a/b.txt.gz", "bin" without an extension."""
+    """Returns a file's extension in lower case: "jpg" for "a/b.c.JPEG", "txt.gz" for "a/b.txt.gz", "bin" for none.
+
+    It is the name of the field of a sample that consists of this file.
+    """
     if (known := _COMMON.get(key.rpartition(".")[2])) is not None and not key.startswith(".", key.rfind("/") + 1):
         return known
     stem, dot, ending = base_name(key).lower().rpartition(".")
@@ -100,7 +109,7 @@ def extension(key: str) -> str:
 
 
 def kind_of_bytes(content: memoryview) -> str:
-    """Returns "image" for the beginning of a JPEG, PNG, GIF, TIFF, WebP or BMP image, else "bytes"."""
+    """Returns "image" if a content is a JPEG, PNG, GIF, TIFF, WebP or BMP image by its first bytes, else "bytes"."""
     if not content or content[0] not in _FIRST_BYTES:
         return BYTES
     head = bytes(content[:_LONGEST])
@@ -113,15 +122,17 @@ def kind_of_bytes(content: memoryview) -> str:
 
 
 def find_compression_of_bytes(content: memoryview) -> str:
-    """Returns the name of the compression of which this is the beginning; "" for none."""
+    """Returns "gzip", "zstd", "xz", "bzip2" or "lz4" if a content is compressed by its first bytes; else ""."""
     return next((name for start, name in _PACKINGS.items() if content[: len(start)] == start), "")
 
 
 def splits_in(keys: Iterable[str], *, of_files: bool) -> list[str]:
-    """Returns the names of the splits that objects are in, or [] unless one is for training and another is not.
+    """Returns the names of the splits in which objects are: folders as "train/", groups of files as "test-*".
 
-    A name says a split if it is the word, or has it among its words (`train_images`, `trainA`, `test2017`), as more
-    than half of the names beside it do: of a thousand classes two may be called `train_station` and `test_tube`.
+    Returns [] unless one of the splits is for training and another is not. A folder "train", or a file whose name
+    begins so ("train-0.tar"), always tells a split. Other names with such a word among their words (`train_images`,
+    `trainA`, `test2017`) tell one only if more than half of the names beside them do: of a thousand classes two may be
+    called `train_station` and `test_tube`.
 
     Args:
         keys: paths of objects.
@@ -130,7 +141,7 @@ def splits_in(keys: Iterable[str], *, of_files: bool) -> list[str]:
     found: set[str] = set()
     for names in _siblings(keys, of_files=of_files).values():
         words = {name: _split_word(name) for name in names}
-        # Files have numbers; one of each kind is enough.
+        # Names that differ in numbers only count once.
         kinds = {_NUMBERS.sub("0", name): word for name, word in words.items()}
         plain = {name for name in names if _PLAIN.fullmatch(name)}
         found |= plain
@@ -143,7 +154,10 @@ def splits_in(keys: Iterable[str], *, of_files: bool) -> list[str]:
 
 
 def find_folder_pairs(keys: Iterable[str]) -> list[str]:
-    """Returns folders of which some hold images and others what belongs to these, as masks; else []."""
+    """Returns folders, such as "images/" and "masks/", of which some by their names hold inputs and others targets.
+
+    The folders are sorted and lie in one folder. Returns [] if there are none.
+    """
     for parent, names in sorted(_siblings(keys, of_files=False).items()):
         words = {name: set(map(str.lower, _WORDS.findall(name))) for name in names}
         inputs = {name for name in names if words[name] & _INPUTS and not words[name] & _TARGETS}
@@ -154,14 +168,17 @@ def find_folder_pairs(keys: Iterable[str]) -> list[str]:
 
 
 def _siblings(keys: Iterable[str], *, of_files: bool) -> Mapping[str, set[str]]:
-    """Returns the names in each folder, by the path of the folder; names of folders end in a slash."""
+    """Returns the names in each folder, by the folder's path ("" or "a/"). Names of folders end in a slash.
+
+    Names of files are among them only with `of_files`.
+    """
     found: defaultdict[str, set[str]] = defaultdict(set)
     if of_files:
         keys = list(keys)
         for key in keys:
             folder, slash, name = key.rpartition("/")
             found[f"{folder}{slash}"].add(name)
-    # Most of a million files are in few folders.
+    # The set is short, because most of a million files are in few folders.
     waiting = {key.rpartition("/")[0] for key in keys}
     known = {""}
     while waiting:
@@ -175,13 +192,13 @@ def _siblings(keys: Iterable[str], *, of_files: bool) -> Mapping[str, set[str]]:
 
 
 def _split_word(name: str) -> str:
-    """Returns the word of a name that says a split, that of training first; "" for none."""
+    """Returns the word in a name that tells a split, a word for training first; "" if there is none."""
     words = set(map(str.lower, _WORDS.findall(name)))
     return next(iter(sorted(words & _TRAINING) or sorted(words & _OTHERS)), "")
 
 
 def _shorten_name(name: str) -> str:
-    """Shortens the names of files that differ in numbers: "train-*"."""
+    """Returns the name of a folder as it is, and one for all files that differ in numbers: "train-*"."""
     if name.endswith("/"):
         return name
     plain = _PLAIN.fullmatch(name)

@@ -1,6 +1,7 @@
-"""Asks for bytes of objects: surveys and indexes yield `Need`s, and are sent the bytes. No I/O.
+"""Generators with which surveys and indexes of formats ask for bytes of objects: they yield `Need`s and are sent bytes.
 
-A `Window` moves forward over one object, for formats whose samples are found one after the other.
+Most formats and the readers of `media/` use them. What runs an index (`indexing/`) does the I/O. A `Window` moves
+forward over one object, for formats whose samples are found one after the other.
 """
 
 from __future__ import annotations
@@ -23,12 +24,15 @@ Reading: TypeAlias = Generator[Need | tuple[Need, ...], Answer, Result]
 # A reading that asks recoders, too.
 Asking: TypeAlias = Generator[Need | tuple[Need, ...] | Examine, Answer, Result]
 
-# Objects of which the same part is in memory at once: 16 MiB of the ends of zip files.
+# Objects of which `read_each` has the same part in memory at once: the ends of zip files are then 16 MiB.
 _READ_AT_ONCE = 256
 
 
 def read_range(start: int, stop: int, record: ObjectRecord | None = None) -> Reading[memoryview]:
-    """Asks for the bytes `[start, stop)` of an object (None: the one being indexed), unless there are none."""
+    """Asks for the bytes `[start, stop)` of an object and returns them.
+
+    An empty range is not asked for. `record` is the object; None means the one that is being indexed.
+    """
     if start >= stop:
         return memoryview(b"")
     content = yield Need(start, stop, record)
@@ -37,7 +41,7 @@ def read_range(start: int, stop: int, record: ObjectRecord | None = None) -> Rea
 
 
 def read_ranges(needs: Sequence[Need]) -> Reading[tuple[memoryview, ...]]:
-    """Asks for several ranges at once, unless there are none."""
+    """Asks for several ranges at once and returns their bytes in the same order; does nothing without needs."""
     if not needs:
         return ()
     contents = yield tuple(needs)
@@ -46,7 +50,12 @@ def read_ranges(needs: Sequence[Need]) -> Reading[tuple[memoryview, ...]]:
 
 
 def read_in_memory(steps: Reading[Result], content: memoryview) -> Result:
-    """Answers what a reading asks for out of an object that is in memory; returns what it returns."""
+    """Runs a reading over an object that is in memory, and returns the reading's result.
+
+    Args:
+        steps: the reading, which asks for ranges of one object.
+        content: all bytes of the object.
+    """
     answer: Answer = None
     while True:
         try:
@@ -61,7 +70,10 @@ def read_in_memory(steps: Reading[Result], content: memoryview) -> Result:
 
 
 def read_together(readings: Iterable[Reading[Result]]) -> Reading[list[Result]]:
-    """Runs readings of one object step by step together, so that what they ask for is asked for at once."""
+    """Runs several readings step by step together, and asks at once for what all of them need.
+
+    Returns their results in the order of `readings`.
+    """
     running = list(readings)
     results: dict[int, Result] = {}
     answers: dict[int, Answer] = dict.fromkeys(range(len(running)))
@@ -86,9 +98,16 @@ def read_each(
     place: Callable[[ObjectRecord], Range],
     parse: Callable[[memoryview, int], Result],
 ) -> Reading[dict[str, Result]]:
-    """Reads the same part of all objects, of many at once; returns what `parse` makes of it and of the size, by url.
+    """Reads one part of each object, and parses it.
 
-    Damaged and empty objects are left out: the index of such an object reports it, or leaves it out.
+    Args:
+        records: the objects.
+        place: returns the byte range to read of an object.
+        parse: makes a result of the bytes of the part and of the object's size; raises DamagedError.
+
+    Returns:
+        The results by url. Empty objects, and those for which `parse` raises DamagedError, are left out: the index
+        reports them when it comes to them.
     """
     filled = [record for record in records if record.size]
     found: dict[str, Result] = {}
@@ -102,14 +121,17 @@ def read_each(
 
 
 def near_needs(record: ObjectRecord, ranges: Iterable[Range], near_bytes: int) -> list[Need]:
-    """Joins ranges of one object that have less than `near_bytes` between them."""
+    """Returns needs for ranges of one object; ranges with less than `near_bytes` between them are joined to one."""
     return [Need(start, stop, record) for start, stop in join_near_ranges(sorted(ranges), near_bytes)]
 
 
 def collect_samples(
     steps: Indexing, add: Callable[[Span | Block], None]
 ) -> Generator[Need | tuple[Need, ...] | Examine, Answer, None]:
-    """Runs an index inside of another one, which passes on its needs: `add` gets the samples."""
+    """Runs an index inside of another one: yields its needs, and calls `add` with each sample or block.
+
+    Its notes, and what it says about samples that are left out, are dropped.
+    """
     answer: Answer = None
     with suppress(StopIteration):
         while True:
@@ -123,32 +145,38 @@ def collect_samples(
 
 
 def spans_between(edges: Sequence[int], start: int) -> Generator[Span, Answer, None]:
-    """Yields samples that follow each other, from the one that begins at byte `start` on."""
+    """Yields the samples between consecutive edges, from the one that begins at byte `start` on.
+
+    Args:
+        edges: bytes at which samples begin, and the end of the last one.
+        start: byte at which a sample begins; those before it are left out.
+    """
     for first, stop in pairwise(edges):
         if first >= start:
             yield Span(first, stop)
 
 
-# Windows of 8 MiB: the best of cost and speed on object stores (AnyBlob, PVLDB 16(11); see config).
+# Most bytes of a request. 8 MiB are best in cost and speed on object stores (AnyBlob, PVLDB 16(11); see config).
 READ_BYTES = 8 << 20
 # A gap at least this long is jumped over. A request costs about as long as 3-4 MiB on one connection
 # (30 ms first byte + 90 MB/s), and what is read anyway warms the cache.
 JUMP_BYTES = 4 << 20
-# A header is all that is sure to be wanted after a jump.
+# Bytes of the first request after a jump, where only a header is sure to be wanted.
 PROBE_BYTES = 64 << 10
 
 
 class Window:
-    """The bytes of an object that an indexer holds.
+    """The run of bytes that an index holds of an object. It only moves forward.
 
     Args:
         size: length of the object, bytes.
-        start: where reading begins.
-        probe: begins as after a jump, with little: where only headers are wanted that may be far apart.
+        start: byte at which reading begins.
+        probe: whether the first request is a short one, as after a jump: for headers that may be far apart.
 
     Attributes:
-        start: place of `content` in the object.
-        content: the bytes.
+        size: length of the object, bytes.
+        start: byte of the object at which `content` begins.
+        content: the bytes that are held.
     """
 
     def __init__(self, size: int, start: int = 0, *, probe: bool = False) -> None:
@@ -159,7 +187,7 @@ class Window:
 
     @property
     def stop(self) -> int:
-        """Where the bytes end in the object."""
+        """The byte of the object behind the last one that is held."""
         return self.start + len(self.content)
 
     def covers(self, start: int, stop: int) -> bool:
@@ -167,11 +195,17 @@ class Window:
         return self.start <= start and stop <= self.start + len(self.content)
 
     def take(self, start: int, stop: int) -> bytes:
-        """Returns a copy of `[start, stop)` of the object, which is held."""
+        """Returns a copy of the bytes `[start, stop)` of the object, all of which must be held."""
         return bytes(self.content[start - self.start : stop - self.start])
 
     def reach(self, start: int, stop: int) -> Generator[Need, Answer, None]:
-        """Moves forward until `[start, stop)` is held; jumps if the gap is worth it. Drops what is before `start`."""
+        """Moves forward until `[start, stop)` of the object is held, and asks for the bytes that are missing.
+
+        A gap of `JUMP_BYTES` before `start` is not read. After a request, bytes before `start` may be dropped.
+
+        Raises:
+            ShortReadError: an answer has another length than was asked for.
+        """
         if start - self.stop >= JUMP_BYTES:
             self.start = start
             self.content = memoryview(b"")

@@ -1,9 +1,10 @@
-"""Formats by name: those of this package, and those of other packages by entry point.
+"""Finds a format by its name: one of this package, or one of another package by entry point.
 
     [project.entry-points."streamer.formats"]
     dicom = "streamer_dicom:Dicom"
 
-Such a package must be installed where the engine runs as well as in the trainer.
+Such a package must be installed where the engine runs as well as in the trainer. Engine and recoders find a format by
+the name that was asked for (`find_format`), and readers of a dataset by its manifest (`open_format`, `restore_format`).
 """
 
 from __future__ import annotations
@@ -22,19 +23,24 @@ from streamer.manifest.blocks import decode_hints
 from streamer.manifest.table import Manifest
 
 ENTRY_POINTS = "streamer.formats"
-# 30 us each (2026-11-26). A codec of other chunks alone is an error of the samples.
+# Most chunks whose codecs are looked up when a dataset is opened: 30 us each (2026-11-26). A codec that only other
+# chunks have is found when their samples are decoded.
 _MAX_CHUNKS = 1000
 
 
 def find_format(name: str, options: Mapping[str, object] | None = None) -> Format:
-    """Returns the format of that name with these options, as JSON has them, by their names or as `Format.options`.
+    """Returns the format of that name with these options.
+
+    Args:
+        name: name of a built-in format, or of an entry point; "auto" is none.
+        options: values as JSON has them, by the names that users write or those that are stored (`Format.options`).
 
     Raises:
-        ConfigError: there is no such format, its package cannot be imported, or it has other options.
+        ConfigError: there is no such format, its package cannot be imported, or it does not have such options.
     """
     place = BUILT_IN[name].place if name in BUILT_IN else None
     if place is None:
-        # This is for names that are not built in: the import takes 10 ms.
+        # The import takes 10 ms, and only names that are not built in need it.
         from importlib.metadata import entry_points
 
         place = next((point.value for point in entry_points(group=ENTRY_POINTS) if point.name == name), None)
@@ -63,14 +69,14 @@ def open_format(manifest: Manifest) -> Opener:
     """Returns what opens the samples of a dataset.
 
     Raises:
-        ConfigError: the format is not installed.
+        ConfigError: the format is not installed, or does not have the options of the manifest.
         ManifestVersionError: the dataset was indexed by another revision of the format.
     """
     return restore_format(manifest).opener(manifest.facts)
 
 
 def restore_format(manifest: Manifest) -> Format:
-    """Returns the format that has indexed a dataset, with its options; raises as `open_format`."""
+    """Returns the format that has indexed a dataset, with its options; raises the errors of `open_format`."""
     content = manifest.content
     found = find_format(content.format, content.options)
     check_revision(manifest, found)
@@ -78,9 +84,9 @@ def restore_format(manifest: Manifest) -> Format:
 
 
 def find_codecs(manifest: Manifest) -> frozenset[str]:
-    """Returns FFmpeg's names of what the samples are encoded in, of some of the chunks if there are many.
+    """Returns FFmpeg's names of the codecs of a dataset's samples; empty for plain formats, whose index has no codecs.
 
-    Raises as `open_format`. Samples that are plain ranges say themselves what they are.
+    At most 1,000 chunks are looked at, spread over the dataset. Raises the errors of `open_format`.
     """
     if not manifest.recoded:
         return frozenset()
@@ -91,7 +97,7 @@ def find_codecs(manifest: Manifest) -> frozenset[str]:
 
 
 def check_revision(manifest: Manifest, found: Format) -> None:
-    """Compares the revision that has indexed a dataset with the installed one; raises ManifestVersionError."""
+    """Raises ManifestVersionError if another revision of the format than the installed one has indexed the dataset."""
     if manifest.content.revision != found.revision:
         raise ManifestVersionError(
             f"{manifest.path}: indexed by revision {manifest.content.revision} of format {found.name!r}, this is "

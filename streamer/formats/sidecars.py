@@ -1,6 +1,7 @@
-"""Index files beside objects: those that say where samples begin are read instead of the objects.
+"""Reads index files beside objects: if one says where the samples begin, the object itself need not be read.
 
-Formats use them in `survey` (`pair_sidecars`) and in `index` (`read_sidecar`, `walk_sidecar`).
+WebDataset, TFRecord, RecordIO and tokens use it, in `survey` (`pair_sidecars`) and in `index` (`read_sidecar`,
+`walk_sidecar`).
 """
 
 from __future__ import annotations
@@ -13,9 +14,10 @@ from streamer.formats.reading import Reading, read_range, read_ranges, spans_bet
 from streamer.manifest.model import ObjectRecord
 from streamer.manifest.protocols import Indexing, Need, Source, Survey
 
-# The longest index file: with 20 to 40 bytes for each sample, that of an object of 10^7 samples.
+# Most bytes of an index file. With 20 to 40 bytes for each sample it is that of an object of 10^7 samples.
 LONGEST_SIDECAR = 512 << 20
-# Most bytes of an index file for each byte of its object, besides the free ones: documents of one token have 20 for 2.
+# Most bytes of an index file for each byte of its object, besides 64 KiB that every index file may have. Documents of
+# one token have 20 bytes there for 2 bytes of tokens.
 _BYTES_PER_BYTE = 16
 _FREE_BYTES = 64 << 10
 
@@ -23,7 +25,9 @@ _FREE_BYTES = 64 << 10
 def pair_sidecars(
     accepted: Sequence[ObjectRecord], others: Mapping[str, ObjectRecord], endings: Sequence[str], probe_bytes: int
 ) -> Survey:
-    """Pairs objects with the index files beside them. An index file that fits two objects is used for neither.
+    """Makes a survey that pairs objects with the index files beside them, and takes all objects.
+
+    An index file whose name fits two objects is used for neither.
 
     Args:
         accepted: the objects that contain samples.
@@ -33,8 +37,8 @@ def pair_sidecars(
         probe_bytes: bytes that are read of an object that has an index file.
 
     Returns:
-        The survey. Its `read_bytes` are those of the index files, `probe_bytes` of their objects, and the whole other
-        objects, or None if there is no index file.
+        The survey. Its `read_bytes` count the index files, `probe_bytes` of each of their objects, and all bytes of
+        the other objects; None if there is no index file.
     """
     found = []
     for record in accepted:
@@ -53,10 +57,10 @@ def pair_sidecars(
 
 
 def read_sidecar(source: Source) -> Reading[bytes]:
-    """Reads the index file of a source, which has one.
+    """Reads the whole index file of a source, which must have one.
 
     Raises:
-        ManifestError: it is empty, or longer than an index of its object can be.
+        ManifestError: the index file is empty, or longer than an index of its object can be.
     """
     sidecar = source.sidecar
     assert sidecar is not None
@@ -78,9 +82,9 @@ def walk_sidecar(
 
     Args:
         source: the object and its index file.
-        start: byte of the object at which a sample begins.
-        edges_of: finds the starts of the samples and the end of the last one, from the index file and the size of the
-            object; raises ValueError.
+        start: byte of the object at which a sample begins; samples before it are left out.
+        edges_of: finds the starts of the samples and the end of the last one, from the content of the index file and
+            the size of the object; raises ValueError for another content.
         head_bytes: length of the head of a sample.
         is_head: whether a sample may begin with these bytes.
 
@@ -104,7 +108,7 @@ def walk_sidecar(
 
 
 def contradicts(source: Source, what: str) -> ManifestError:
-    """Makes the error of an index file that does not belong to the object beside it."""
+    """Makes the error of an index file that does not belong to the object beside it; `what` says what is wrong."""
     sidecar = source.sidecar
     record = source.record
     assert sidecar is not None

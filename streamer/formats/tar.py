@@ -1,10 +1,11 @@
 """Parses tar archives, one header at a time and without I/O: POSIX ustar, GNU long names, PAX headers.
 
-Headers are strict (checksum, sizes, ends), nothing is ever written to disk, and an entry is only a byte range. Other
-bytes raise `DamagedError`, a compressed archive `UnreadError`.
+Used by `formats/webdataset.py`, which finds samples with it and opens them. Headers are checked strictly (checksum,
+sizes, ends). An entry is only a byte range: nothing is unpacked to disk. Damaged bytes raise `DamagedError`, and a
+compressed archive raises `UnreadError`.
 Source: POSIX.1-2017 `pax`, "ustar Interchange Format" and "pax Extended Header"; GNU tar manual, "Basic Tar Format".
 
-Index files beside tars say where samples are:
+Index files beside tars say where samples are (`sample_edges`):
 
     x.tar.idx, x.idx    Megatron Energon's: uint64, where each sample begins and where the last one ends
     x.idx               DALI's (`wds2idx`): "v1.2 <samples>", then for each sample a line of "ending offset size name"
@@ -28,32 +29,37 @@ from streamer.formats.reading import Window
 from streamer.manifest.protocols import Need
 
 BLOCK = 512
-# Long names and PAX records: Linux paths have 4 KiB; a hostile archive must not make us hold more.
+# Most bytes of a long name or of PAX records. Linux paths have 4 KiB; a hostile archive must not fill the memory.
 META_BYTES = 1 << 20
-# GNU tar pads to 20 blocks; the largest blocking factor in use is 1 MiB.
+# Most bytes behind the end mark. GNU tar pads to 20 blocks; the largest padding in use is 1 MiB.
 TRAILER_BYTES = 1 << 20
 
 _ZERO = bytes(BLOCK)
-# Name, size, checksum, kind, magic, prefix.
+# The fields of a header that are read: name, size, checksum, type flag, magic, prefix.
 _FIELDS = Struct("<100s24x12s12x8sB100x6s82x155s12x")
-# Directories, links, devices, fifos: by definition without content.
+# Type flags of links, devices, directories and fifos, which have no content by definition.
 _EMPTY = frozenset(b"123456")
-# Regular files, also of archives older than type flags, and contiguous ones, as Python's `TarInfo.isreg` has them. All
-# other types (V: a label, D: a listing, A: access rights, I: an inode, N: a name) have content, but are no files.
+# Type flags of regular files, as Python's `TarInfo.isreg` has them: also those of old archives, and contiguous files.
+# All other types (V: a label, D: a listing, A: access rights, I: an inode, N: a name) have content, but are no files.
 _FILES = frozenset(b"0\x007")
 _HARD_LINK, _SYMBOLIC_LINK = b"12"
-# X is what Solaris writes for x.
+# Solaris writes X for the PAX header x.
 _LONG_NAME, _LONG_LINK, _PAX, _PAX_SOLARIS, _PAX_GLOBAL = b"LKxXg"
 _EXTENDED = frozenset([_LONG_NAME, _LONG_LINK, _PAX, _PAX_SOLARIS, _PAX_GLOBAL])
 _KNOWN_REFUSED = {ord("S"): "a sparse file", ord("M"): "a part of a multi-volume archive"}
 
 
 class TarEntry(msgspec.Struct, frozen=True):
-    """One entry of an archive. `[start, stop)` has all its headers, its content and the padding.
+    """One entry of an archive. All places are bytes from the beginning of what is parsed.
 
     Attributes:
-        is_file: whether it is a file with its content.
-        is_link: whether it is a hard or symbolic link, whose content is elsewhere.
+        name: path of the entry.
+        is_file: whether the entry is a file with its content.
+        start: where its first header begins.
+        content_start: where its content begins.
+        content_stop: where its content ends.
+        stop: where the padding behind its content ends.
+        is_link: whether the entry is a hard or symbolic link, whose content is elsewhere.
     """
 
     name: str
@@ -73,7 +79,15 @@ class Parser(msgspec.Struct):
     _pax: dict[str, str] = msgspec.field(default_factory=dict)
 
     def header(self, block: bytes, offset: int) -> tuple[int, int] | TarEntry | None:
-        """Parses the block at `offset`: returns a range of bytes for `meta`, an entry, or None at the end mark."""
+        """Parses the header block at byte `offset`.
+
+        Returns:
+            An entry; or, for an extended header, the byte range of its content, which the caller gives to `meta` next;
+            or None for the end mark.
+
+        Raises:
+            DamagedError: the block is no header, or is of an entry that cannot be read.
+        """
         if block == _ZERO:
             if self._start is not None:
                 raise DamagedError("the archive ends after an extended header", offset)
@@ -90,7 +104,13 @@ class Parser(msgspec.Struct):
         return self._entry(kind, self._name or name, size, offset)
 
     def meta(self, kind: int, payload: bytes, offset: int) -> None:
-        """Parses the content of an extended header of type flag `kind`; raises DamagedError."""
+        """Parses the content of an extended header, which is about the next entry; raises DamagedError.
+
+        Args:
+            kind: type flag of the header.
+            payload: the content.
+            offset: byte at which the content begins, for errors.
+        """
         if kind == _LONG_NAME:
             self._name = _text(payload)
         elif kind in {_PAX, _PAX_SOLARIS}:
@@ -130,18 +150,18 @@ class Parser(msgspec.Struct):
 
 
 def pad_size(size: int) -> int:
-    """Returns the length of a content of `size` bytes in the archive."""
+    """Returns the bytes that a content of `size` bytes takes in the archive: whole blocks of 512 bytes."""
     return -(-size // BLOCK) * BLOCK
 
 
 def parse_header(block: bytes, offset: int) -> tuple[int, int, str]:
-    """Parses one 512-byte header; returns type flag, bytes of the content, and name. Raises DamagedError."""
+    """Returns type flag, length of the content in bytes, and name from a header of 512 bytes. Raises DamagedError."""
     if len(block) < BLOCK:
         raise DamagedError(f"cut off inside a header: {len(block)} of {BLOCK} bytes", offset)
     name, size, checksum, kind, magic, prefix = _FIELDS.unpack(block)
     stored = _number(checksum, offset)
-    # The bytes of the checksum itself count as spaces.
-    # The lower half of the Adler-32 of at most 256 bytes is their sum: 0.15 us, `sum` takes 0.9 (2026-11-22).
+    # The checksum is the sum of all bytes, with spaces in place of its own. The lower half of the Adler-32 of at most
+    # 256 bytes is their sum, and takes 0.15 us where `sum` takes 0.9 (2026-11-22).
     whole = (adler32(block[:256], 0) & 0xFFFF) + (adler32(block[256:], 0) & 0xFFFF)
     body = whole - sum(block[148:156]) + 8 * 0x20
     if stored != body:
@@ -150,14 +170,17 @@ def parse_header(block: bytes, offset: int) -> tuple[int, int, str]:
         if stored != body - 256 * high:
             raise DamagedError(f"not a tar header: checksum {stored}, expected {body}", offset)
     text = _text(name)
-    # POSIX archives alone have a prefix; GNU's old format keeps times there.
+    # Only POSIX archives have a prefix: GNU's old format keeps times there.
     if magic == b"ustar\0" and prefix[0]:
         text = f"{_text(prefix)}/{text}"
     return kind, _number(size, offset), text
 
 
 def parse_pax(payload: bytes, offset: int) -> dict[str, str]:
-    """Parses the records of a PAX header: length, space, key=value, newline."""
+    """Returns the values in a PAX header by key. Each record is: length, space, key=value, newline.
+
+    Raises DamagedError with `offset`, the byte at which the payload begins.
+    """
     records: dict[str, str] = {}
     position = 0
     while position < len(payload):
@@ -173,10 +196,14 @@ def parse_pax(payload: bytes, offset: int) -> dict[str, str]:
 
 
 def read_entries(size: int, position: int = 0) -> Generator[Need | TarEntry, memoryview | None, None]:
-    """Walks an archive of `size` bytes from the entry at `position`: yields needs, forward only, and entries in order.
+    """Walks over an archive: yields needs, which only go forward, and the entries in order.
+
+    Args:
+        size: length of the archive, bytes.
+        position: byte at which an entry begins, the first one to be found.
 
     Raises:
-        DamagedError: see the module; also a cut-off archive and one without an end mark.
+        DamagedError: the archive is damaged, cut off, or has no end mark.
         UnreadError: the archive is compressed.
     """
     window = Window(size, position)
@@ -212,7 +239,7 @@ def read_entries(size: int, position: int = 0) -> Generator[Need | TarEntry, mem
 
 
 def entries_of(content: memoryview) -> Generator[TarEntry, None, None]:
-    """Yields the entries of a run of whole entries that is in memory; raises DamagedError."""
+    """Yields the entries of bytes in memory that consist of whole entries without an end mark; raises DamagedError."""
     parser = Parser()
     position = 0
     size = len(content)
@@ -235,7 +262,10 @@ def entries_of(content: memoryview) -> Generator[TarEntry, None, None]:
 
 
 def _check_trailer(window: Window, start: int) -> Generator[Need, memoryview | None, None]:
-    """Refuses more than zeros behind the end mark: `cat a.tar b.tar` would lose b in silence."""
+    """Raises DamagedError if there is more than zeros behind the end mark.
+
+    Otherwise `cat a.tar b.tar` would lose b in silence.
+    """
     stop = window.size
     if stop - start > TRAILER_BYTES:
         raise DamagedError(f"{stop - start} bytes follow the end-of-archive mark", start)
@@ -246,7 +276,7 @@ def _check_trailer(window: Window, start: int) -> Generator[Need, memoryview | N
 
 
 def _number(digits: bytes, offset: int) -> int:
-    """Parses octal text, or base 256 when the first bit is set (GNU, for sizes from 8 GiB)."""
+    """Returns the number in a header field: octal text, or base 256 if its first bit is set (GNU, from 8 GiB on)."""
     if digits[0] == 0x80:
         return int.from_bytes(digits[1:], "big")
     text = digits.strip(b" \0")
@@ -263,20 +293,29 @@ def _text(raw: bytes) -> str:
     return raw.split(b"\0", 1)[0].decode("utf-8", "surrogateescape")
 
 
+# Endings of index files, as `formats/sidecars.py` takes them: "x.tar.idx", and "x.idx" in place of the extension.
 INDEX_ENDINGS = (".idx", "/.idx")
-# The headers of the first and of the last sample.
+# Bytes of a tar that are read beside its index file: the headers of the first and of the last sample.
 INDEX_PROBE_BYTES = 2 * BLOCK
 _DALI = b"v1."
 
 
 def sample_edges(content: bytes, size: int) -> list[int]:
-    """Returns where the samples of a tar of `size` bytes begin, and the end; raises ValueError for another index."""
+    """Returns the bytes at which the samples of a tar begin, and the one at which the last sample ends.
+
+    Args:
+        content: content of the index file.
+        size: length of the tar, bytes.
+
+    Raises:
+        ValueError: the index file has neither layout, or its numbers do not fit the tar.
+    """
     if content.startswith(_DALI):
         # A sample begins where the last entry of the one before it ends.
         edges = [0]
         try:
             for line in content.splitlines()[1:]:
-                # An entry has four words; names may contain blanks, which are not read.
+                # An entry has four words. A name with a blank has more, and is refused.
                 if (words := line.split()) and len(words) % 4:
                     raise ValueError("a name with a blank in it")
                 if words:
@@ -297,7 +336,7 @@ def sample_edges(content: bytes, size: int) -> list[int]:
 
 
 def begins_entry(head: memoryview) -> bool:
-    """Whether an entry of a tar may begin with these bytes."""
+    """Whether an entry of a tar can begin with these bytes, at least 512."""
     try:
         parse_header(bytes(head), 0)
     except DamagedError:

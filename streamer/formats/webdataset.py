@@ -1,8 +1,9 @@
-"""WebDataset: tars in which consecutive entries with the same key are one sample.
+"""The format "webdataset": tars in which consecutive entries with the same key are one sample.
 
-The key is the entry's path up to the first dot of its basename, the field is the rest in lower case, as the
-`webdataset` library has it, but "jpg" for "jpeg". Hidden files, names without a dot and `__metadata__` entries are not
-samples; a key that comes back later in the tar is another sample. A sample's bytes are its entries with their headers.
+`formats/registry.py` and `formats/detect.py` make it; `shards/values.py` checks names of new tars by `split_name`. The
+key of an entry is its path up to the first dot of its basename. The field is the rest in lower case, as in the
+`webdataset` library, but "jpg" for "jpeg". Hidden files, names without a dot and `__metadata__` entries belong to no
+sample. A key that comes back later in the tar is another sample. A sample's bytes are its entries with their headers.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ COMPRESSED_SUFFIXES = (
 _REMEDY = (
     "to repair it, unpack it with `tar -xif`, delete the file that is cut off and pack the rest with `tar --sort=name`"
 )
-# Directories and the like between two samples are read with the second one, so that the chunk stays one range.
+# Most bytes of directories and the like between two samples that become a part of the second one, so that the chunk
+# stays one range.
 _GAP_BYTES = 64 << 10
 _LINKS = (
     "files of tars are links, whose content is elsewhere, and are left out, as webdataset leaves them out; "
@@ -48,21 +50,25 @@ _META_NAME = re.compile(r"__[^/]*__($|/)")
 
 
 class WebDataset(Format, frozen=True, forbid_unknown_fields=True):
-    """Tars; compressed ones (gzip, bzip2, xz, Zstandard) are unpacked when they are fetched."""
+    """Reads tars. Those compressed by gzip, bzip2, xz or Zstandard are decompressed when they are fetched."""
 
     name = "webdataset"
 
     def accepts(self, key: str) -> bool:
-        """Accepts tars, packed ones too: those that are not read are refused, not left out in silence."""
+        """Whether an object is a tar, compressed or not: `index` refuses compressions that are not read."""
         return key.lower().endswith((SUFFIX, *COMPRESSED_SUFFIXES)) and not is_hidden(key)
 
     def survey(self, accepted: Sequence[ObjectRecord], others: Mapping[str, ObjectRecord]) -> Surveying:
-        """Finds the index files beside tars (see `streamer.formats.tar`)."""
+        """Pairs tars with the index files beside them (see `streamer.formats.tar`); takes all tars."""
         yield from ()
         return pair_sidecars(accepted, others, INDEX_ENDINGS, INDEX_PROBE_BYTES)
 
     def index(self, source: Source, facts: Facts, start: int = 0) -> Indexing:
-        """Finds the samples of one tar, from the sample that begins at byte `start`."""
+        """Finds the samples of one tar from byte `start` on; of a compressed tar it yields one block.
+
+        Raises:
+            ManifestError: the tar or its index file is damaged, or it is compressed in a way that is not read.
+        """
         target = source.record
         if source.sidecar is not None:
             yield from walk_sidecar(
@@ -77,11 +83,15 @@ class WebDataset(Format, frozen=True, forbid_unknown_fields=True):
                 yield from _group(read_entries(target.size, start))
 
     def recoder(self, facts: Facts) -> CompressedRecoder:
-        """Decompresses tars."""
+        """Returns what decompresses tars and makes records of their samples."""
         return CompressedRecoder(self, facts)
 
     def open(self, content: memoryview, name: SampleName) -> tuple[str, Sequence[Field]]:
-        """Returns key and fields of the entries of one sample."""
+        """Returns the key of a sample, and a field for each of its files.
+
+        Raises:
+            DecodeError: the bytes are not whole entries with one key, or have no file.
+        """
         key: str | None = None
         fields = []
         try:
@@ -110,7 +120,7 @@ class WebDataset(Format, frozen=True, forbid_unknown_fields=True):
 
 
 def split_name(name: str) -> tuple[str, str] | None:
-    """Returns key and field of an entry, or None for one that belongs to no sample."""
+    """Returns key and field of an entry with this path; None if it belongs to no sample."""
     slash = name.rfind("/")
     dot = name.find(".", slash + 1)
     if dot <= slash + 1 or (name.startswith("__") and _META_NAME.match(name)):
@@ -121,7 +131,11 @@ def split_name(name: str) -> tuple[str, str] | None:
 def _group(
     walk: Generator[Need | TarEntry, memoryview | None, None],
 ) -> Generator[Need | Span | Note, memoryview | None, None]:
-    """Joins consecutive entries with the same key to spans; counts the links among them."""
+    """Yields a span for consecutive entries with the same key, the needs of `walk`, and a note if there are links.
+
+    Raises:
+        DamagedError: a sample has two fields with one name.
+    """
     key: str | None = None
     start = stop = 0
     gap_start: int | None = None

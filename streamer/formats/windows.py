@@ -1,12 +1,14 @@
-"""Formats whose samples are rows of numbers, or windows of them.
+"""The base class of formats whose samples are rows of a table or array, or windows of consecutive rows.
 
-`window=(length, stride)`: a sample is `length` rows that follow each other in one object, and one begins with every
-`stride`-th row of the object. A field of rows of shape S has the shape (length, *S). The format finds rows as it does
-without a window, and knows nothing of it.
+Parquet, `.npy` and raw arrays, HDF5 and zarr derive from `RowFormat`. A subclass only finds and decodes rows. Windows
+are made of them here.
 
-Windows share rows in the chunk file. A piece is a run of rows that can only be decoded together. A block of windows
-consists of pieces, and its hint has their hints. Where two blocks meet, the pieces with rows of windows of both are
-fetched twice: so pieces are small beside a block, and blocks grow where a window has many rows.
+`window=(length, stride)`: a sample is `length` consecutive rows of one object, and a sample begins with every
+`stride`-th row of the object. A field that has the shape S in a row has the shape (length, *S) in a sample.
+
+Overlapping windows share rows in the chunk file. A piece is a run of rows that can only be decoded together. A block of
+windows consists of pieces, and its hint contains their hints. Where two blocks meet, a piece that has rows of both is
+fetched twice. Therefore pieces are small beside a block, and blocks are longer where a window has many rows.
 """
 
 from __future__ import annotations
@@ -28,10 +30,13 @@ from streamer.manifest.protocols import Indexing, Note, Short, Source, Span, Sur
 
 
 class RowFormat(Format, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A format whose samples are rows, or windows of them.
+    """A format whose samples are rows, or windows of rows.
+
+    A subclass has `survey_rows`, `index_rows`, `open_rows`, and `recode_rows` if its rows are in blocks.
 
     Attributes:
-        window: rows of a sample, and rows from the beginning of one to that of the next, or None if a sample is a row.
+        window: (length, stride): rows of a sample, and rows from the beginning of a sample to that of the next one.
+            None if a sample is one row.
     """
 
     window: tuple[int, int] | None = None
@@ -51,14 +56,16 @@ class RowFormat(Format, frozen=True, kw_only=True, forbid_unknown_fields=True):
             )
 
     def survey(self, accepted: Sequence[ObjectRecord], others: Mapping[str, ObjectRecord]) -> Surveying:
-        """See `Format.survey`; the fields of the facts have the shapes of windows, if samples are windows."""
+        """Surveys objects as `Format.survey`; the fields of the facts have the shapes of windows, if there are any."""
         return (yield from self.survey_windows(self.survey_rows(accepted, others)))
 
     def survey_windows(self, rows: Surveying) -> Surveying:
-        """Turns a survey of rows into one of windows, if samples are windows: each field has one length more.
+        """Turns a survey of rows into one of windows: the shape of each field gets the length of a window in front.
+
+        Without `window` it returns the survey of rows.
 
         Raises:
-            ManifestError: samples are windows, and a field has no fixed shape.
+            ManifestError: samples are windows, and a field is no number and no array of a fixed shape.
         """
         found = yield from rows
         if self.window is None:
@@ -75,7 +82,7 @@ class RowFormat(Format, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return msgspec.structs.replace(found, facts=facts)
 
     def index(self, source: Source, facts: Facts, start: int = 0) -> Indexing:
-        """See `Format.index`; finds rows, or blocks of windows."""
+        """Finds rows, or blocks of windows, as `Format.index` does; windows from the beginning of the object on."""
         if self.window is None:
             yield from self.index_rows(source, facts, start)
             return
@@ -98,36 +105,36 @@ class RowFormat(Format, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return WindowOpener(facts.fields, self._row_dtype(_find_row_facts(facts)), self.window[0])
 
     def recoder(self, facts: Facts) -> Recoder:
-        """Returns what makes records of rows, or of windows."""
+        """Returns what makes records of rows, or of windows; raises the errors of `Format.recoder`."""
         if self.window is None:
             return self.recode_rows(facts) or super().recoder(facts)
         rows = _find_row_facts(facts)
         return WindowRecoder(self.window, self._row_bytes(rows), self.recode_rows(rows))
 
     def survey_rows(self, accepted: Sequence[ObjectRecord], others: Mapping[str, ObjectRecord]) -> Surveying:
-        """Surveys the rows, as `Format.survey` does."""
+        """Surveys the objects for rows, as `Format.survey` does; each subclass has it."""
         raise NotImplementedError
 
     def index_rows(self, source: Source, facts: Facts, start: int) -> Indexing:
-        """Finds the rows of an object, as `Format.index` does."""
+        """Finds the rows of an object, as `Format.index` does; each subclass has it."""
         raise NotImplementedError
 
     def read_runs(self, source: Source, facts: Facts) -> Asking[list[list[RowPiece]]]:
-        """Finds the rows of an object, in runs: a window never has rows of two of them. Here all rows are one run."""
+        """Finds the pieces of each run of rows: a window has rows of one run only. Here an object is one run."""
         found = RowPieces(source.chunk_bytes)
         yield from collect_samples(self.index_rows(source, facts, 0), found.add)
         return [found.all()]
 
     def open_rows(self, facts: Facts) -> Opener:
-        """Returns what opens rows, as `Format.opener` does."""
+        """Returns what opens rows, as `Format.opener` does; each subclass has it."""
         raise NotImplementedError
 
     def recode_rows(self, facts: Facts) -> Recoder | None:
-        """Returns what makes records of rows, as `Format.recoder` does, or None if rows are spans."""
+        """Returns what makes records of rows, as `Format.recoder` does; None if rows are ranges of an object."""
         return None
 
     def has_tables(self, facts: Facts) -> bool:
-        """Whether the record of a row is that of a table (`table.records`); else it is the bytes of its only field."""
+        """Whether the record of a row is one of `table.records`; otherwise it is the bytes of the only field."""
         return len(facts.fields) > 1
 
     def _row_dtype(self, facts: Facts) -> np.dtype[np.generic]:
@@ -142,12 +149,12 @@ class RowFormat(Format, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class WindowOpener:
-    """Opens windows: rows that follow each other.
+    """Opens samples that are windows of rows.
 
     Args:
         fields: the fields of a window.
-        row: dtype of the record of a row.
-        length: rows of a window.
+        row: dtype of the record of a row: that of `head_dtype` for tables, else that of the only field.
+        length: number of rows of a window.
     """
 
     def __init__(self, fields: Sequence[FieldSpec], row: np.dtype[np.generic], length: int) -> None:
@@ -159,7 +166,7 @@ class WindowOpener:
         """Returns no key, and the fields, each with the numbers of all rows one after the other.
 
         Raises:
-            DecodeError: another number of bytes, or a null in a row.
+            DecodeError: the bytes are not `length` rows, or a row has a null.
         """
         if len(content) != self._length * self._row.itemsize:
             raise DecodeError(
@@ -178,12 +185,12 @@ class WindowOpener:
 
 
 def _find_row_facts(facts: Facts) -> Facts:
-    """Returns the facts of the rows of which windows are made: each field without the length of a window."""
+    """Returns the facts of rows from those of windows: the shape of each field loses the length of a window."""
     return _change_kinds(facts, lambda dtype, lengths: f"{dtype}[{','.join(lengths[1:])}]" if lengths[1:] else dtype)
 
 
 def _change_kinds(facts: Facts, change: Callable[[str, list[str]], str]) -> Facts:
-    """Returns the facts with another kind of each field: `change` makes it of the dtype and the lengths."""
+    """Returns the facts with another kind for each field, which `change` makes of the dtype and the shape's lengths."""
     fields = []
     for field in facts.fields:
         dtype, _, shape = field.kind.partition("[")
@@ -194,24 +201,24 @@ def _change_kinds(facts: Facts, change: Callable[[str, list[str]], str]) -> Fact
 
 Int64Array = NDArray[np.int64]
 
-# Number of pieces of a chunk, where the format can cut it: the last ones of a block are fetched twice.
+# Number of pieces of a chunk, if the format can cut them so small: the last pieces of a block are fetched twice.
 PIECES = 16
-# The bytes that are fetched twice are at most a twelfth, unless blocks become longer than this, fetched or decoded.
+# A block is so long that at most a twelfth of it is fetched twice, but at most 64 MiB, both fetched and decoded.
 _SHARE = 12
 _MAX_BYTES = 64 << 20
-# Most bytes of a piece in the hint of a block, besides its own hint, and most bytes of all pieces.
+# Most bytes of a piece in the hint of a block, besides the piece's own hint; and most bytes of the whole hint.
 _HINT_BYTES = 16
 _MAX_HINT_BYTES = LONGEST_HINT - 1024
 
 
 class RowPiece(msgspec.Struct, frozen=True):
-    """A run of rows that can only be decoded together.
+    """A run of rows that can only be decoded together, or whose bytes are the rows as they are.
 
     Attributes:
-        ranges: byte ranges, as in `Block`.
+        ranges: byte ranges, as in `Block`; a single one if the bytes are the rows.
         rows: number of rows.
-        hint: hint of the block of rows, or None if the bytes are the rows as they are.
-        objects: as in `Block`.
+        hint: hint of the block of rows; None if the bytes are the rows.
+        objects: the object of each range, as in `Block`.
     """
 
     ranges: tuple[tuple[int, int], ...]
@@ -221,11 +228,11 @@ class RowPiece(msgspec.Struct, frozen=True):
 
     @property
     def fetch_bytes(self) -> int:
-        """Bytes of all ranges."""
+        """Bytes of all ranges together."""
         return sum(stop - start for start, stop in self.ranges)
 
     def trim(self, first: int, last: int) -> RowPiece:
-        """Returns the piece without `first` rows at its beginning and `last` at its end; itself if it has a hint."""
+        """Returns the piece without `first` rows at its beginning and `last` at its end; with a hint it stays whole."""
         if self.hint is not None:
             return self
         (start, stop) = self.ranges[0]
@@ -234,7 +241,7 @@ class RowPiece(msgspec.Struct, frozen=True):
 
 
 class PieceHint(msgspec.Struct, frozen=True, array_like=True):
-    """A piece of a block, for the recoder; the values are those of `RowPiece`."""
+    """What the recoder is told of one piece: values of the `RowPiece`, without its ranges."""
 
     fetch_bytes: int
     rows: int
@@ -242,7 +249,7 @@ class PieceHint(msgspec.Struct, frozen=True, array_like=True):
 
 
 class WindowHint(msgspec.Struct, frozen=True, array_like=True):
-    """The hint of a block of windows: how many rows are before the first window (`skipped`), and the pieces."""
+    """The hint of a block of windows: the number of rows before its first window (`skipped`), and its pieces."""
 
     skipped: int
     pieces: list[PieceHint]
@@ -252,7 +259,7 @@ _HINT = msgspec.msgpack.Decoder(WindowHint)
 
 
 class RowPieces:
-    """Collects the rows of an object as pieces; spans that follow each other become one piece of up to `most_bytes`."""
+    """Collects the rows of an object as pieces: each block, and each run of consecutive spans up to `most_bytes`."""
 
     def __init__(self, most_bytes: int) -> None:
         self._most_bytes = most_bytes
@@ -260,7 +267,7 @@ class RowPieces:
         self._run: tuple[int, int, int] | None = None
 
     def add(self, item: Span | Block) -> None:
-        """Takes the next row, or block of rows."""
+        """Adds the next row (a span), or the next block of rows."""
         if isinstance(item, Block):
             self._close()
             self._found.append(RowPiece(item.ranges, item.samples, item.hint, item.objects))
@@ -271,7 +278,7 @@ class RowPieces:
         self._run = first, item.stop, rows + 1
 
     def all(self) -> list[RowPiece]:
-        """Returns the pieces, in order."""
+        """Returns all pieces, in order; closes the last one."""
         self._close()
         return self._found
 
@@ -285,13 +292,13 @@ class RowPieces:
 def windows_of(
     pieces: Sequence[RowPiece], window: tuple[int, int], row_bytes: int, chunk_bytes: int
 ) -> Iterator[Block]:
-    """Yields the windows of an object as blocks of about `chunk_bytes`.
+    """Yields the windows of a run of rows as blocks of about `chunk_bytes`, or more where windows overlap much.
 
     Args:
-        pieces: all its rows.
-        window: rows of a window, and rows from the beginning of one to that of the next.
+        pieces: all pieces of the run, in order.
+        window: (length, stride), as in `RowFormat`.
         row_bytes: bytes of a row in a record.
-        chunk_bytes: bytes of a chunk.
+        chunk_bytes: bytes of a chunk, as fetched.
     """
     length, stride = window
     edges = _edges([piece.rows for piece in pieces])
@@ -300,7 +307,7 @@ def windows_of(
     count = max(0, (int(edges[-1]) - length) // stride + 1)
     goal = chunk_bytes
     if length > stride and len(edges) > 1:
-        # Rows that a block shares with the next one are a small part of it.
+        # The bytes that a block shares with the next one are a twelfth of it, unless it becomes too long.
         mean_bytes = fetched[-1] / max(1, int(edges[-1]))
         piece_bytes = fetched[-1] / (len(edges) - 1)
         twice = (length - stride) * mean_bytes + piece_bytes
@@ -318,11 +325,11 @@ def windows_of(
 
 
 def parts_of(windows: int, window: tuple[int, int]) -> tuple[Int64Array, Int64Array]:
-    """Returns the shared parts of `windows` windows that overlap: a part ends where a window begins or ends.
+    """Returns the shared parts of `windows` overlapping windows: a part ends wherever a window begins or ends.
 
     Returns:
-        The boundaries of the parts in rows from the first window's on, int64, shape (parts + 1,); and the range of
-        parts of each window, int64, shape (windows, 1, 2).
+        The boundaries of the parts, in rows from the beginning of the first window, int64, shape (parts + 1,); and the
+        half-open range of parts of each window, int64, shape (windows, 1, 2).
     """
     length, stride = window
     starts = np.arange(windows, dtype=np.int64) * stride
@@ -331,12 +338,12 @@ def parts_of(windows: int, window: tuple[int, int]) -> tuple[Int64Array, Int64Ar
 
 
 class WindowRecoder:
-    """Makes records of windows.
+    """Makes records of windows, as a `Recoder`.
 
     Args:
-        window: see `windows_of`.
+        window: (length, stride), as in `RowFormat`.
         row_bytes: bytes of a row in a record.
-        rows: decodes the pieces that have a hint, or None if none has one.
+        rows: decodes the pieces that have a hint; None if the format has no such pieces.
     """
 
     def __init__(self, window: tuple[int, int], row_bytes: int, rows: Recoder | None) -> None:
@@ -345,9 +352,9 @@ class WindowRecoder:
         self._rows = rows
 
     def recode(self, content: memoryview, samples: int, hint: bytes) -> Records:
-        """Decodes the pieces of a block, as `Recoder.recode` does; rows that windows share are shared parts."""
+        """Makes the records of the windows of a block; raises RecodeError if the bytes are not so many windows."""
         length, stride = self._window
-        # The rows begin with those of the first window: uint8, shape (rows, row_bytes).
+        # Below, `rows` are the rows from the first window on: uint8, shape (rows, row_bytes).
         try:
             block = _HINT.decode(hint)
         except msgspec.MsgspecError as error:
@@ -391,12 +398,12 @@ class WindowRecoder:
 
 
 def _block(pieces: Sequence[RowPiece], windows: tuple[int, int], window: tuple[int, int], row_bytes: int) -> Block:
-    """Returns the block of these pieces, without those behind its last window.
+    """Returns the block of some windows, without the pieces and rows behind the last window.
 
     Args:
-        pieces: the pieces.
-        windows: rows of the pieces before the first window, and number of windows.
-        window: see `windows_of`.
+        pieces: consecutive pieces, the first of which has the beginning of the first window.
+        windows: number of rows before the first window, and number of windows.
+        window: (length, stride), as in `RowFormat`.
         row_bytes: bytes of a row in a record.
     """
     (skipped, samples) = windows
@@ -405,7 +412,7 @@ def _block(pieces: Sequence[RowPiece], windows: tuple[int, int], window: tuple[i
     surplus = sum(piece.rows for piece in pieces) - skipped - (samples - 1) * stride - length
     while surplus >= pieces[-1].rows:
         surplus -= pieces.pop().rows
-    # Rows that lie as they are can be left out one by one.
+    # Pieces without a hint are cut to the rows of the windows.
     pieces[-1] = pieces[-1].trim(0, surplus)
     if pieces[0].hint is None:
         pieces[0] = pieces[0].trim(skipped, 0)

@@ -1,8 +1,9 @@
-"""Zip archives: a sample is an entry, stored or deflated; the index is the directory at the end.
+"""The format "zip": every entry of an archive is one sample, stored as it is or deflated.
 
-A sample has its own head, with its name, and goes on to the head of the next one. The worker that opens it inflates it.
-A thread of the engine reads the directory, without zipfile: 2.2 us and 225 bytes of memory for an entry, with zipfile
-5.3 us and 700 bytes (200,000 entries, 2026-11-25).
+`formats/registry.py` makes it. The index comes from the directory at the end of an archive. The bytes of a sample begin
+at the head of the entry, which has its name, and go on to the head of the next entry; the worker that opens a sample
+decompresses it. The directory is read here and not by zipfile: an entry takes 2.2 us and 225 bytes of memory, and with
+zipfile 5.3 us and 700 bytes (200,000 entries, 2026-11-25).
 
 Source: PKWARE, APPNOTE.TXT, 4.3 and 4.5.
 """
@@ -30,15 +31,16 @@ _HEAD = Struct("<4s5H3L2H")
 _HEAD_MAGIC = b"PK\x03\x04"
 _STORED = 0
 _DEFLATED = 8
-# Checksum and lengths are behind the content, because the writer could not go back.
+# Flag of an entry whose checksum and lengths are behind its content, because the writer could not go back.
 _BEHIND = 1 << 3
 _BEHIND_MAGIC = b"PK\x07\x08"
 _LENGTHS = (Struct("<LLL"), Struct("<LQQ"))
 _RAW = -15
-# An entry is unpacked as a whole, in a worker. Deflate makes at most 1,032 bytes of one.
+# Most bytes of a decompressed entry: a worker holds it as a whole. Deflate makes at most 1,032 bytes of one.
 MAX_BYTES = 256 << 20
 _MAX_RATIO = 1032
-# End record, and the longest comment behind it; before it what is there of 64 bits.
+# An archive ends with the end record and a comment of at most 64 KiB. Large archives have two more records before it,
+# with numbers of 64 bits.
 _END = Struct("<4s4H2LH")
 _END_MAGIC = b"PK\x05\x06"
 _LOCATOR = Struct("<4sLQL")
@@ -57,12 +59,12 @@ _SPLITS = (
 _MAX_32 = (1 << 32) - 1
 _ENCRYPTED = 1
 _UTF_8 = 1 << 11
-# 5 million entries, which have 50 bytes and a name each.
+# Most bytes of a directory, for 5 million entries: each has 50 bytes and a name.
 _MAX_DIRECTORY_BYTES = 512 << 20
 
 
 class _Directory(msgspec.Struct, frozen=True):
-    """The place of the directory: the half-open byte range, and how many entries it has."""
+    """The half-open byte range of an archive's directory, and the number of entries in it."""
 
     start: int
     stop: int
@@ -70,7 +72,16 @@ class _Directory(msgspec.Struct, frozen=True):
 
 
 class _ZipEntry(msgspec.Struct, frozen=True):
-    """An entry: name with folders, place of its head, length of its content packed and unpacked, method."""
+    """An entry of the directory.
+
+    Attributes:
+        name: path in the archive.
+        start: byte of the archive at which its head begins.
+        packed_bytes: length of its content in the archive.
+        bytes: length of the decompressed content.
+        method: number of the compression method.
+        encrypted: whether the content is encrypted.
+    """
 
     name: str
     start: int
@@ -84,20 +95,25 @@ _DIRECTORY = msgspec.msgpack.Decoder(_Directory)
 
 
 class Zip(Format, frozen=True, forbid_unknown_fields=True):
-    """Zip archives."""
+    """Reads zip archives. It has no options."""
 
     name = "zip"
     endings = (".zip",)
 
     def survey(self, accepted: Sequence[ObjectRecord], others: Mapping[str, ObjectRecord]) -> Surveying:
-        """Reads the ends of all archives: they say where the directories are, and so how much the index reads."""
+        """Takes all archives, and reads their ends to find the directories, whose lengths are what the index reads."""
         found = yield from read_each(accepted, _tail, _find_directory)
         notes = {url: msgspec.msgpack.encode(directory) for url, directory in found.items()}
         sources = [Source(record, notes.get(record.url, b"")) for record in accepted]
         return Survey(sources, read_bytes=sum(directory.stop - directory.start for directory in found.values()))
 
     def index(self, source: Source, facts: Facts, start: int = 0) -> Indexing:
-        """Finds the entries by the directory; hidden files are not samples."""
+        """Finds the entries by the directory. Hidden files are not samples.
+
+        Raises:
+            ManifestError: the directory is damaged, or an entry is encrypted, too long, or compressed by a method that
+                is not read.
+        """
         record = source.record
         with errors_of(record):
             entries = yield from _entries(source)
@@ -126,11 +142,15 @@ class Zip(Format, frozen=True, forbid_unknown_fields=True):
             yield Note(f"{_SPLITS} ({', '.join(splits)})", len(names), repr(names[0]))
 
     def open(self, content: memoryview, name: SampleName) -> tuple[str, Sequence[Field]]:
-        """Returns one field, named by the extension (see `names`); the key is the name with its folders."""
+        """Returns the path in the archive as key, and one field, named by the extension (`names.extension`).
+
+        Raises:
+            DecodeError: the bytes are not an entry, or its checksum differs.
+        """
         try:
             head = _read_head(content)
             if head.method == _STORED:
-                # Its checksum takes 0.016 CPU s/GB, an epoch 0.7 (110 KB at a time, 2026-11-24).
+                # Comparing the checksum takes 0.016 CPU s/GB, reading an epoch 0.7 (110 KB at a time, 2026-11-24).
                 length = _length_before(head.rest) if head.behind and not head.packed_bytes else head.packed_bytes
                 if length > len(head.rest):
                     raise ValueError(f"it has {len(head.rest)} of {length} bytes")
@@ -147,7 +167,11 @@ def _tail(record: ObjectRecord) -> tuple[int, int]:
 
 
 def _entries(source: Source) -> Reading[list[tuple[_ZipEntry, int]]]:
-    """Returns the entries in the order of the file, and where each ends: where the next one begins."""
+    """Reads the directory; returns the entries in the order of the archive, each with the byte where the next begins.
+
+    Raises:
+        DamagedError: the directory is damaged, or entries overlap.
+    """
     record = source.record
     if source.notes:
         directory = _DIRECTORY.decode(source.notes)
@@ -163,7 +187,12 @@ def _entries(source: Source) -> Reading[list[tuple[_ZipEntry, int]]]:
 
 
 def _find_directory(tail: memoryview, size: int) -> _Directory:
-    """Finds the directory of a file of `size` bytes in its last bytes (`_TAIL_BYTES`, or all)."""
+    """Finds the place of the directory of an archive; raises DamagedError.
+
+    Args:
+        tail: the last `_TAIL_BYTES` of the archive, or all of it.
+        size: length of the archive, bytes.
+    """
     base = size - len(tail)
     content = bytes(tail)
     at = content.rfind(_END_MAGIC)
@@ -188,12 +217,12 @@ def _find_directory(tail: memoryview, size: int) -> _Directory:
 
 
 def _ends(content: bytes, at: int) -> bool:
-    """Whether an end record is here, behind which there is nothing but its comment."""
+    """Whether `content` ends with an end record that begins at `at`, and the comment that it announces."""
     return at + _END.size <= len(content) and at + _END.size + _END.unpack_from(content, at)[7] == len(content)
 
 
 def _read_entries(content: memoryview, directory: _Directory) -> Iterator[_ZipEntry]:
-    """Yields the entries, in the order of the directory."""
+    """Yields the entries of the directory with these bytes, in its order; raises DamagedError."""
     at = 0
     for _ in range(directory.entries):
         try:
@@ -218,7 +247,17 @@ def _read_entries(content: memoryview, directory: _Directory) -> Iterator[_ZipEn
 
 
 class _Head(msgspec.Struct):
-    """The head of an entry, and the bytes behind it: its content, and more."""
+    """The head of an entry in a sample.
+
+    Attributes:
+        name: path in the archive.
+        method: number of the compression method.
+        behind: whether checksum and lengths are behind the content.
+        checksum: CRC-32 of the decompressed content, unless it is behind it.
+        packed_bytes: length of the content in the archive; 0 if it may be behind the content.
+        bytes: length of the decompressed content; 0 if it may be behind the content.
+        rest: the bytes of the sample behind the head: the content, and what follows it.
+    """
 
     name: str
     method: int
@@ -230,6 +269,7 @@ class _Head(msgspec.Struct):
 
 
 def _read_head(content: memoryview) -> _Head:
+    """Parses the head of an entry; raises ValueError or struct.error."""
     magic, _, flags, method, _, _, checksum, packed, length, name_bytes, extra_bytes = _HEAD.unpack_from(content)
     name_stop = _HEAD.size + name_bytes
     start = name_stop + extra_bytes
@@ -249,7 +289,7 @@ def _read_head(content: memoryview) -> _Head:
 
 
 def _length_before(rest: memoryview) -> int:
-    """Returns the length of the content that is before its length; the writers of these may leave out the magic."""
+    """Returns the length of a stored content whose length is behind it, with or without a magic; raises ValueError."""
     for magic in (_BEHIND_MAGIC, b""):
         for layout in _LENGTHS:
             length = len(rest) - layout.size - len(magic)
@@ -261,7 +301,10 @@ def _length_before(rest: memoryview) -> int:
 
 
 def _inflate(head: _Head) -> memoryview:
-    """Decompresses the content; if its head does not tell the length, at most what deflate can make of the bytes."""
+    """Decompresses the content of an entry and compares its lengths and checksum; raises ValueError.
+
+    If the head has no length, the limit is what deflate can make of the bytes.
+    """
     known = not head.behind or head.bytes > 0
     limit = min(head.bytes if known else MAX_BYTES, MAX_BYTES, _MAX_RATIO * len(head.rest))
     unpacker = inflate.decompressobj(_RAW)
@@ -275,7 +318,7 @@ def _inflate(head: _Head) -> memoryview:
 
 
 def _same(head: _Head, content: memoryview, behind: memoryview) -> memoryview:
-    """Returns the content, if it has the checksum that is in its head, or behind it."""
+    """Returns the content; raises ValueError if its checksum is not that in the head, or in the bytes `behind` it."""
     expected = head.checksum
     if head.behind:
         expected = int.from_bytes(behind[4:8] if behind[:4] == _BEHIND_MAGIC else behind[:4], "little")
@@ -285,12 +328,21 @@ def _same(head: _Head, content: memoryview, behind: memoryview) -> memoryview:
 
 
 def _name_of(content: memoryview, flags: int) -> str:
-    """Returns the name of an entry."""
+    """Decodes the name of an entry: UTF-8 if its flags say so, else code page 437."""
     return str(content, "utf-8" if flags & _UTF_8 else "cp437", "replace")
 
 
 def _wide_numbers(extra: memoryview, numbers: list[int], at: int) -> list[int]:
-    """Returns the numbers; those that have no room in 32 bits are in the extra field, which is at byte `at`."""
+    """Replaces, in `numbers`, those that need 64 bits by the ones in the extra field; returns the list.
+
+    Args:
+        extra: the extra field of the entry.
+        numbers: numbers of the entry; 2^32 - 1 stands for one that needs 64 bits.
+        at: byte at which the extra field begins, for errors.
+
+    Raises:
+        DamagedError: the extra field does not have the numbers.
+    """
     wanted = [place for place, number in enumerate(numbers) if number == _MAX_32]
     if not wanted:
         return numbers

@@ -1,1 +1,4 @@
-"""Records of a table: what recoders make of rows with fields that all samples have."""
+"""Parts for formats of tables: records of rows, columns from Arrow's arrays, partitions in paths, logs of tables.
+
+The formats of `tables/`, the readers of `media/` and `annotations/` use them.
+"""

@@ -1,7 +1,8 @@
-"""Finds the columns that are in the paths of files only: `year=2024/lang=en/part-0.parquet`, as Hive writes them.
+"""Reads partitions: columns whose values are in the paths of files only, such as `year=2024/lang=en/part-0.parquet`.
 
-Names, types and values are those that pyarrow infers: whole numbers of 32 bits where all values are, else texts; of two
-folders of one name the upper one counts.
+Parquet and Arrow use it for files in folders as Hive writes them. Names, types and values are those that pyarrow infers:
+a column has whole numbers of 32 bits if all its values are such numbers, else texts. If two folders of a path have one
+name, the upper one counts.
 
 Source: https://arrow.apache.org/docs/python/generated/pyarrow.dataset.HivePartitioning.html
 """
@@ -29,16 +30,16 @@ def partition_key(url: str, base: str) -> str:
 
     Args:
         url: Url of an object.
-        base: Folder of the table; "" if it is not known, so that the whole path counts.
+        base: Url of the table's folder; "" if it is not known: then the whole path counts.
     """
     return url.removeprefix(base) if base else url.partition("://")[2] or url
 
 
 def read_partitions(key: str) -> list[tuple[str, str | None]]:
-    """Returns the names and values of the partitions in the folders of a path; None stands for null.
+    """Returns the names and values of the partitions in the folders of a path, the uppermost first; None is a null.
 
     Raises:
-        ValueError: A name or a value is not UTF-8 where its escapes are decoded.
+        ValueError: A name or a value is not UTF-8 after its escapes (%20) are decoded.
     """
     found = list[tuple[str, str | None]]()
     for part in key.split("/")[:-1]:
@@ -54,10 +55,10 @@ def read_partitions(key: str) -> list[tuple[str, str | None]]:
 
 
 def find_path_problems(keys: Mapping[str, str]) -> dict[str, str]:
-    """Returns why the partitions in a path cannot be read, by the url of the file.
+    """Returns, by url of a file, why the partitions in its path cannot be read; files without a problem are left out.
 
     Args:
-        keys: The paths, as `partition_key` gives them, by the urls of the files.
+        keys: Paths of the files by url, as `partition_key` gives them.
     """
     found = {}
     for url, key in keys.items():
@@ -69,7 +70,10 @@ def find_path_problems(keys: Mapping[str, str]) -> dict[str, str]:
 
 
 def partition_fields(keys: Iterable[str]) -> list[FieldSpec]:
-    """Returns the fields that the paths of files have, in the order of the folders.
+    """Returns a field for each partition in the paths of files, in the order of the folders, numbers or texts.
+
+    Args:
+        keys: Paths of the files, as `partition_key` gives them.
 
     Raises:
         ValueError: A path has a part that is not UTF-8.
@@ -91,10 +95,14 @@ def partition_fields(keys: Iterable[str]) -> list[FieldSpec]:
 
 
 def partition_values(fields: Sequence[FieldSpec], key: str) -> list[int | str | None]:
-    """Returns the values of these fields for a file, with None where its path does not have one.
+    """Returns the values of partitions for a file; None for one that its path does not have, or that is null.
+
+    Args:
+        fields: The fields, as `partition_fields` gives them.
+        key: Path of the file, as `partition_key` gives it.
 
     Raises:
-        ValueError: A number is wanted and the path has a text, or a value is not UTF-8.
+        ValueError: A field has numbers and the path has a text for it, or a value is not UTF-8.
     """
     # The upper one of two folders of one name counts.
     texts = dict(reversed(read_partitions(key))) if fields else {}
@@ -108,7 +116,7 @@ def partition_values(fields: Sequence[FieldSpec], key: str) -> list[int | str | 
 
 
 def _read_number(text: str) -> int | None:
-    """Returns a whole number of 32 bits; None if the text is none."""
+    """Returns the whole number of 32 bits that a text is; None for another text."""
     if _HEXADECIMAL.fullmatch(text):
         return (int(text, 16) ^ 1 << 31) - (1 << 31)
     if _INTEGER.fullmatch(text) and (number := int(text)) in _INT32:

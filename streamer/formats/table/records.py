@@ -1,9 +1,11 @@
-"""Records of a table: what a recoder makes of rows, and how they are opened.
+"""Defines the record of a row of a table, and opens such records.
 
     null bits, one per field | uint32 length of each variable field | fixed fields | variable fields
 
-The fields are those of the dataset's facts, in order. A field is fixed if its kind is a number, or an array of which
-all lengths are known. A field of text that is named `__key__` is the key of the sample.
+Recoders write these records (`formats/table/writer.py`), and workers open them (`TableOpener`). Most formats of
+`tables/` and `media/` use them. The fields are those of the dataset's facts, in order. A field is fixed if its kind is a
+number, or an array of which all lengths are known; all others are variable. A field of text that is named `__key__` is
+the key of the sample.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ from streamer.errors import DecodeError
 from streamer.formats.base import Field, FieldSpec, SampleName
 from streamer.formats.names import kind_of_bytes
 
-# Codes of arrays of one dimension in nested values; others are those of `Extension`.
+# Dtypes of arrays of one dimension in nested values. Such an array is an extension of MessagePack whose code is the
+# place of the dtype here; all other codes are those of `Extension`.
 ARRAY_DTYPES = ("?", "i1", "u1", "<i2", "<u2", "<i4", "<u4", "<i8", "<u8", "<f2", "<f4", "<f8")
 
 _FIXED = re.compile(r"([<>|=]?[?a-z][0-9]*)(?:\[(\d+(?:,\d+)*)\])?")
@@ -29,7 +32,12 @@ _NO_BYTES = memoryview(b"")
 
 
 class Extension(IntEnum):
-    """Codes of extensions in nested values: bytes that may be an image, an image, a JSON text."""
+    """Codes of MessagePack extensions in nested values.
+
+    BYTES: bytes, which are an image if they begin like one.
+    IMAGE: bytes of an image.
+    JSON: a JSON text.
+    """
 
     BYTES = 16
     IMAGE = 17
@@ -37,7 +45,7 @@ class Extension(IntEnum):
 
 
 def find_dtype(kind: str) -> np.dtype[np.generic] | None:
-    """Returns the dtype of a field of this kind, with its shape; None if its length varies."""
+    """Returns the dtype of a fixed field of this kind, with its shape; None for a variable one."""
     found = _FIXED.fullmatch(kind)
     if found is None:
         return None
@@ -49,7 +57,7 @@ def find_dtype(kind: str) -> np.dtype[np.generic] | None:
 
 
 def is_dtype(name: str, kinds: str) -> bool:
-    """Whether numpy has a dtype of this name, of one of these kinds ("biufc")."""
+    """Whether numpy has a dtype with this name, and its `kind` is one of the letters in `kinds` ("biufc")."""
     try:
         return np.dtype(name).kind in kinds
     except TypeError:
@@ -57,13 +65,16 @@ def is_dtype(name: str, kinds: str) -> bool:
 
 
 def head_bytes(fields: Sequence[FieldSpec]) -> int:
-    """Returns the bytes of a record besides the values."""
+    """Returns the bytes of null bits and lengths, which a record has besides the values of its fields."""
     variable = sum(find_dtype(field.kind) is None for field in fields)
     return null_bytes(fields) + 4 * variable
 
 
 def head_dtype(fields: Sequence[FieldSpec]) -> np.dtype[np.void]:
-    """Returns the dtype of a record's head: "nulls", "lengths", and the fixed fields by their numbers ("0", "2")."""
+    """Returns the dtype of a record without its variable fields.
+
+    Its fields are "nulls" (uint8), "lengths" (uint32), and the fixed fields, named by their numbers ("0", "2").
+    """
     dtypes = [find_dtype(field.kind) for field in fields]
     fixed = [(str(number), dtype) for number, dtype in enumerate(dtypes) if dtype is not None]
     variable = len(fields) - len(fixed)
@@ -71,7 +82,7 @@ def head_dtype(fields: Sequence[FieldSpec]) -> np.dtype[np.void]:
 
 
 class TableOpener:
-    """Opens records with these fields; a kind of "" is told by the bytes."""
+    """Opens records with the given fields; a field of kind "" is an image if its bytes begin like one, else bytes."""
 
     def __init__(self, fields: Sequence[FieldSpec]) -> None:
         self._count = len(fields)
@@ -93,7 +104,13 @@ class TableOpener:
         self._key = keys[0] if keys else None
 
     def open(self, content: memoryview, name: SampleName) -> tuple[str | None, Sequence[Field]]:
-        """Takes a record apart. Copies nothing."""
+        """Returns the key of a record (None if it has none or a null) and its fields, which refer to `content`.
+
+        A field without a value gets the kind "null".
+
+        Raises:
+            DecodeError: the bytes are not a record of these fields, or the key is not UTF-8.
+        """
         values, nulls = self.values(content)
         found = list(map(Field, self._names, values, self._kinds))
         for number in self._unknown:
@@ -112,7 +129,11 @@ class TableOpener:
             raise DecodeError(f"the key is not UTF-8: {error}", field=_KEY) from error
 
     def values(self, content: memoryview) -> tuple[list[memoryview], int]:
-        """Returns the bytes of each field, and a bit for each field that has no value; raises DecodeError."""
+        """Returns the bytes of each field, and an integer whose bit i is set if field i has no value.
+
+        Raises:
+            DecodeError: the bytes are not a record of these fields.
+        """
         at = self._head_bytes
         if len(content) < at:
             raise DecodeError(f"a record of {len(content)} bytes; its head alone has {at}", bytes=len(content))
@@ -128,5 +149,5 @@ class TableOpener:
 
 
 def null_bytes(fields: Sequence[FieldSpec]) -> int:
-    """Returns the bytes of the null bits."""
+    """Returns the number of bytes that the null bits of a record take."""
     return -(-len(fields) // 8)

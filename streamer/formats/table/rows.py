@@ -1,4 +1,7 @@
-"""Reads whole tables by pyarrow, in recoders: CSV, TSV, JSON lines, JSON, Parquet.
+"""Reads whole tables by pyarrow: CSV, TSV, JSON lines, JSON, Parquet.
+
+Recoders read tables of annotations (`annotations/parse.py`) and of segments (`media/containers/segment_table.py`) with
+it. A column becomes a field:
 
 | column | field |
 | --- | --- |
@@ -26,7 +29,7 @@ from streamer.errors import RecodeError
 from streamer.formats.base import FieldSpec
 from streamer.formats.table.writer import Column, bytes_column, json_column, nulls_of, whole_column
 
-# An object of JSON lines may have this many bytes, and so may a line of CSV.
+# Most bytes of an object of JSON lines and of a line of CSV, and of the first line of CSV, which has the names.
 _LONGEST_ROW = 64 << 20
 _LONGEST_HEAD = 1 << 20
 _NUMBERS = ("?", "i1", "u1", "<i2", "<u2", "<i4", "<u4", "<i8", "<u8", "<f2", "<f4", "<f8")
@@ -36,7 +39,17 @@ _DTYPES = {pa.from_numpy_dtype(np.dtype(dtype)): dtype for dtype in _NUMBERS}
 
 
 def read_rows(content: memoryview, ending: str, choose: Choose) -> pa.Table:
-    """Reads a table, of whose columns at least the chosen ones are in it."""
+    """Reads the chosen columns of a table.
+
+    Args:
+        content: bytes of the file.
+        ending: extension of the file: "csv", "tsv", "parquet", "pq" or "json"; any other is read as JSON lines.
+        choose: see `Choose`.
+
+    Raises:
+        RecodeError: a CSV or TSV has text that is not UTF-8, or quotes whose meaning is not known.
+        Exception: what pyarrow and msgspec raise for other damage.
+    """
     if ending in {"csv", "tsv"}:
         return _read_csv(content, "\t" if ending == "tsv" else ",", choose)
     if ending in {"parquet", "pq"}:
@@ -55,6 +68,7 @@ def read_rows(content: memoryview, ending: str, choose: Choose) -> pa.Table:
 
 
 def _read_csv(content: memoryview, delimiter: str, choose: Choose, texts: Sequence[str] = ()) -> pa.Table:
+    """Reads the chosen columns of a CSV or TSV; the columns `texts` are read as texts, and dates always are."""
     from pyarrow import csv as arrow_csv
 
     head = bytes(content[:_LONGEST_HEAD]).partition(b"\n")[0].decode("utf-8-sig", "replace")
@@ -67,7 +81,7 @@ def _read_csv(content: memoryview, delimiter: str, choose: Choose, texts: Sequen
             parse_options=arrow_csv.ParseOptions(
                 delimiter=delimiter, quote_char='"' if quoted else False, newlines_in_values=quoted
             ),
-            # The key, too: "0139" is a name, not a number.
+            # The first column is the key and stays a text: "0139" is a name, not a number.
             convert_options=arrow_csv.ConvertOptions(
                 column_types=dict.fromkeys([wanted[0], *texts], pa.string()), include_columns=wanted
             ),
@@ -77,14 +91,14 @@ def _read_csv(content: memoryview, delimiter: str, choose: Choose, texts: Sequen
             raise _no_utf_8(content) from error
         raise
     for field in table.schema:
-        # pyarrow gives bytes where one text is not UTF-8: those of all rows.
+        # If one text is not UTF-8, pyarrow makes bytes of the whole column.
         if pa.types.is_binary(field.type):
             raise _no_utf_8(content, field.name)
     return _read_csv(content, delimiter, choose, dates) if (dates := _dates(table)) else table
 
 
 def _no_utf_8(content: memoryview, column: str = "") -> RecodeError:
-    """Makes the error of texts in another encoding, which names the first line that has one."""
+    """Makes the error of a text that is not UTF-8; it names the first line with such a text, and the column if given."""
     in_column = f", in column {column!r}" if column else ""
     try:
         str(content, "utf-8")
@@ -104,10 +118,10 @@ _LONE_QUOTE = re.compile(rb'(?:^|[\t\n])"(?![^\t\r\n]*"(?:[\t\r\n]|$))')
 
 
 def _has_quotes(content: memoryview, wanted: Sequence[str]) -> bool:
-    """Whether quotes of a TSV enclose fields, as in CSV, or are letters, as the registered type of TSV has them.
+    """Whether quotes of a TSV enclose fields, as in CSV; otherwise they are letters, as the registered type has it.
 
     Raises:
-        RecodeError: both, so that what a quote means is not known.
+        RecodeError: the file has quotes of both kinds, so that rows could be lost.
     """
     from pyarrow import csv as arrow_csv
 
@@ -135,6 +149,7 @@ def _has_quotes(content: memoryview, wanted: Sequence[str]) -> bool:
 
 
 def _read_lines(content: memoryview, texts: Sequence[str] = ()) -> pa.Table:
+    """Reads all columns of JSON lines; the columns `texts` are read as texts, and dates always are."""
     from pyarrow import json as arrow_json
 
     table = arrow_json.read_json(
@@ -146,7 +161,7 @@ def _read_lines(content: memoryview, texts: Sequence[str] = ()) -> pa.Table:
 
 
 def _dates(table: pa.Table) -> list[str]:
-    """Returns the columns that are to be read again as the texts that they are."""
+    """Returns the columns of which pyarrow has made dates or times; they are read again as texts."""
     return [field.name for field in table.schema if pa.types.is_temporal(field.type)]
 
 
@@ -155,7 +170,7 @@ _NO_JSON = re.compile(rb"[:\[,]\s*(NaN|-?Infinity)\b")
 
 
 def explain_bad_json(content: memoryview) -> str:
-    """Returns what a file has that is not JSON, though Python writes it; "" for nothing of the kind."""
+    """Returns the end of a message that names NaN or Infinity in a JSON file; "" if it has neither."""
     if (found := _NO_JSON.search(content)) is None:
         return ""
     return f"; it has {found[1].decode()} at byte {found.start(1)}, which JSON does not have: write null or a number"
@@ -166,13 +181,22 @@ def _block_bytes(content: memoryview) -> int:
 
 
 def plain_column(table: pa.Table, name: str) -> pa.Array:
-    """Returns a column as one array, without a dictionary."""
+    """Returns a column as one array, with a dictionary decoded."""
     found = whole_column(table, name)
     return found.dictionary_decode() if pa.types.is_dictionary(found.type) else found
 
 
 def texts_of(table: pa.Table, name: str, what: str) -> list[str]:
-    """Returns a column of texts; raises RecodeError for rows that have none, which is `what`."""
+    """Returns the texts of a column, one per row.
+
+    Args:
+        table: the table.
+        name: name of the column.
+        what: meaning of the column, for the error ("the key of its sample").
+
+    Raises:
+        RecodeError: a row has no text.
+    """
     values = plain_column(table, name)
     if values.null_count:
         row = pc.index(values.is_null(), True).as_py()
@@ -182,7 +206,7 @@ def texts_of(table: pa.Table, name: str, what: str) -> list[str]:
 
 
 def field_of(table: pa.Table, name: str) -> tuple[FieldSpec, Column]:
-    """Returns a column as a field."""
+    """Returns the field that a column becomes (see the table of the module), and its values."""
     values = plain_column(table, name)
     kind = values.type
     nulls = nulls_of(values)
@@ -199,7 +223,7 @@ def field_of(table: pa.Table, name: str) -> tuple[FieldSpec, Column]:
         return FieldSpec(name, ""), bytes_column(values.cast(pa.large_binary()))
     if (pa.types.is_list(kind) or pa.types.is_large_list(kind)) and kind.value_type in _DTYPES:
         items = values.flatten()
-        # NaN where there is none; whole numbers have no such value.
+        # An item without a value becomes NaN. Lists of integers with such items become JSON, below.
         if not items.null_count or pa.types.is_floating(kind.value_type):
             numbers = np.ascontiguousarray(_numbers(items, float("nan")))
             counts = pc.list_value_length(values).fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)

@@ -1,7 +1,8 @@
-"""Remembers which schema each file of a table has, so that the next survey reads new and changed files only.
+"""Remembers the schema of each file of a table, so that the next survey reads only files that are new or have changed.
 
-A survey leaves a memory beside the manifest (`Survey.memory`), and the next one of the same urls gets it
-(`SurveyContext.memories`). A schema is bytes that mean something to the format alone.
+The surveys of Parquet and Arrow use it. A survey leaves a memory beside the manifest (`Survey.memory`), and the next
+survey of the same urls gets it (`SurveyContext.memories`). A schema is a string of bytes that only the format
+understands.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import numpy as np
 from streamer.manifest.model import ObjectRecord
 
 _NAME_BYTES = 16
-# A memory of 10^5 files has 2 MB, and their schemas.
+# Most bytes of a memory. One of 10^5 files has 2 MB, and their schemas.
 _MAX_BYTES = 64 << 20
 
 
@@ -23,10 +24,10 @@ class _Stored(msgspec.Struct, frozen=True, array_like=True):
     """A memory as it is stored.
 
     Attributes:
-        rule: How schemas are read; memories of other rules do not count.
+        rule: Name and version of how schemas are read and encoded; memories of other rules are ignored.
         schemas: The different schemas.
-        names: Digests of urls, sizes and versions of the files, one behind the other.
-        numbers: Numbers of their schemas, little-endian uint32.
+        names: Digests of url, size and version of each file, 16 bytes each, one behind the other.
+        numbers: Place in `schemas` of each file's schema, little-endian uint32.
     """
 
     rule: str
@@ -40,7 +41,7 @@ class SchemaMemory:
 
     Args:
         rule: Name and version of how the format reads and encodes schemas.
-        memories: What earlier surveys have left.
+        memories: Memories of earlier surveys, the newest first. Those of another rule or version are ignored.
     """
 
     def __init__(self, rule: str, memories: Sequence[bytes] = ()) -> None:
@@ -53,7 +54,7 @@ class SchemaMemory:
             try:
                 stored = msgspec.msgpack.decode(content, type=_Stored)
             except msgspec.MsgspecError:
-                # The memory is of another version: the files are read.
+                # The memory is of another version of this code, so the files are read again.
                 continue
             numbers = np.frombuffer(stored.numbers[: len(stored.numbers) // 4 * 4], "<u4").tolist()
             is_whole = len(stored.names) == len(numbers) * _NAME_BYTES
@@ -73,7 +74,7 @@ class SchemaMemory:
         self._numbers.append(self._schemas.setdefault(schema, len(self._schemas)))
 
     def encode(self) -> bytes:
-        """Returns the memory of this survey; empty if it is too long to be kept."""
+        """Returns the memory of this survey: the files that were added. Empty if it is longer than 64 MiB."""
         numbers = np.array(self._numbers, "<u4").tobytes()
         stored = _Stored(self._rule, list(self._schemas), bytes(self._names), numbers)
         content = msgspec.msgpack.encode(stored)

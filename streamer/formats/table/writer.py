@@ -1,4 +1,8 @@
-"""Makes columns of Arrow's arrays, and records of columns without a loop over rows; recoders have pyarrow."""
+"""Makes columns of Arrow's arrays, and records of columns (see `formats/table/records.py`), without a loop over rows.
+
+Recoders of tables use it (`tables/parquet/`, `tables/arrow_ipc/`, `tables/litdata/`, `media/`, `annotations/`): only
+they have pyarrow.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +20,7 @@ from streamer.errors import RecodeError
 from streamer.formats.base import FieldSpec, Records
 from streamer.formats.table.records import find_dtype, head_dtype
 
-# Bytes that follow one another in values: those of each value, or the same in all.
+# The values of a column in pieces: value i is the i-th bytes of each array, and all bytes of each scalar, in order.
 Pieces: TypeAlias = Sequence[pa.LargeBinaryArray | pa.LargeBinaryScalar]
 
 _NO_BYTES = np.empty(0, np.uint8)
@@ -26,10 +30,11 @@ class Column(msgspec.Struct, frozen=True):
     """One field of all rows of a block.
 
     Attributes:
-        values: of a fixed field: shape (rows, ...); of a variable one: uint8, all values one after the other.
-        lengths: of a variable field: int64, shape (rows,).
-        nulls: bool, shape (rows,): which rows have no value; None: all have one.
-        pieces: of a nested field, instead of values: what each value consists of, in order.
+        values: numbers of a fixed field, shape (rows, ...); or all bytes of a variable field, one value after the
+            other, uint8.
+        lengths: bytes of each value of a variable field, int64, shape (rows,); None for a fixed field.
+        nulls: bool, shape (rows,): which rows have no value; None if all have one.
+        pieces: the values in pieces, in place of `values`; empty if `values` has them.
     """
 
     values: NDArray[np.generic]
@@ -40,7 +45,13 @@ class Column(msgspec.Struct, frozen=True):
 
 @contextmanager
 def catch_decode_errors(content: memoryview, samples: int, format_name: str) -> Iterator[None]:
-    """Turns the errors of a library that decodes rows into RecodeError."""
+    """Turns any error that is raised within the context, such as one of pyarrow, into a RecodeError.
+
+    Args:
+        content: bytes of the block, of which the message says the length.
+        samples: number of rows that are expected.
+        format_name: title of the format, for the message.
+    """
     try:
         yield
     except RecodeError:
@@ -54,7 +65,7 @@ def catch_decode_errors(content: memoryview, samples: int, format_name: str) -> 
 
 
 def whole_column(table: pa.Table, name: str) -> pa.Array:
-    """Returns a column of a table as one array; copies it if it is in several."""
+    """Returns a column of a table as one array; copies it if the table has it in several."""
     chunks = table.column(name)
     if chunks.num_chunks == 1:
         return chunks.chunk(0)
@@ -63,7 +74,7 @@ def whole_column(table: pa.Table, name: str) -> pa.Array:
 
 
 def nulls_of(values: pa.Array) -> NDArray[np.bool_] | None:
-    """Returns which rows have no value, as `Column` has them."""
+    """Returns which rows have no value, bool, shape (rows,); None if all have one."""
     if not values.null_count:
         return None
     found: NDArray[np.bool_] = values.is_null().to_numpy(zero_copy_only=False)
@@ -71,7 +82,7 @@ def nulls_of(values: pa.Array) -> NDArray[np.bool_] | None:
 
 
 def bytes_column(values: pa.Array) -> Column:
-    """Makes a column of byte strings or texts. Copies nothing, unless strings of one length are null."""
+    """Makes a column of byte strings or texts. Copies bytes only if strings of a fixed size have nulls."""
     kind = values.type
     nulls = nulls_of(values)
     rows = len(values)
@@ -89,15 +100,18 @@ def bytes_column(values: pa.Array) -> Column:
 
 
 def numbers_of(values: pa.Array, kind: str) -> NDArray[np.generic]:
-    """Returns numbers, 0 where there is none."""
+    """Returns the numbers of an array in the dtype of `kind`, with 0 for a null.
+
+    Float16 values are given by Arrow as fixed-size bytes and taken as they are. Times become integers in their unit.
+    """
     dtype = find_dtype(kind)
     assert dtype is not None
     kind_ = values.type
     if pa.types.is_fixed_size_binary(kind_):
-        # float16.
+        # The array has float16 values.
         return np.frombuffer(values.buffers()[1], dtype)[values.offset : values.offset + len(values)]
     if pa.types.is_decimal(kind_):
-        # Cast to text first: the direct cast is off by one in the last digit.
+        # The cast goes through text, because the direct one is off by one in the last digit.
         values = values.cast(pa.string()).cast(pa.float64())
     elif pa.types.is_temporal(kind_):
         values = values.cast(pa.int32() if kind_.bit_width == 32 else pa.int64())
@@ -108,7 +122,12 @@ def numbers_of(values: pa.Array, kind: str) -> NDArray[np.generic]:
 
 
 def sum_items(sizes: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Returns the items per row, from the items per list and the lists per row."""
+    """Returns the number of items of each row.
+
+    Args:
+        sizes: number of items of each list, for all lists in the order of the rows.
+        counts: number of lists of each row.
+    """
     edges = np.concatenate([[0], np.cumsum(counts)])
     total = np.concatenate([[0], np.cumsum(sizes)])
     found: NDArray[np.int64] = total[edges[1:]] - total[edges[:-1]]
@@ -116,12 +135,12 @@ def sum_items(sizes: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np
 
 
 def json_column(values: Sequence[object]) -> Column:
-    """Makes a column of JSON, row by row."""
+    """Makes a column of JSON texts, one for each value; None is a row without a value."""
     return make_bytes_column([None if value is None else msgspec.json.encode(value) for value in values])
 
 
 def make_bytes_column(contents: Sequence[bytes | None]) -> Column:
-    """Makes a column of byte strings; those of rows without a value are None."""
+    """Makes a column of byte strings; None is a row without a value."""
     nulls = np.array([content is None for content in contents], np.bool_)
     found = [content or b"" for content in contents]
     lengths = np.fromiter(map(len, found), np.int64, len(found))
@@ -129,7 +148,7 @@ def make_bytes_column(contents: Sequence[bytes | None]) -> Column:
 
 
 def constant_column(spec: FieldSpec, value: int | str | None, rows: int) -> Column:
-    """Makes a column that has one value in all rows, or none if it is None."""
+    """Makes a column that has the same value in all rows; None makes rows without a value."""
     nulls = np.ones(rows, np.bool_) if value is None else None
     if (dtype := find_dtype(spec.kind)) is not None:
         filled = np.zeros((rows, *dtype.shape), dtype.base)
@@ -141,7 +160,16 @@ def constant_column(spec: FieldSpec, value: int | str | None, rows: int) -> Colu
 
 
 def write_records(fields: Sequence[FieldSpec], columns: Sequence[Column], rows: int) -> Records:
-    """Makes the records of a block, row by row; raises ValueError for columns of other lengths, and values of 4 GiB."""
+    """Makes the records of the rows of a block.
+
+    Args:
+        fields: fields of the dataset.
+        columns: the values of each field.
+        rows: number of rows.
+
+    Raises:
+        ValueError: a column has another number of rows, or a value of 4 GiB or more.
+    """
     heads = np.zeros(rows, head_dtype(fields))
     for number, (field, column) in enumerate(zip(fields, columns, strict=True)):
         if column.nulls is not None:
@@ -164,12 +192,17 @@ def write_records(fields: Sequence[FieldSpec], columns: Sequence[Column], rows: 
 
 
 def large_binary(values: NDArray[np.generic], lengths: NDArray[np.int64]) -> pa.LargeBinaryArray:
-    """Returns values of these lengths, which follow each other, as an array. Copies nothing."""
+    """Returns an array of byte strings, which follow each other in `values`; copies nothing if `values` is contiguous.
+
+    Args:
+        values: the bytes.
+        lengths: bytes of each string.
+    """
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
     buffers = [None, pa.py_buffer(offsets), pa.py_buffer(np.ascontiguousarray(values))]
     return pa.Array.from_buffers(pa.large_binary(), len(lengths), buffers)
 
 
 def join(pieces: Pieces) -> pa.LargeBinaryArray:
-    """Joins the pieces of each value."""
+    """Returns an array of whole values, each joined from its pieces."""
     return pc.binary_join_element_wise(*pieces, pa.scalar(b"", pa.large_binary()))
