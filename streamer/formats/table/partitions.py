@@ -1,8 +1,8 @@
 """Reads partitions: columns whose values are in the paths of files only, such as `year=2024/lang=en/part-0.parquet`.
 
-Parquet and Arrow use it for files in folders as Hive writes them. Names, types and values are those that pyarrow infers:
-a column has whole numbers of 32 bits if all its values are such numbers, else texts. If two folders of a path have one
-name, the upper one counts.
+Parquet and Arrow use it for files in folders as Hive writes them. Names, types and values are those that pyarrow
+infers: a column has whole numbers of 32 bits if all its values are such numbers, else texts. If two folders of a path
+have one name, the upper one counts.
 
 Source: https://arrow.apache.org/docs/python/generated/pyarrow.dataset.HivePartitioning.html
 """

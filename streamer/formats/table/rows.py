@@ -98,7 +98,7 @@ def _read_csv(content: memoryview, delimiter: str, choose: Choose, texts: Sequen
 
 
 def _no_utf_8(content: memoryview, column: str = "") -> RecodeError:
-    """Makes the error of a text that is not UTF-8; it names the first line with such a text, and the column if given."""
+    """Makes the error of a text that is not UTF-8, which names the first line with such a text, and the column."""
     in_column = f", in column {column!r}" if column else ""
     try:
         str(content, "utf-8")

@@ -45,7 +45,7 @@ class Column(msgspec.Struct, frozen=True):
 
 @contextmanager
 def catch_decode_errors(content: memoryview, samples: int, format_name: str) -> Iterator[None]:
-    """Turns any error that is raised within the context, such as one of pyarrow, into a RecodeError.
+    """Turns any error that is raised within the context, such as one of pyarrow, into a RecodeError; keeps that as is.
 
     Args:
         content: bytes of the block, of which the message says the length.

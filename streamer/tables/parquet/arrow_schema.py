@@ -1,7 +1,8 @@
-"""Reads of Arrow's schema, which many writers put into the footer, what Parquet's own schema has no words for.
+"""Reads, from Arrow's schema in the footer of a Parquet file, those types that Parquet's own schema cannot express.
 
-A duration is a number of 64 bits in Parquet, whatever its unit, and a tensor is a list. polars writes integers of 128
-bits as bytes.
+Many writers put Arrow's schema there. `footer.py` adds its types to the tree of a file (`annotate`), and
+`tables/arrow_ipc/schema.py` reads the same types in Arrow's own files. In Parquet a duration is a number of 64 bits,
+with any unit, and a tensor is a list. polars writes integers of 128 bits as bytes.
 
 Source: https://arrow.apache.org/docs/format/CanonicalExtensions.html#fixed-shape-tensor; Schema.fbs for the numbers.
 """
@@ -19,7 +20,7 @@ from streamer.formats.failures import DamagedError, UnreadError
 from streamer.tables.parquet.schema import WIDE_INTEGER, SchemaNode
 
 ARROW_SCHEMA = b"ARROW:schema"
-# A message: the mark, its length, and a table whose header is the schema.
+# The schema is in a message: a mark, the length, and a flatbuffer table whose field `_HEADER` is the schema.
 _MARK = b"\xff\xff\xff\xff"
 _PREFIX_BYTES = 8
 _HEADER = 2
@@ -38,18 +39,23 @@ _TENSOR = "arrow.fixed_shape_tensor"
 
 
 def annotate(root: SchemaNode, metadata: Mapping[bytes, bytes]) -> None:
-    """Notes in the nodes of a schema which of them are durations, tensors or wide integers.
+    """Sets `logical` of those nodes of a schema that are durations, tensors or integers of 128 bits.
+
+    Args:
+        root: root of the schema; its nodes are changed.
+        metadata: metadata of the footer; nothing is changed if they have no schema of Arrow.
 
     Raises:
-        UnreadError: a tensor whose dimensions are permuted, or that is inside of a list.
+        UnreadError: a tensor has permuted dimensions, or is inside of a list.
+        DamagedError: the metadata do not have a schema of Arrow under its name.
     """
-    # The schema of wider ones is not read: it would take longer than the footer.
+    # With more columns Arrow's schema is not read, because that would take longer than reading the footer.
     if not (encoded := metadata.get(ARROW_SCHEMA)) or len(root.children) > _MAX_COLUMNS:
         return
     try:
         message = memoryview(b64decode(encoded))
         if message[: len(_MARK)] != _MARK:
-            # Written by a version of Arrow from before 0.15: the columns are read as Parquet describes them.
+            # A version of Arrow before 0.15 has written the file: the columns are read as Parquet describes them.
             return
         columns = Table.root(message[_PREFIX_BYTES:]).table(_HEADER).tables(1)
         pairs = [(root.child(column.text(0)), column) for column in columns]
@@ -62,6 +68,7 @@ def annotate(root: SchemaNode, metadata: Mapping[bytes, bytes]) -> None:
 
 
 def _annotate(node: SchemaNode | None, field: Table, *, inside: bool) -> None:
+    """Sets `logical` of a node and those below it from a field of Arrow's schema; `inside` is true within lists."""
     if node is None:
         return
     if shape := tensor_of(field):
@@ -86,26 +93,26 @@ def _annotate(node: SchemaNode | None, field: Table, *, inside: bool) -> None:
 
 
 def duration_of(field: Table) -> str:
-    """Returns the exact type of a field of durations."""
+    """Returns the type of a field of durations, with its unit: "duration[us]"."""
     unit = field.table(3).number(0, "<h", 1)
     return f"duration[{_UNITS[unit] if 0 <= unit < len(_UNITS) else unit}]"
 
 
 def is_json(field: Table) -> bool:
-    """Whether the texts of a field are JSON, by its extension type."""
+    """Whether the texts of a field are JSON, by Arrow's extension type "arrow.json"."""
     return _read_extension(field).get(_NAME) == _JSON
 
 
 def _read_extension(field: Table) -> dict[str, str]:
-    """Returns the name and the metadata of a field's extension type."""
+    """Returns the metadata of a field by name, among them name and details of its extension type; {} for none."""
     return {pair.text(0): pair.text(1) for pair in field.tables(6)} if field.has(6) else {}
 
 
 def tensor_of(field: Table) -> tuple[int, ...]:
-    """Returns the shape of a field of tensors of one shape; empty for other fields.
+    """Returns the shape of the tensors in a field; () for other fields.
 
     Raises:
-        UnreadError: its dimensions are permuted.
+        UnreadError: the dimensions are permuted, or the shape is missing, empty or negative.
     """
     pairs = _read_extension(field)
     if pairs.get(_NAME) != _TENSOR:
@@ -125,7 +132,7 @@ def tensor_of(field: Table) -> tuple[int, ...]:
 
 
 class _Tensor(msgspec.Struct, frozen=True):
-    """The metadata of a tensor's type."""
+    """Details of the extension type of tensors, as Arrow's JSON has them."""
 
     shape: list[int]
     permutation: list[int] | None = None

@@ -1,4 +1,4 @@
-"""Makes columns of records from Arrow's arrays without a loop over rows. Recoders use it, of Parquet and of Arrow.
+"""Makes columns of records from Arrow's arrays, without a loop over rows; the recoders of Parquet and Arrow use it.
 
 A nested value (list, struct, map) is MessagePack, which `streamer.decode.values` reads: lists are arrays, structs and
 maps are maps, and what MessagePack has no type for are extensions, by the codes of `Extension`. Its pieces are made for
@@ -48,15 +48,15 @@ def column_of(
     rows: int,
     meanings: Mapping[tuple[str, ...], str],
 ) -> Column:
-    """Returns the column of a field; raises RecodeError if a field of its kind cannot have the values.
+    """Makes the column of a field; raises RecodeError if a field of its kind cannot have the values.
 
     Args:
         spec: the field.
         node: the node that has its values, in the schema of the file.
         known: the same node in the schema that all files have together.
-        tables: the table of each primitive.
-        rows: rows of each table.
-        meanings: see `Field.meanings`.
+        tables: for each primitive of the file's schema, a table with its values; several may share one.
+        rows: number of rows of each table.
+        meanings: see `ColumnField.meanings`.
     """
     primitives = tables[node.primitive : node.primitive + node.primitives]
     try:
@@ -73,7 +73,7 @@ def column_of(
         if find_dtype(spec.kind) is not None:
             return Column(numbers_of(values, spec.kind), nulls=nulls)
         if nulls is not None and ".".join(node.path[:-1]) == spec.name:
-            # The field is a file, whose bytes are one of its parts.
+            # The field is the bytes of a file, and the node above it also has the path.
             _check_contents(values_at(primitives[0], node.path[:-1]), values, f"{spec.name}.path")
         return bytes_column(values)
     except _RefusalError as error:
@@ -90,9 +90,9 @@ def _check_contents(files: pa.StructArray, contents: pa.Array, path_field: str =
     """Raises _RefusalError for a file (image, sound) that has a path instead of bytes: `datasets` has not embedded it.
 
     Args:
-        files: What is known of each file, or null for none.
+        files: Struct of each file, with "path" or without; a null is no file.
         contents: Bytes of each file.
-        path_field: Field that has the paths, or "" if there is none.
+        path_field: Name of the field that has the paths; "" if there is none.
     """
     if not contents.null_count:
         return
@@ -110,7 +110,7 @@ def _check_contents(files: pa.StructArray, contents: pa.Array, path_field: str =
 
 
 def values_at(table: pa.Table, path: Sequence[str]) -> pa.Array:
-    """Returns the values of the node at a path; they are null where a struct around it is."""
+    """Returns the values of the node at a path; a value is null if a struct around it is."""
     values = whole_column(table, path[0])
     for name in path[1:]:
         values = values.flatten()[values.type.get_field_index(name)]
@@ -120,9 +120,9 @@ def values_at(table: pa.Table, path: Sequence[str]) -> pa.Array:
 def _list_column(
     values: pa.Array, kind: str, nulls: NDArray[np.bool_] | None, rows: int, *, is_tensor: bool = False
 ) -> Column:
-    """Makes a column of numbers in lists, also in lists of lists: the numbers of a row follow each other.
+    """Makes a column of arrays from lists of numbers, or lists of such lists; raises _RefusalError.
 
-    With `is_tensor` each row has one list with all numbers of its tensor, whose shape `kind` has.
+    With `is_tensor` each row has one list with all numbers of its tensor, and `kind` has the shape.
     """
     base, _, shape = kind.removesuffix("]").partition("[")
     lengths = [int(length) for length in shape.split(",")] if shape else [-1]
@@ -141,7 +141,7 @@ def _list_column(
             raise _RefusalError(f"a list of {int(sizes[wrong][0])} items where the file's features say {length}")
         items = values.values.slice(int(edges[0]), int(edges[-1] - edges[0]))
         if first and nulls is not None and sizes[nulls].any():
-            # Arrow may have items in a list that is null: they are left out.
+            # A list that is null may have items in Arrow's buffers, which are left out.
             items = items.filter(pa.array(np.repeat(~nulls, sizes)))
             sizes = np.where(nulls, 0, sizes)
         counts = sum_items(sizes, counts)
@@ -160,9 +160,9 @@ def _list_column(
 def lists_column(
     found: NDArray[np.generic], kind: str, counts: NDArray[np.int64], nulls: NDArray[np.bool_] | None = None
 ) -> Column:
-    """Makes a column of lists: of one shape if the kind of the field has one, else with the length of each row.
+    """Makes a column of arrays: a fixed field if `kind` has a whole shape, else a variable one.
 
-    `found` has the numbers of all rows, one after the other; `counts` says how many each row has: int64, shape (rows,).
+    `found` has the numbers of all rows, one after the other, and `counts` their number in each row, int64, (rows,).
     """
     fixed = find_dtype(kind)
     if fixed is None:
@@ -174,7 +174,7 @@ def lists_column(
     return Column(filled, nulls=nulls)
 
 
-# First bytes of MessagePack. All but the first and the booleans are followed by a length, big-endian uint32.
+# First bytes of values in MessagePack. A big-endian uint32 length follows all but nil and the booleans.
 _NIL = 0xC0
 _FALSE = 0xC2
 _BYTES = 0xC6
@@ -184,7 +184,7 @@ _LIST = 0xDD
 _MAP = 0xDF
 _PAIR = b"\x92"
 _NO_BYTES = np.empty(0, np.uint8)
-# First byte of a number, and the dtype that follows it.
+# By kind of a dtype: first byte of a number in MessagePack, and the dtype of the bytes behind it.
 _NUMBERS = {"i": (0xD3, ">i8"), "u": (0xCF, ">u8"), "f": (0xCB, ">f8")}
 _EXTENSIONS = {"": Extension.BYTES, "image": Extension.IMAGE, "json": Extension.JSON}
 
@@ -194,10 +194,10 @@ class NestedColumns:
 
     Args:
         node: the node, as the file has it.
-        known: the node as all files have it together: a part that this file lacks is null.
-        meanings: "image", "bytes" or "json" by the path of a node below it, where the file's features say so.
-        for_json: whether the values become JSON, as manifests of version 0.1 want it: with maps as lists of pairs,
-            decimals as texts, and bytes as Base64.
+        known: the node as all files have it together. A part that this file lacks becomes null.
+        meanings: see `ColumnField.meanings`.
+        for_json: whether the values become JSON, as in manifests of version 0.1: maps are lists of pairs, decimals are
+            texts, and bytes are Base64.
     """
 
     def __init__(
@@ -209,11 +209,11 @@ class NestedColumns:
         self._for_json = for_json
 
     def column(self, arrays: Sequence[pa.Array]) -> Column:
-        """Makes a column.
+        """Makes the column of the node's values; raises _RefusalError for values that it cannot have.
 
         Args:
-            arrays: The node's values for each primitive below the node, with (at least) this primitive. Lists and maps
-                are laid out as Arrow's, or as the groups of a Parquet file.
+            arrays: For each primitive of the node, an array of the node's values that has at least this primitive.
+                Lists and maps may be those of Arrow, or plain groups as in Parquet's schema.
         """
         pieces = self._values(self._node, self._known, arrays)
         if self._for_json:
@@ -236,7 +236,7 @@ class NestedColumns:
             node: the node, as the file has it.
             known: the node as all files have it together.
             arrays: see `column`.
-            inside: whether the items of a repeated node are meant, not its lists: for `node`, and for `known`.
+            inside: for `node` and for `known`: whether it is a repeated node of which one item is meant, not a list.
         """
         if node.has_no_values:
             return [_nulls(len(arrays[0]))]
@@ -287,7 +287,7 @@ class NestedColumns:
         if self._for_json or key.is_nested:
             return _sequence(_LIST, lists, [_constant(_PAIR), *pieces])
         if len(keys[0]):
-            # A map that has a key twice is refused: a dict would have one value of it.
+            # A map with a key that occurs twice is refused, because a dict would keep one of the values only.
             encoded = keys[0].dictionary_encode()
             count = len(encoded.dictionary)
             codes = encoded.indices.fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
@@ -302,7 +302,7 @@ class NestedColumns:
     def _list(
         self, node: SchemaNode, own: tuple[SchemaNode, bool], known: tuple[SchemaNode, bool], arrays: Sequence[pa.Array]
     ) -> Pieces:
-        """Makes lists; those of numbers become arrays. `own` and `known` are what `SchemaNode.items` returns."""
+        """Makes lists, or arrays of lists of numbers; `own` and `known` are results of `SchemaNode.items`."""
         item, inside = own
         lists, items = _split_lists(arrays)
         if not pa.types.is_list(arrays[0].type) and item is not node.children[0]:
@@ -311,7 +311,7 @@ class NestedColumns:
         dtype = number_dtype(item.element) if item.has_no_values == known[0].has_no_values else ""
         if not is_flat or self._for_json or not dtype:
             return _sequence(_LIST, lists, self._values(item, known[0], items, (inside, known[1])))
-        # Lists of numbers become arrays; a list with a null in it stays one.
+        # Lists of numbers become arrays, but a list with a null in it stays a list.
         values = items[0]
         counts = _counts(lists)
         numbers = np.ascontiguousarray(numbers_of(values, dtype))
@@ -345,11 +345,11 @@ class NestedColumns:
 
 
 def _child(node: SchemaNode, arrays: Sequence[pa.Array], number: int) -> list[pa.Array]:
-    """Returns the values of child `number` of a struct for each of its primitives; null where the struct is."""
+    """Returns the values of child `number` of a struct, for each primitive of the child; null where the struct is."""
     child = node.children[number]
     start = child.primitive - node.primitive
     own = arrays[start : start + child.primitives]
-    # An array of one primitive may have only the child that leads to it.
+    # An array made for one primitive may have only the child that leads to it.
     different = {id(each): each for each in own}
     place = {key: number if each.type.num_fields == len(node.children) else 0 for key, each in different.items()}
     found = {key: each.flatten()[place[key]] for key, each in different.items()}
@@ -357,9 +357,9 @@ def _child(node: SchemaNode, arrays: Sequence[pa.Array], number: int) -> list[pa
 
 
 def _split_lists(arrays: Sequence[pa.Array]) -> tuple[pa.Array, list[pa.Array]]:
-    """Returns lists or maps as Arrow's lists, and for each primitive the items of all of them."""
+    """Returns lists or maps as Arrow's lists, and for each primitive the items of all lists, one after the other."""
     different = {id(each): each for each in arrays}
-    # Maps are lists of pairs as well, and tensors lists in a struct.
+    # Maps are made lists of pairs, and of a struct around a list the list is taken.
     lists = {}
     for key, values in different.items():
         if pa.types.is_map(values.type):
@@ -384,7 +384,7 @@ def _counts(lists: pa.Array) -> NDArray[np.int64]:
 
 
 def _sequence(first: int, lists: pa.Array, pieces: Pieces) -> Pieces:
-    """Makes lists, or maps, of the pieces of their items; `first` is the first byte of one in MessagePack."""
+    """Makes lists or maps of the pieces of their items; `first` is the first byte of a list or map in MessagePack."""
     counts = _counts(lists)
     items = join(pieces)
     edges = _edges(items)[np.concatenate([[0], np.cumsum(counts)])]
@@ -392,7 +392,7 @@ def _sequence(first: int, lists: pa.Array, pieces: Pieces) -> Pieces:
 
 
 def _bytes(values: pa.Array, meaning: str) -> Pieces:
-    """Makes texts, bytes, or extensions (`_EXTENSIONS`) of values, as `meaning` says."""
+    """Makes values of MessagePack from bytes: texts, bytes, or the extension for `meaning` (`_EXTENSIONS`)."""
     nulls = nulls_of(values)
     content = values.cast(pa.large_binary())
     lengths = np.diff(_edges(content))
@@ -439,7 +439,7 @@ def _constant(content: bytes) -> pa.LargeBinaryScalar:
 
 
 def _edges(values: pa.LargeBinaryArray) -> NDArray[np.int64]:
-    """Returns where each value begins in the buffer, and the end of the last: int64, shape (n + 1,)."""
+    """Returns the byte of the buffer at which each value begins, and the end of the last one: int64, (n + 1,)."""
     return np.frombuffer(values.buffers()[1], np.int64)[values.offset : values.offset + len(values) + 1]
 
 

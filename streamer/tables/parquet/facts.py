@@ -1,7 +1,8 @@
-"""Finds the facts about a dataset of Parquet files: its fields, and the wanted part of their schemas.
+"""Finds the facts about a dataset of Parquet files: its fields, and the wanted part of the schema.
 
-The fields are those of all files (`SchemaUnion`), and the `key=value` of their paths (`partitions`). What a file has of
-them is its own part, `Own`.
+The survey unites the schemas of all files (`SchemaUnion`); Arrow's survey does so, too. Index and recoder restore the
+facts (`WantedColumns`) and find what one file has of them (`Own`). The fields are columns, and after them partitions:
+the `key=value` in the paths of files.
 """
 
 from __future__ import annotations
@@ -32,14 +33,14 @@ from streamer.tables.parquet.unify import DifferentError, check_same, unify
 
 
 class ParquetNotes(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Notes of the facts.
+    """The notes of the facts of a dataset in Parquet (`Facts.notes`).
 
     Attributes:
-        schema: the wanted part of the schema.
-        paths: for each field of a column, that of the node with its values; fields of partitions follow these.
-        meanings: of all fields, see `Field.meanings`.
-        logicals: `Node.logical` of the schema, with the places of the nodes.
-        leading: number of columns of the schema that the first file has; -1: all.
+        schema: the elements of the wanted part of the schema.
+        paths: for each field that is a column, the path of the node with its values.
+        meanings: `ColumnField.meanings` of all fields together.
+        logicals: `SchemaNode.logical` of nodes that have one, with their places in `schema`.
+        leading: number of columns, counted from the first, that the first file has; -1 if it has all.
     """
 
     schema: list[Element]
@@ -61,16 +62,16 @@ def describe(
     """Returns the facts of a dataset.
 
     Args:
-        root: wanted part of the schema of its files.
-        features: what `features_of` returns.
-        columns: names of the wanted fields, or of structs of them; empty: all.
+        root: wanted part of the schema of all files.
+        features: how Hugging Face's datasets describe the columns (see `features_of`).
+        columns: names of the wanted fields, or of structs of them; empty for all.
         partitions: fields that the paths of the files have.
-        names: all fields of the files.
+        names: names of all fields of the files.
         leading: number of columns that come first because the first file has them.
 
     Raises:
-        ConfigError: there is no field of a name.
-        UnreadError: two columns, or a column and a partition, are one field.
+        ConfigError: there is no field with a wanted name.
+        UnreadError: two columns, or a column and a partition, have one field name, or integers have 128 bits.
     """
     known = [*names, *(field.name for field in partitions)]
     unknown = [column for column in columns if not any(is_among(name, [column]) for name in known)]
@@ -91,13 +92,13 @@ def describe(
         logicals=tuple(root.logicals().items()),
         leading=leading if leading < len(root.children) else -1,
     )
-    # Notes are compared with those of a manifest that is read.
+    # The notes get the form that they have in a manifest that is read from disk, because the two are compared.
     plain = msgspec.json.decode(msgspec.json.encode(notes))
     return Facts((*(field.spec for field in wanted), *parts), plain, classes_of(wanted))
 
 
 def _check_unique(wanted: Sequence[ColumnField], partitions: Sequence[FieldSpec]) -> None:
-    """Refuses two fields of one name."""
+    """Raises UnreadError if two fields have one name."""
     counts = Counter(field.name for field in wanted)
     if double := next((field for field in partitions if counts[field.name]), None):
         raise UnreadError(
@@ -112,13 +113,14 @@ def _check_unique(wanted: Sequence[ColumnField], partitions: Sequence[FieldSpec]
 
 
 class Own(msgspec.Struct, frozen=True):
-    """The wanted part of the schema of one file, or of all.
+    """The wanted part of a schema: that of one file, or that of all files together.
 
     Attributes:
-        root: that part.
-        nodes: for each field of a column, the node that has its values; None: the file has none.
-        paths: to each wanted primitive, the nodes from the column down to it.
-        widths: for each primitive, the bytes of a value (0: as long as it is), and whether it is part of a nested one.
+        root: root of the part.
+        nodes: for each field that is a column, the node that has its values; None if the file does not have it.
+        paths: for each wanted primitive, the nodes from the column down to it.
+        widths: for each wanted primitive, the bytes of a value in a record (0 if values differ in length), and whether
+            it is part of a nested value.
     """
 
     root: SchemaNode
@@ -128,7 +130,13 @@ class Own(msgspec.Struct, frozen=True):
 
     @classmethod
     def from_schema(cls, root: SchemaNode, paths: Sequence[tuple[str, ...]], fields: Sequence[FieldSpec]) -> Own:
-        """Finds the nodes of fields in a schema, of which it may have some."""
+        """Finds the nodes of fields in a schema, which may lack some of them.
+
+        Args:
+            root: root of the wanted part of the schema.
+            paths: path of the node of each field.
+            fields: the fields that are columns.
+        """
         nodes = [values_at(root, path) for path in paths]
         to_primitives = root.find_paths()
         nested = [False] * len(to_primitives)
@@ -139,7 +147,11 @@ class Own(msgspec.Struct, frozen=True):
         return cls(root, nodes, to_primitives, widths)
 
     def check(self, columns: Sequence[ColumnChunk], rows: int) -> None:
-        """Compares values and places of the wanted primitives with the rows of their group; raises DamagedError."""
+        """Checks the wanted columns of a row group against its number of rows, and that no two have common bytes.
+
+        Raises:
+            DamagedError: the footer contradicts itself.
+        """
         for path, column in zip(self.paths, columns, strict=True):
             is_flat = not any(node.is_repeated for node in path)
             if column.values != rows if is_flat else column.values < rows:
@@ -151,14 +163,14 @@ class Own(msgspec.Struct, frozen=True):
 
 
 class WantedColumns(msgspec.Struct, frozen=True):
-    """The facts, unpacked.
+    """The facts of a dataset, decoded for index and recoder.
 
     Attributes:
         fields: fields of the samples that are columns.
-        partitions: those that are in the paths, which follow them.
-        paths: for each field of a column, the path of its node.
-        all: what the files have together.
-        meanings: see `Field.meanings`.
+        partitions: fields that are in the paths of files; in a sample they follow the columns.
+        paths: for each field that is a column, the path of its node.
+        all: the wanted part of the schema of all files together.
+        meanings: `ColumnField.meanings` of all fields together, by path.
     """
 
     fields: Sequence[FieldSpec]
@@ -169,7 +181,7 @@ class WantedColumns(msgspec.Struct, frozen=True):
 
     @classmethod
     def from_facts(cls, facts: Facts) -> WantedColumns:
-        """Reads what `describe` has made."""
+        """Decodes the facts that `describe` has made."""
         notes = msgspec.convert(facts.notes, ParquetNotes)
         fields = facts.fields[: len(notes.paths)]
         partitions = facts.fields[len(notes.paths) :]
@@ -177,10 +189,13 @@ class WantedColumns(msgspec.Struct, frozen=True):
         return cls(fields=fields, partitions=partitions, paths=notes.paths, all=whole, meanings=dict(notes.meanings))
 
     def find_own(self, root: SchemaNode) -> Own:
-        """Returns what a file has of the wanted columns; `all` if that is all of them, as they are described there.
+        """Returns what a file has of the wanted columns; `all` itself if the file has all, with the same layout.
+
+        Args:
+            root: root of the file's whole schema.
 
         Raises:
-            DifferentError: it has a column of another type.
+            DifferentError: the file has a wanted column with another type.
         """
         if _is_equal(self.all.root, root):
             return self.all
@@ -188,36 +203,42 @@ class WantedColumns(msgspec.Struct, frozen=True):
             if (own := values_at(root, path)) is not None:
                 check_same(self.all.root.at(path), own)
         found = [path for path in self.paths if values_at(root, path) is not None]
-        # A block has bytes: those of some column, if the file has none that is wanted.
+        # A block must have bytes. If the file has no wanted column, they are those of its first column.
         part = prune(root, found or [next(iter(root.children)).path])
         return Own.from_schema(part, self.paths, self.fields)
 
     def matches(self, root: SchemaNode, features: object, columns: Sequence[str]) -> bool:
-        """Whether a file alone would have the same fields in the same order, so that its records are the same."""
+        """Whether the file alone would have the same fields in the same order, so that its records would be the same.
+
+        Args:
+            root: root of the file's whole schema.
+            features: how Hugging Face's datasets describe its columns (see `features_of`).
+            columns: names of the wanted fields; empty for all.
+        """
         fields = select_fields(root, features, columns)
         meanings = {path: meaning for field in fields for path, meaning in field.meanings}
         if any(root.at(field.path).is_list_of_nulls for field in fields):
-            # Older versions made arrays of them: their chunks are others.
+            # Older versions made arrays of such lists, so their chunks must have other keys.
             return False
         return [field.spec for field in fields] == [*self.fields] and meanings == self.meanings
 
     @property
     def layout(self) -> bytes:
-        """A digest of what decides how records are laid out, for blocks of files that do not say it themselves."""
+        """Digest of all fields and their meanings, which decide how records are laid out."""
         return layout_of([*self.fields, *self.partitions], self.meanings)
 
     def decode_own(self, schema: Sequence[Element], logicals: Sequence[tuple[int, str]]) -> Own:
-        """Returns the part of a file whose wanted part of the schema is given; `all` for none."""
+        """Returns the part of a file from elements and logicals of a `ParquetFileHint`; `all` if it has no schema."""
         return Own.from_schema(tree(schema, dict(logicals)), self.paths, self.fields) if schema else self.all
 
 
 def layout_of(fields: Sequence[FieldSpec], meanings: Mapping[tuple[str, ...], str]) -> bytes:
-    """Returns a digest of fields in their order, and of what their nested parts mean."""
+    """Returns a digest (8 bytes) of fields in their order, and of the meanings of their nested parts."""
     return blake2b(msgspec.json.encode((fields, [*meanings.items()])), digest_size=8).digest()
 
 
 def values_at(root: SchemaNode, path: Sequence[str]) -> SchemaNode | None:
-    """Returns the node of a path; None if there is none, or it has no values."""
+    """Returns the node at a path, through structs only; None if there is none, or it has Arrow's type null."""
     node: SchemaNode | None = root
     for name in path:
         node = node.child(name) if node and node.items() is None and not node.is_map else None
@@ -237,14 +258,14 @@ def _is_equal(known: SchemaNode, root: SchemaNode) -> bool:
 
 
 class SchemaUnion:
-    """The schema of the files so far.
+    """Unites the schemas of files that are added one after the other.
 
     Args:
-        columns: Names of the wanted fields; all are wanted if there are none.
-        remedy: What the user can do about two types of one column.
+        columns: Names of the wanted fields; empty for all.
+        remedy: Advice for the user if a column has two types, as an imperative clause.
 
     Attributes:
-        first: The first file that counts; None if there is none yet.
+        first: The first file with a wanted column; as long as there is none, the first of all files. None before `add`.
     """
 
     def __init__(self, columns: Sequence[str], remedy: str) -> None:
@@ -253,7 +274,7 @@ class SchemaUnion:
         self._remedy = remedy
         self._root: SchemaNode | None = None
         self._leading = 0
-        # A column for blocks of files of which only partitions are wanted.
+        # If only partitions are wanted, blocks have the bytes of this column.
         self._other: SchemaNode | None = None
         self._features: dict[str, object] = {}
         # The first file that has a column, for messages.
@@ -265,20 +286,20 @@ class SchemaUnion:
 
         Args:
             record: The file.
-            root: Its schema.
-            metadata: How Hugging Face's datasets describe it; empty if they do not.
+            root: Root of the file's schema.
+            metadata: JSON in which Hugging Face's datasets describe the columns; empty or "null" if there is none.
 
         Returns:
-            Why the columns do not fit to those of the other files, "" if they do.
+            A text that says why the columns do not fit to those of other files; "" if they do.
         """
         features = features_of(metadata)
         fields = list_fields(root, features)
         wanted = prune(root, [field.path for field in fields if field.is_among(self._columns)])
         if not wanted.children:
-            # It has none of the columns, and none of its own that contradicts them.
+            # The file has no wanted column, so that nothing can contradict.
             self.first = self.first or record
             if self._other is None:
-                # A column of its schema is kept, one of numbers if there is any.
+                # One of the file's columns is kept, a column of numbers if there is any.
                 chosen = next(
                     (child for child in root.children if not child.is_nested and child.element.width), root.children[0]
                 )
@@ -302,11 +323,14 @@ class SchemaUnion:
         return ""
 
     def facts(self, partitions: Sequence[FieldSpec]) -> Facts:
-        """Returns the facts about the files, whose paths have these partitions.
+        """Returns the facts about the files that were added, at least one.
+
+        Args:
+            partitions: The fields that the paths of the files have.
 
         Raises:
-            ConfigError: There is no field of a wanted name.
-            ManifestError: Two columns, or a column and a partition, are one field.
+            ConfigError: There is no field with a wanted name.
+            ManifestError: Two fields have one name, or a column has integers of 128 bits.
         """
         assert self.first is not None, "a file was added"
         try:

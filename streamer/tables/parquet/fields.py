@@ -1,18 +1,18 @@
-"""The fields that samples get from columns.
+"""Finds the fields that samples get from the columns of a schema; used by Parquet and by Arrow.
 
 | column | field |
 | --- | --- |
 | number, boolean, date, time, timestamp | number; dates and times as the integers that the file has |
 | decimal | number of 64 bits |
 | text | text |
-| bytes | bytes; an image where they begin like one |
+| bytes | bytes, or an image if they begin like one |
 | list of numbers | array |
 | struct | its parts, as "a.b" |
 | another list, or a map | list, or dict |
 
-Columns that Hugging Face's datasets describe in the file: `Image` is an image, `Audio` and `Video` bytes, `ClassLabel`
-a number whose names are the dataset's classes, `Json` what its text says, a list of lists of fixed length an array of
-that shape.
+Hugging Face's datasets describe columns in the metadata of a file ("features"). A column that they call `Image` is an
+image, `Audio` and `Video` are bytes, `ClassLabel` is a number and its names are the dataset's classes, and `Json` is
+the value of its JSON text. A list of lists of fixed length is an array of that shape.
 """
 
 from __future__ import annotations
@@ -33,11 +33,14 @@ class ColumnField(msgspec.Struct, frozen=True):
     """A field of the samples.
 
     Attributes:
+        name: Name of the field: names of nodes, joined by dots.
+        kind: Kind of the field, see `formats.base.Field`.
         path: Path of the node that has its values.
-        classes: Names of the classes, where it is a label.
-        meanings: Of a nested field, "image", "bytes" or "json" by the path of a node in it, where the features say so.
-        is_named_only: Whether samples have it only where its name is among the wanted columns: the path beside the
-            bytes of a file.
+        classes: Names of the classes if the field is a label; else empty.
+        meanings: For a nested field, pairs of the path of a node in it and "image", "bytes" or "json", if the features
+            describe that node so.
+        is_named_only: Whether samples have the field only if it is named among the wanted columns. This is true for the
+            path beside the bytes of a file.
     """
 
     name: str
@@ -48,7 +51,7 @@ class ColumnField(msgspec.Struct, frozen=True):
     is_named_only: bool = False
 
     def is_among(self, columns: Sequence[str]) -> bool:
-        """Whether it is one of the columns, or a part of one; all fields are wanted if there are none."""
+        """Whether the field is one of the wanted columns, or a part of one; without columns all fields are wanted."""
         return self.name in columns if self.is_named_only else is_among(self.name, columns)
 
     @property
@@ -58,7 +61,7 @@ class ColumnField(msgspec.Struct, frozen=True):
 
 
 def features_of(metadata: str | bytes) -> object:
-    """Returns how Hugging Face's datasets describe the columns in their metadata; None if they do not."""
+    """Returns the features from the JSON that Hugging Face's datasets write; None if `metadata` has none."""
     try:
         return json.loads(metadata)["info"]["features"]
     except (ValueError, KeyError, TypeError, RecursionError):
@@ -66,21 +69,27 @@ def features_of(metadata: str | bytes) -> object:
 
 
 def is_among(name: str, columns: Sequence[str]) -> bool:
-    """Whether a field is one of the columns, or a part of one; all fields are wanted if there are none."""
+    """Whether a field of this name is one of the columns, or a part of one; True if there are no columns."""
     return not columns or any(name == column or name.startswith(f"{column}.") for column in columns)
 
 
 def list_fields(root: SchemaNode, features: object) -> list[ColumnField]:
-    """Returns the fields that samples may have, in the order of the columns; `features` are those of `features_of`."""
+    """Returns the fields that samples can have, in the order of the columns.
+
+    Args:
+        root: Root of the schema.
+        features: Result of `features_of`.
+    """
     return [found for child in root.children for found in _fields(child, _part(features, child.element.name))]
 
 
 def select_fields(root: SchemaNode, features: object, columns: Sequence[str]) -> list[ColumnField]:
-    """Returns the fields of these columns, all if there are none; see `list_fields`."""
+    """Returns those fields of `list_fields` that are wanted; `columns` are their names, empty for all."""
     return [field for field in list_fields(root, features) if field.is_among(columns)]
 
 
 def _fields(node: SchemaNode, feature: object) -> list[ColumnField]:
+    """Returns the fields of a node: one, or those of the parts of a struct. `feature` describes the node."""
     name = ".".join(node.path)
     details = feature if isinstance(feature, dict) else {}
     kind = details.get("_type")
@@ -95,7 +104,7 @@ def _fields(node: SchemaNode, feature: object) -> list[ColumnField]:
             ColumnField(name, of_list, node.path, meanings=tuple(_meanings(node, feature)) if of_list == NESTED else ())
         ]
     if not node.children:
-        # A text is the path of a file.
+        # In such a column a text is the path of a file, and no content.
         if kind in _BYTES_FEATURES and _is_bytes(node) and node.element.meaning != "text":
             return [ColumnField(name, "image" if kind == "Image" else "bytes", node.path)]
         if kind == "Json" and _is_bytes(node):
@@ -109,7 +118,10 @@ def _fields(node: SchemaNode, feature: object) -> list[ColumnField]:
 
 
 def _meanings(node: SchemaNode, feature: object, inside: bool = False) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Yields what the features say of bytes in a nested value, and the paths of their nodes."""
+    """Yields the path and the meaning of each node of bytes in a nested value that the features describe.
+
+    With `inside`, `node` is a repeated node, and one of its items is meant.
+    """
     details = feature if isinstance(feature, dict) else {}
     kind = details.get("_type")
     content = node.child("bytes") if node.children else node
@@ -128,12 +140,19 @@ def _is_bytes(node: SchemaNode, inside: bool = False) -> bool:
 
 
 def has_nested(spec: FieldSpec, node: SchemaNode) -> bool:
-    """Whether the values of a field are nested; they are JSON in manifests of version 0.1."""
+    """Whether the values of a field are nested. In manifests of version 0.1 the kind of nested fields is "json"."""
     return spec.kind == NESTED or (spec.kind == "json" and node.is_nested)
 
 
 def _list_kind(node: SchemaNode, lengths: tuple[int, ...]) -> str:
-    """Returns the kind of a list: of numbers "<f4[]", or "<f4[-1,4]" where only one length varies; else nested."""
+    """Returns the kind of a field of lists: an array ("<f4[]", "<f4[-1,4]") or "nested".
+
+    It is an array if the items are numbers, and at most one length varies.
+
+    Args:
+        node: node of the field.
+        lengths: lengths that the features give for each level of lists; -1 if a length varies.
+    """
     depth = 0
     inside = False
     shaped = tensor_shape(node)
@@ -150,7 +169,7 @@ def _list_kind(node: SchemaNode, lengths: tuple[int, ...]) -> str:
 
 
 def _lengths(feature: object) -> tuple[int, ...]:
-    """Returns the lengths of nested lists as datasets describe them; -1 if they are not the same for all."""
+    """Returns the length of each level of lists as the features describe them; -1 for a length that varies."""
     if not isinstance(feature, dict):
         return ()
     shape = feature.get("shape")
@@ -166,18 +185,21 @@ def _length(given: object) -> int:
 
 
 def _part(feature: object, name: str) -> object:
-    """Returns the description of a part of a struct."""
+    """Returns the feature of a part of a struct; None if there is none."""
     if not isinstance(feature, dict):
         return None
     inner = feature.get("feature")
     if feature.get("_type") == "Sequence" and isinstance(inner, dict) and "_type" not in inner:
-        # A list of structs, written as a struct of lists.
+        # The feature is a list of structs, which is written as a struct of lists.
         return {"_type": "List", "feature": inner.get(name), "length": feature.get("length")}
     return feature.get(name)
 
 
 def classes_of(fields: Sequence[ColumnField]) -> tuple[str, ...]:
-    """Returns the names of the classes: those of the field "label", or of the only field that has any."""
+    """Returns the names of the dataset's classes: those of the field "label", or of the only field that has classes.
+
+    Returns () if there is no such field.
+    """
     labels = [found for found in fields if found.classes]
     chosen = [found for found in labels if found.name == "label"] or labels
     return chosen[0].classes if len(chosen) == 1 else ()

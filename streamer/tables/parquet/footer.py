@@ -1,7 +1,8 @@
-"""Reads the footer of a Parquet file: its schema, and where the bytes of its columns are.
+"""Reads the footer of a Parquet file: the schema, and where the bytes of each column are.
 
-Chunks are cut by the places of page indexes, the lengths of byte arrays and the encodings of pages; pyarrow's metadata
-(26.0.1) have none of them. A footer that is damaged, or contradicts itself, raises `DamagedError`.
+Survey and index of Parquet use it (`survey.py`, `format.py`). They run in the engine, which does without pyarrow; and
+pyarrow's metadata (26.0.1) lack what is needed to cut row groups: places of page indexes, lengths of byte arrays, and
+encodings of pages. A footer that is damaged or contradicts itself raises `DamagedError`.
 
 Source: https://github.com/apache/parquet-format/blob/master/src/main/thrift/parquet.thrift
 """
@@ -23,17 +24,18 @@ from streamer.tables.parquet.thrift import Struct, read_struct
 
 MAGIC = b"PAR1"
 ENCRYPTED_MAGIC = b"PARE"
-# The length of the footer and the magic follow it.
+# Bytes behind the footer: its length, and the magic.
 TAIL_BYTES = 8
 # Numbers of fields of FileMetaData.
 _SCHEMA = 2
 _ROWS = 3
 _GROUPS = 4
+# Names of the compressions of pages, by their number.
 CODECS = ("uncompressed", "snappy", "gzip", "lzo", "brotli", "lz4", "zstd", "lz4_raw")
-# PLAIN_DICTIONARY and RLE_DICTIONARY.
+# Numbers of PLAIN_DICTIONARY and RLE_DICTIONARY.
 _DICTIONARY_ENCODINGS = frozenset([2, 8])
 _DATA_PAGES = frozenset([0, 3])
-# This is assumed where a file does not say how long the entries of a dictionary are.
+# Assumed bytes of a value, if a file does not say how long the entries of a dictionary are.
 _USUAL_VALUE_BYTES = 16
 
 
@@ -41,14 +43,16 @@ class ColumnChunk(msgspec.Struct, frozen=True):
     """The values of one primitive in one row group.
 
     Attributes:
-        start, stop: place of its pages in the file, the dictionary first.
-        codec: see `CODECS`.
+        start: byte of the file at which the pages begin; a dictionary is the first page.
+        stop: byte at which the pages end.
+        codec: number of the compression, as in `CODECS`.
         values: number of values, nulls included.
-        value_bytes: length of its byte arrays, each as often as it occurs; estimated where the writer did not say it.
-        dictionary_pages: number of its first pages that need the dictionary; None: not known. Writers that give up a
-            dictionary that has become too large do so once.
-        page_index: place of its offset index in the file; None: it has none.
-        is_encrypted: whether its pages are.
+        value_bytes: bytes of all its byte arrays together, each counted as often as it occurs; estimated if the writer
+            did not say it.
+        dictionary_pages: number of pages, counted from the first, that need the dictionary; None if it is not known.
+            Once a dictionary is too large, a writer uses it for no further page.
+        page_index: byte range of its offset index in the file; None if it has none.
+        is_encrypted: whether its pages are encrypted.
     """
 
     start: int
@@ -62,7 +66,7 @@ class ColumnChunk(msgspec.Struct, frozen=True):
 
 
 class RowGroup(msgspec.Struct, frozen=True):
-    """Rows that are written together; one chunk for each primitive of the schema."""
+    """Rows that are written together: their number, and a column chunk for each primitive (none without rows)."""
 
     rows: int
     columns: list[ColumnChunk]
@@ -77,7 +81,16 @@ class Footer(msgspec.Struct, frozen=True):
 
 
 def read_footer(content: bytes, data_stop: int) -> Footer:
-    """Reads a FileMetaData; `data_stop` is where it begins in the file."""
+    """Parses a footer.
+
+    Args:
+        content: bytes of the footer (FileMetaData in Thrift).
+        data_stop: byte of the file at which the footer begins: pages must end before it.
+
+    Raises:
+        DamagedError: the footer is damaged or contradicts itself.
+        UnreadError: the schema has something that is not read.
+    """
     struct, _ = read_struct(content)
     metadata = {each.binary(1): each.binary(2, b"") for each in struct.structs(5)}
     root = _schema(struct, metadata)
@@ -102,14 +115,17 @@ class Description(msgspec.Struct, frozen=True):
 
 
 class Descriptions:
-    """Reads the descriptions in the footers of many files; those that are written alike are parsed once."""
+    """Reads the descriptions in the footers of many files; those with the same schema and metadata are parsed once."""
 
     def __init__(self) -> None:
-        # The fields before the number of rows, and behind the row groups.
+        # By the bytes of a footer before its number of rows: the bytes behind its row groups, and the description.
         self._known: dict[bytes, list[tuple[bytes, Description]]] = {}
 
     def read(self, content: bytes) -> Description:
-        """Reads a FileMetaData, but for its row groups if a file before had the rest."""
+        """Parses a footer but for its row groups; equal schemas and metadata give the same objects.
+
+        Raises the errors of `read_footer`.
+        """
         _, stop = read_struct(content, _SCHEMA)
         rows = read_struct(content, _ROWS)[0].integer(_ROWS)
         known = self._known.setdefault(content[:stop], [])
@@ -124,6 +140,7 @@ class Descriptions:
 
 
 def _schema(struct: Struct, metadata: Mapping[bytes, bytes]) -> SchemaNode:
+    """Returns the root of the schema, to which Arrow's schema in the metadata has added its types."""
     elements = struct.structs(_SCHEMA)
     logicals = {number: logical for number, each in enumerate(elements) if (logical := read_logical(each))}
     root = tree([read_element(each) for each in elements], logicals)
@@ -132,6 +149,7 @@ def _schema(struct: Struct, metadata: Mapping[bytes, bytes]) -> SchemaNode:
 
 
 def _column(struct: Struct, primitive: Element, data_stop: int) -> ColumnChunk:
+    """Parses a ColumnChunk, the metadata of one primitive in a row group; raises DamagedError."""
     if 1 in struct:
         raise DamagedError(f"column {primitive.name!r} is in another file, {struct.binary(1)!r}")
     if 3 not in struct and 8 in struct:
@@ -170,24 +188,31 @@ def _column(struct: Struct, primitive: Element, data_stop: int) -> ColumnChunk:
 
 
 def _value_bytes(details: Struct) -> int:
+    """Returns `ColumnChunk.value_bytes` from the ColumnMetaData."""
     if 16 in details and 1 in (sizes := details.struct(16)):
         return max(0, sizes.integer(1))
     plain_bytes = details.integer(6)
     if not _DICTIONARY_ENCODINGS.intersection(details.items(2, int)):
         return plain_bytes
-    # The pages have numbers of dictionary entries: the least and the largest value tell how long they are.
+    # The pages have only numbers of dictionary entries. The least and the greatest value tell how long entries are.
     statistics = details.struct(12) if 12 in details else Struct({})
     longest = max(len(statistics.binary(number, b"")) for number in (1, 2, 5, 6))
     return max(plain_bytes, details.integer(5) * (longest or _USUAL_VALUE_BYTES))
 
 
-# The first read of a file: most footers are shorter, and the page indexes stand before them.
+# Bytes of the first read of a file, at its end. Most footers are shorter, and the page indexes stand before them.
 FIRST_READ = 64 << 10
 _MAX_FOOTER_BYTES = 32 << 20
 
 
 class FileTail(msgspec.Struct, frozen=True):
-    """The end of a file, as far as it was read, and where its footer begins."""
+    """The end of a file, as far as it was read.
+
+    Attributes:
+        content: the bytes, up to the end of the file.
+        start: byte of the file at which `content` begins.
+        footer_start: byte of the file at which the footer begins.
+    """
 
     content: bytes
     start: int
@@ -195,12 +220,20 @@ class FileTail(msgspec.Struct, frozen=True):
 
     @property
     def footer(self) -> bytes:
-        """The footer."""
+        """The bytes of the footer."""
         return self.content[self.footer_start - self.start : -TAIL_BYTES]
 
 
 def read_end(record: ObjectRecord, known: bytes = b"") -> Reading[tuple[FileTail, Footer]]:
-    """Reads the footer, and what stands before it."""
+    """Reads the end of a file and parses its footer.
+
+    Args:
+        record: the file.
+        known: the end of the file, if a survey has read it (`FileTail.content`); else empty.
+
+    Raises:
+        ManifestError: the file is damaged, encrypted, or has something that is not read.
+    """
     content = known or bytes((yield from read_range(*_first(record), record)))
     tail = yield from _whole(record, content)
     try:
@@ -212,7 +245,10 @@ def read_end(record: ObjectRecord, known: bytes = b"") -> Reading[tuple[FileTail
 
 
 def read_tails(records: Sequence[ObjectRecord]) -> Reading[list[FileTail | ManifestError]]:
-    """Reads the ends of some files at the same time; of a file that is damaged, returns the error."""
+    """Reads the ends of some files at the same time, without parsing the footers.
+
+    Returns, in the order of `records`, the end of each file, or the error if it is damaged or encrypted.
+    """
     filled = [record for record in records if record.size]
     contents = yield from read_ranges([Need(*_first(record), record) for record in filled])
     ends = dict(zip((record.url for record in filled), contents, strict=True))
@@ -232,7 +268,15 @@ def _first(record: ObjectRecord) -> tuple[int, int]:
 
 
 def _whole(record: ObjectRecord, content: bytes) -> Reading[FileTail]:
-    """Reads the rest of a footer that is longer than the first read."""
+    """Checks the end of a file, and reads the rest of a footer that is longer than the first read.
+
+    Args:
+        record: the file.
+        content: the bytes of the first read.
+
+    Raises:
+        ManifestError: the file is damaged or encrypted, or its footer is longer than 32 MiB.
+    """
     size = record.size
     if size < len(MAGIC) + TAIL_BYTES:
         raise make_damage_error(record, f"{size} bytes are not a Parquet file", 0)
@@ -260,5 +304,5 @@ def _whole(record: ObjectRecord, content: bytes) -> Reading[FileTail]:
 
 
 def make_encryption_error(record: ObjectRecord) -> ManifestError:
-    """Makes the error of a file that is encrypted."""
+    """Makes the error of a Parquet file that is encrypted."""
     return make_refusal(record, "is encrypted, which streamer does not read; write it without encryption")

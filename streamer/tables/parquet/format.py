@@ -1,8 +1,9 @@
-"""Parquet: rows are samples, the index is the footer of each file.
+"""The format "parquet": rows are samples, and the index comes from the footer of each file.
 
-The fields are those that the files have together (`survey.py`). A chunk is one or several row groups; a row group that
-is much larger is cut where pages begin, if it has a page index (`write_page_index=True` of pyarrow, and what Hugging
-Face's datasets write since 5.0). Only the bytes of the wanted columns are fetched.
+`formats/registry.py` makes it, and `media/lerobot/format.py` reads its tables with it. The fields are those of all
+files together (`survey.py`). A chunk is one or several row groups. A row group that is much larger than a chunk is cut
+where pages begin, if it has a page index (pyarrow writes one with `write_page_index=True`, and Hugging Face's datasets
+since 5.0). Only the bytes of the wanted columns are fetched.
 """
 
 from __future__ import annotations
@@ -45,19 +46,19 @@ from streamer.tables.parquet.survey import (
 )
 from streamer.tables.parquet.unify import DifferentError
 
-# "df.parquet.gzip" is how pandas' documentation calls files whose pages are compressed.
+# The documentation of pandas calls files whose pages are compressed "df.parquet.gzip".
 SUFFIXES = (".parquet", ".pq", ".parq", *(f".parquet.{codec}" for codec in ("gzip", "gz", "snappy", "zstd", "brotli")))
-# Two ranges are read as one if less is between them.
+# Bytes: page indexes with less than this between them are read with one request.
 _NEAR = 64 << 10
 _NOTES = msgspec.msgpack.Decoder(ParquetFileNotes)
 
 
 class Parquet(RowFormat, frozen=True, forbid_unknown_fields=True):
-    """Parquet files.
+    """Reads Parquet files.
 
     Attributes:
-        columns: names of the fields that samples have ("image", "meta.caption"; "meta" for all parts of a struct), in
-            any order; empty: all. No other bytes are fetched.
+        columns: names of the wanted fields ("image", "meta.caption"; "meta" for all parts of a struct), in any order;
+            empty for all fields. Only their bytes are fetched.
     """
 
     name = "parquet"
@@ -67,10 +68,10 @@ class Parquet(RowFormat, frozen=True, forbid_unknown_fields=True):
     columns: tuple[str, ...] = ()
 
     def accepts(self, key: str) -> bool:
-        """Accepts Parquet files, but not those in folders like `.cache/`, `_temporary/` and `_delta_log/`.
+        """Whether an object may be a Parquet file of the dataset: not one below `.cache/`, `_temporary/` and the like.
 
-        Files without an ending are accepted, as Athena, Trino and Hive write them; the survey leaves out those that are
-        something else.
+        Files without an ending are accepted, because Athena, Trino and Hive write such. The survey leaves out those
+        that are not Parquet.
         """
         parts = key.lower().split("/")
         # "_run=1/" is a partition.
@@ -81,7 +82,7 @@ class Parquet(RowFormat, frozen=True, forbid_unknown_fields=True):
     def survey_with(
         self, context: SurveyContext, accepted: Sequence[ObjectRecord], others: Mapping[str, ObjectRecord]
     ) -> Surveying:
-        """Surveys files whose partitions are the folders `key=value` below the dataset's."""
+        """Surveys files; folders `key=value` below the dataset's folder are partitions, and so are fields."""
         return self.survey_windows(self.survey_rows(accepted, others, context))
 
     def survey_rows(
@@ -90,11 +91,16 @@ class Parquet(RowFormat, frozen=True, forbid_unknown_fields=True):
         others: Mapping[str, ObjectRecord],
         context: SurveyContext | None = None,
     ) -> Surveying:
-        """Reads the schemas of the files that no survey before has read; paths have no partitions without a context.
+        """Reads the schemas of the files that no earlier survey has read, and finds the fields.
+
+        Args:
+            accepted: the objects that `accepts` takes.
+            others: the other objects, by url.
+            context: what `survey_with` is told; with None, folders are no partitions.
 
         Raises:
-            ConfigError: `columns` names one that no file has.
-            ManifestError: it is a table of a format that says elsewhere which rows are valid.
+            ConfigError: `columns` names a field that no file has.
+            ManifestError: no file can be read, or the files belong to a table with a log of its valid rows.
         """
         if found := table_log(others):
             raise ManifestError(refuse_table(*found), url=found[1])
@@ -109,9 +115,14 @@ class Parquet(RowFormat, frozen=True, forbid_unknown_fields=True):
         return Survey(sources, facts, read_bytes=read_bytes, memory=memory.encode())
 
     def index_rows(self, source: Source, facts: Facts, start: int) -> Indexing:
-        """Finds the blocks of one file; a column that it lacks has no values in its rows."""
+        """Finds the blocks of one file. Its rows have no values of a column that the file lacks.
+
+        Raises:
+            ManifestError: the file cannot be a part of the dataset, is damaged or encrypted, or has a row group that is
+                too large and cannot be cut.
+        """
         record = source.record
-        # Larger chunks are of several blocks.
+        # If chunks are larger than this, a chunk has several blocks.
         chunk_bytes = min(source.chunk_bytes, MOST_FETCH_BYTES // 2)
         notes = _NOTES.decode(source.notes) if source.notes else ParquetFileNotes()
         if notes.problem:
@@ -152,28 +163,38 @@ class Parquet(RowFormat, frozen=True, forbid_unknown_fields=True):
             raise make_damage_error(record, str(error), tail.footer_start) from error
 
     def narrow(self, facts: Facts, fields: Collection[str]) -> Parquet:
-        """Returns the format of these columns, which are ranges of their own; see `Format.narrow`."""
+        """Returns the format with these columns only, never None: each column is in ranges of its own."""
         return msgspec.structs.replace(self, columns=tuple(sorted(fields)))
 
     def open_rows(self, facts: Facts) -> TableOpener:
-        """Opens records of a table."""
+        """Returns what opens the records of rows."""
         return TableOpener(facts.fields)
 
     def recode_rows(self, facts: Facts) -> Recoder:
-        """Decodes pages with pyarrow."""
+        """Returns what decodes pages with pyarrow; raises ConfigError if pyarrow is not installed."""
         with require_extra("Parquet is decoded with pyarrow", "parquet"):
             from streamer.tables.parquet.recode import ParquetRecoder
         return ParquetRecoder(facts)
 
     def has_tables(self, facts: Facts) -> bool:
-        """All records are those of a table."""
+        """True: also a row with one field is a record of `table.records`."""
         return True
 
 
 def _file_hint(
     wanted: WantedColumns, own: Own, record: ObjectRecord, key: str, *, describes: bool
 ) -> ParquetFileHint | None:
-    """Returns what the recoder has to know of a file besides the facts; None if the file `describes` it itself."""
+    """Returns what the recoder must know of a file besides the facts; None if the facts say all.
+
+    Raises ManifestError if a partition of the file has another type than in other files.
+
+    Args:
+        wanted: the facts of the dataset.
+        own: the file's part of them.
+        record: the file.
+        key: part of its url that has the partitions.
+        describes: whether the file alone would give the same fields.
+    """
     try:
         values = partition_values(wanted.partitions, key)
     except ValueError as error:
@@ -193,7 +214,18 @@ def _file_hint(
 def _read_pages(
     record: ObjectRecord, tail: FileTail, columns: Sequence[ColumnChunk], rows: int, chunk_bytes: int
 ) -> Reading[Sequence[Pages | None]]:
-    """Reads the page indexes of a row group that is to be cut, those that are near each other together."""
+    """Reads the page indexes of a row group if it is so large that it must be cut.
+
+    Args:
+        record: the file.
+        tail: the end of the file, which may have the page indexes.
+        columns: the wanted columns of the row group.
+        rows: rows of the row group.
+        chunk_bytes: bytes of a chunk.
+
+    Returns:
+        The pages of each column; None for each if the row group is not cut, or a column has no page index.
+    """
     indexes = [column.page_index for column in columns if column.page_index]
     fetch_bytes = sum(column.stop - column.start for column in columns)
     if len(indexes) < len(columns) or not needs_pages(fetch_bytes, chunk_bytes):

@@ -1,8 +1,9 @@
-"""Reads long lists of numbers (embeddings, latents), whose values are taken from the pages as they are.
+"""Reads long lists of numbers (embeddings, latents) from Parquet's pages without pyarrow; used by `recode.py`.
 
-Parquet has two levels for each number of a list: whether a list begins there, and whether there is a value. pyarrow
-looks at each of them: records of float32 cost 1.9 CPU s/GB. In a page of long lists without nulls the levels are a few
-runs, and the numbers behind them need no decoding: 0.35 CPU s/GB (2026-11-23). Other pages are left to pyarrow.
+Parquet stores two levels for each number of a list: whether a list begins there, and whether there is a value. pyarrow
+looks at each of them, so that records of float32 cost 1.9 CPU s/GB. In a page of long lists without nulls the levels
+are a few runs, and the numbers behind them need no decoding: this costs 0.35 CPU s/GB (2026-11-23). All other pages are
+left to pyarrow.
 
 Source: https://github.com/apache/parquet-format/blob/master/Encodings.md (RLE / bit-packing hybrid, PLAIN)
 """
@@ -23,11 +24,11 @@ from streamer.tables.parquet.pages import PrimitiveHint
 from streamer.tables.parquet.schema import DOUBLE, FLOAT, INT32, INT64, REQUIRED, SchemaNode, number_dtype
 from streamer.tables.parquet.thrift import Struct, read_struct, read_varint
 
-# Numbers as PLAIN writes them.
+# Dtypes of numbers in the encoding PLAIN, by type.
 _DTYPES = {INT32: "<i4", INT64: "<i8", FLOAT: "<f4", DOUBLE: "<f8"}
-# Least number of values for each byte of levels: with fewer, a loop over the runs is slower than pyarrow.
+# Least number of values per byte of levels. With fewer values the loop over the runs is slower than pyarrow.
 _LEAST_VALUES = 32
-# Longest header of a page: some numbers, and the least and the greatest value.
+# Most bytes of a page's header, which has some numbers, and the least and the greatest value.
 _MAX_HEADER_BYTES = 1024
 _DATA_PAGE = 0
 _DATA_PAGE_V2 = 3
@@ -38,10 +39,10 @@ _PLAIN_CODECS = frozenset(["snappy", "gzip", "brotli", "zstd", "lz4_raw"])
 
 
 class NumberList(msgspec.Struct, frozen=True):
-    """A field whose values are lists of numbers.
+    """What is known of a field whose values are lists of numbers, before its pages are read.
 
     Attributes:
-        kind: kind of the field.
+        kind: kind of the field, see `formats.base.Field`.
         dtype: dtype of the numbers, in the file and in the sample.
         length: number of items of each list, or -1 if they differ.
         present: the definition level of a number that is no null.
@@ -54,16 +55,16 @@ class NumberList(msgspec.Struct, frozen=True):
 
 
 class _UnusualError(ValueError):
-    """A page that is left to pyarrow, which reads it or says what is wrong."""
+    """Raised for a page that is left to pyarrow, which reads it or says what is wrong."""
 
 
 def number_list(spec: FieldSpec, node: SchemaNode, way: Sequence[SchemaNode]) -> NumberList | None:
-    """Returns what is known of a field before its first page, or None if its values are not lists of numbers.
+    """Returns what is known of a field before its pages are read; None if its values are not flat lists of numbers.
 
     Args:
         spec: the field.
         node: the node of the field.
-        way: the nodes from the root of the schema to the primitive.
+        way: the nodes from the column of the field down to its primitive.
     """
     dtype, bracket, shape = spec.kind.removesuffix("]").partition("[")
     element = way[-1].element
@@ -77,16 +78,16 @@ def number_list(spec: FieldSpec, node: SchemaNode, way: Sequence[SchemaNode]) ->
 def read_lists(
     content: memoryview, hint: PrimitiveHint, field: NumberList, rows: int
 ) -> tuple[NDArray[np.generic], NDArray[np.int64]] | None:
-    """Returns the numbers of the rows of a block, or None if the pages are left to pyarrow.
+    """Returns the numbers of one field in the rows of a block; None if the pages are left to pyarrow.
 
     Args:
-        content: the pages of the primitive.
-        hint: the primitive; the pages have `hint.rows` rows, of which `hint.skipped` are before the block.
+        content: the pages of the field's primitive.
+        hint: hint of the primitive; the pages have `hint.rows` rows, of which `hint.skipped` are before the block.
         field: the field.
         rows: rows of the block.
 
     Returns:
-        The numbers of all rows, one after the other, and how many each row has: int64, shape (rows,).
+        The numbers of all rows, one after the other, and the number of them in each row: int64, shape (rows,).
     """
     try:
         parts: list[NDArray[np.generic]] = []
@@ -110,7 +111,7 @@ def read_lists(
 
 
 def _pages(content: memoryview) -> Iterator[tuple[Struct, memoryview]]:
-    """Yields header and body of each page; raises _UnusualError for one that is damaged."""
+    """Yields header and body of each page; raises _UnusualError or DamagedError for one that is damaged."""
     at = 0
     while at < len(content):
         header, length = read_struct(bytes(content[at : at + _MAX_HEADER_BYTES]))
@@ -143,7 +144,11 @@ def _page(
 
 
 def _parts(header: Struct, body: memoryview, codec: str) -> tuple[int, memoryview, memoryview, memoryview]:
-    """Returns the number of levels of a page, its repetition and definition levels, and its numbers, decompressed."""
+    """Takes a page apart: number of levels, encoded repetition levels, encoded definition levels, decompressed numbers.
+
+    Raises:
+        _UnusualError: the numbers are not in the encoding PLAIN.
+    """
     kind = header.integer(1)
     size = header.integer(2)
     if kind == _DATA_PAGE:
@@ -163,7 +168,7 @@ def _parts(header: Struct, body: memoryview, codec: str) -> tuple[int, memoryvie
 
 
 def _split_levels(content: memoryview) -> tuple[memoryview, memoryview]:
-    """Returns levels, which have their length in front, and what follows."""
+    """Splits off encoded levels that have their length (4 bytes) in front; returns the levels, and what follows."""
     stop = 4 + int.from_bytes(content[:4], "little")
     return content[4:stop], content[stop:]
 
@@ -173,15 +178,15 @@ def _decompress_page(content: memoryview, codec: str, size: int) -> memoryview:
         return content
     if codec not in _PLAIN_CODECS:
         raise _UnusualError(f"compressed as {codec}")
-    # The format of unsigned bytes is that of signed ones.
+    # pyarrow gives signed bytes; the other buffers have unsigned ones.
     return memoryview(pa.Codec(codec).decompress(content, decompressed_size=size)).cast("B")
 
 
 def _runs(content: memoryview, width: int, count: int) -> Iterator[tuple[int, int, NDArray[np.uint8]]]:
-    """Yields the runs of `count` levels of `width` bits.
+    """Yields the runs of `count` encoded levels of `width` bits.
 
-    A run is the place of its first level, its length, and its levels, which are a single one where all are equal. The
-    last one may be longer than what is left of `count`.
+    A run is the place of its first level, its length, and its levels: a single one if all are equal. The length of the
+    last run may go beyond `count`. Raises _UnusualError if there are fewer levels.
     """
     at = place = 0
     while place < count:

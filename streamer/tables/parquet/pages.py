@@ -1,4 +1,8 @@
-"""Makes blocks of row groups: a row group that is much larger than a chunk is cut where pages begin."""
+"""Makes blocks of row groups: a row group that is much larger than a chunk is cut where pages begin.
+
+The index of Parquet (`format.py`) makes the blocks and their hints. The recoder (`recode.py`, `number_lists.py`) reads
+the hints.
+"""
 
 from __future__ import annotations
 
@@ -15,19 +19,20 @@ from streamer.tables.parquet.footer import ColumnChunk
 from streamer.tables.parquet.schema import Element
 from streamer.tables.parquet.thrift import read_struct
 
-# Pages of the other columns are read twice where runs meet; more than this is not worth smaller chunks.
+# Where two blocks meet, pages of some columns are read for both. Most bytes that all blocks together may read, as a
+# multiple of the row group: reading more is not worth smaller chunks.
 _MAX_EXTRA = 1.05
-# A row group up to this many chunks long is not cut.
+# A row group that is at most this many chunks long is not cut.
 _UNCUT = 1.5
 
 
 class Pages(msgspec.Struct, frozen=True):
-    """The pages of the values of one primitive in one row group.
+    """The data pages of one primitive in one row group.
 
     Attributes:
-        first_rows: first row of each page, and the number of rows.
-        starts: place of each page in the file, and where the last one ends.
-        text_bytes: bytes of each page's byte arrays; empty: not known.
+        first_rows: first row of each page, and behind them the number of rows of the row group.
+        starts: byte of the file at which each page begins, and the one at which the last page ends.
+        text_bytes: bytes of the byte arrays in each page; empty if they are not known.
     """
 
     first_rows: list[int]
@@ -35,19 +40,19 @@ class Pages(msgspec.Struct, frozen=True):
     text_bytes: list[int]
 
     def run(self, first_row: int, stop_row: int) -> slice:
-        """Returns the pages that have these rows."""
+        """Returns which pages have the rows `[first_row, stop_row)` of the row group."""
         return slice(bisect_right(self.first_rows, first_row) - 1, bisect_left(self.first_rows, stop_row))
 
 
 class PrimitiveHint(msgspec.Struct, frozen=True, array_like=True):
-    """The pages of one primitive among the bytes of a block, for the recoder.
+    """What the recoder must know of the pages of one primitive in a block.
 
     Attributes:
-        length: bytes of the pages.
-        codec: see `footer.CODECS`.
-        values: at least how many there are, nulls included.
-        rows: rows in these pages.
-        skipped: how many of these rows are before the first of the block.
+        length: bytes of the pages, the dictionary included.
+        codec: number of the compression, as in `footer.CODECS`.
+        values: number of values in the whole row group, nulls included: the pages have at most so many.
+        rows: number of rows in these pages.
+        skipped: number of these rows that are before the first row of the block.
     """
 
     length: int
@@ -58,14 +63,17 @@ class PrimitiveHint(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ParquetFileHint(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What the recoder has to know of the file of a block, where it is not what the facts say.
+    """The hint of a block of a file that the facts alone do not describe.
+
+    Other blocks have a list of `PrimitiveHint` as hint.
 
     Attributes:
         primitives: hints of the primitives of the file's own schema.
-        schema: the wanted part of that schema; empty: it is that of the facts.
-        logicals: see `Notes.logicals`, of that schema.
-        partitions: values of the fields that the path has.
-        layout: `Wanted.layout`, so that records of other layouts are other chunks; the recoder has no use for it.
+        schema: elements of the wanted part of that schema; empty if it is the schema of the facts.
+        logicals: `SchemaNode.logical` of nodes that have one, with their places in `schema`.
+        partitions: values of the fields in the file's path; None in it is a null.
+        layout: `WantedColumns.layout`. It makes chunks whose records have another layout get another key; the recoder
+            does not read it.
     """
 
     primitives: list[PrimitiveHint]
@@ -79,10 +87,10 @@ class Primitive(msgspec.Struct, frozen=True):
     """A wanted primitive in one row group.
 
     Attributes:
-        column: its chunk.
-        pages: its pages; None: not known.
-        width: bytes of each value in a record; 0: as long as it is.
-        nested: whether its values are part of nested ones.
+        column: its column chunk.
+        pages: its pages; None if the file has no page index, or the row group is not cut.
+        width: bytes of a value in a record; 0 if values differ in length.
+        nested: whether its values are part of nested values.
     """
 
     column: ColumnChunk
@@ -95,10 +103,10 @@ class RowGroupParts(msgspec.Struct, frozen=True):
     """The wanted primitives of one row group.
 
     Attributes:
-        rows: number of its rows.
-        primitives: its primitives.
+        rows: number of rows of the row group.
+        primitives: the wanted primitives.
         head_bytes: bytes of a record besides the values.
-        file: what blocks say of their file, without their primitives; None: nothing.
+        file: what the hints of blocks say of the file, with no primitives yet; None if the facts say all.
     """
 
     rows: int
@@ -108,11 +116,11 @@ class RowGroupParts(msgspec.Struct, frozen=True):
 
     @property
     def fetch_bytes(self) -> int:
-        """Bytes of all primitives."""
+        """Bytes of all primitives together."""
         return sum(primitive.column.stop - primitive.column.start for primitive in self.primitives)
 
     def whole(self) -> Block:
-        """Returns all rows as one block."""
+        """Returns a block with all rows."""
         ranges = [(primitive.column.start, primitive.column.stop) for primitive in self.primitives]
         hints = [
             _hint(primitive, stop - start, self.rows)
@@ -122,14 +130,14 @@ class RowGroupParts(msgspec.Struct, frozen=True):
         return Block(join_ranges(ranges), self.rows, record_bytes, self._encode_hint(hints))
 
     def run(self, first: int, stop: int) -> Block:
-        """Returns the rows `[first, stop)` as one block."""
+        """Returns a block with the rows `[first, stop)`. The pages of all primitives must be known."""
         ranges: list[Range] = []
         hints = []
         record_bytes = (stop - first) * self.head_bytes
         for primitive in self.primitives:
             assert primitive.pages
             pages = primitive.pages.run(first, stop)
-            # The dictionary is read only if these pages need it.
+            # The dictionary is a part of the block only if these pages need it.
             starts = primitive.pages.starts
             users = primitive.column.dictionary_pages
             dictionary = (primitive.column.start, starts[0])
@@ -149,18 +157,19 @@ class RowGroupParts(msgspec.Struct, frozen=True):
 
 
 def needs_pages(fetch_bytes: int, chunk_bytes: int) -> bool:
-    """Whether a row group is so large that it is to be cut."""
+    """Whether a row group of `fetch_bytes` is so large that it must be cut for chunks of `chunk_bytes`."""
     return fetch_bytes > _UNCUT * chunk_bytes
 
 
 def blocks_of(group: RowGroupParts, chunk_bytes: int, most_bytes: int) -> Iterator[Block]:
-    """Yields a row group as blocks of about `chunk_bytes`, at most `most_bytes` where its pages allow it.
+    """Yields a row group as blocks of consecutive rows, each of about `chunk_bytes`.
 
-    The runs are as equal as the pages of the largest primitive allow. If they read too much twice, there are fewer,
-    larger ones.
+    The blocks are as equal as the pages of the largest primitive allow. If they together read more than 1.05 times the
+    row group, there are fewer and longer blocks, unless these could be longer than `most_bytes`. Without page indexes
+    there is one block.
     """
     total = group.fetch_bytes
-    # It is not cut if its pages are not known.
+    # Without page indexes the row group is not cut.
     count = round(total / chunk_bytes) if all(primitive.pages for primitive in group.primitives) else 1
     while count > 1:
         edges = _cuts(group, count)
@@ -174,7 +183,16 @@ def blocks_of(group: RowGroupParts, chunk_bytes: int, most_bytes: int) -> Iterat
 
 
 def read_pages(content: bytes, column: ColumnChunk, rows: int) -> Pages:
-    """Parses an offset index; raises DamagedError if it contradicts the footer."""
+    """Parses the offset index of a column chunk.
+
+    Args:
+        content: the bytes of the index.
+        column: the column chunk.
+        rows: rows of its row group.
+
+    Raises:
+        DamagedError: the index is damaged or contradicts the footer.
+    """
     index, _ = read_struct(content)
     starts: list[int] = []
     first_rows: list[int] = []
@@ -189,7 +207,7 @@ def read_pages(content: bytes, column: ColumnChunk, rows: int) -> Pages:
             raise DamagedError(f"page {number} at byte {start} with {length} bytes begins with row {row}")
         stop = start + length
         if first_rows and row == first_rows[-1]:
-            # The page before has no rows, as pyarrow writes it: one with this page.
+            # The page before has no row of its own; pyarrow writes such pages. It is joined with this page.
             joined.append(number)
             continue
         starts.append(start)
@@ -204,7 +222,10 @@ def read_pages(content: bytes, column: ColumnChunk, rows: int) -> Pages:
 
 
 def _cuts(group: RowGroupParts, count: int) -> list[int]:
-    """Returns the first rows of about `count` equal runs (fewer, if pages are larger), and the number of rows."""
+    """Returns the first row of each of about `count` equal runs of rows, and behind them the number of rows.
+
+    If the pages of the largest primitive are longer than runs, there are fewer runs.
+    """
     largest = max(group.primitives, key=lambda primitive: primitive.column.stop - primitive.column.start)
     assert largest.pages
     starts = largest.pages.starts
@@ -227,7 +248,7 @@ def _hint(primitive: Primitive, length: int, rows: int, skipped: int = 0) -> Pri
 
 
 def _value_bytes(primitive: Primitive, pages: slice = slice(None)) -> int:
-    """Returns the bytes of the values of pages in the records: exactly, as far as the file says it."""
+    """Returns the bytes that the values of some pages take in records; estimated if the file does not say it."""
     column = primitive.column
     share = 1.0
     if primitive.pages and pages.stop is not None:
@@ -239,5 +260,5 @@ def _value_bytes(primitive: Primitive, pages: slice = slice(None)) -> int:
         found = sum(primitive.pages.text_bytes[pages])
     else:
         found = int(column.value_bytes * share)
-    # Names, and heads of values.
+    # A nested value also has the names of its parts, and a head for each.
     return found + int(column.values * share) * 16 if primitive.nested else found

@@ -1,8 +1,8 @@
-"""Makes records of Parquet's pages: the part that runs in a recoder, and the only one that needs pyarrow.
+"""Makes records of the pages of a Parquet block; the recoders of Parquet and of LeRobot use it (`ParquetRecoder`).
 
-pyarrow reads the pages where they lie: it is given the metadata of a file that has only these pages. Where all columns
-have the same rows that is one file, otherwise (runs of pages) one for each primitive column, whose rows are sliced.
-Long lists of numbers do without pyarrow (number_lists.py).
+pyarrow reads the pages where they lie: it is given the footer of a made-up file that has only these pages. If all
+primitives have exactly the rows of the block, it is one file; otherwise (runs of pages) it is one file for each
+primitive, from whose table the rows are sliced. Long lists of numbers are read without pyarrow (`number_lists.py`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from streamer.tables.parquet.pages import ParquetFileHint, PrimitiveHint
 from streamer.tables.parquet.schema import SchemaNode, prune
 
 _HINT = msgspec.msgpack.Decoder(list[PrimitiveHint] | ParquetFileHint)
-# Schemas of files whose plans are kept.
+# Number of different schemas of files for which a plan is kept.
 _MAX_PLANS = 64
 _CONVERTED = {
     "text": 0,
@@ -38,7 +38,7 @@ _CONVERTED = {
 
 
 class ParquetRecoder:
-    """Makes records of the blocks of one dataset."""
+    """Makes records of the blocks of a dataset with these facts, as a `Recoder`."""
 
     def __init__(self, facts: Facts) -> None:
         self._fields = facts.fields
@@ -46,12 +46,12 @@ class ParquetRecoder:
         self._plans = {b"": _Plan(self._wanted, self._wanted.all)}
 
     def recode(self, content: memoryview, samples: int, hint: bytes) -> Records:
-        """Decodes one block."""
+        """Decodes one block and returns its records; raises RecodeError."""
         with catch_decode_errors(content, samples, "Parquet"):
             return write_records(self._fields, self.columns(content, samples, hint), samples)
 
     def columns(self, content: memoryview, samples: int, hint: bytes) -> list[Column]:
-        """Decodes one block, a column for each field."""
+        """Decodes one block, with the arguments of `recode`; returns a column for each field, or raises RecodeError."""
         with catch_decode_errors(content, samples, "Parquet"):
             decoded = _HINT.decode(hint)
             file = decoded if isinstance(decoded, ParquetFileHint) else ParquetFileHint(decoded)
@@ -67,7 +67,12 @@ class ParquetRecoder:
 
 
 class _Plan:
-    """Decodes the blocks of files of one schema."""
+    """Decodes the columns in blocks of files that have the same schema.
+
+    Args:
+        wanted: the facts of the dataset.
+        own: what these files have of them.
+    """
 
     def __init__(self, wanted: WantedColumns, own: Own) -> None:
         self._wanted = wanted
@@ -75,7 +80,7 @@ class _Plan:
         known = [wanted.all.root.at(path) for path in wanted.paths]
         self._fields = list(zip(wanted.fields, own.nodes, known, strict=True))
         present = [(spec, node) for spec, node in zip(wanted.fields, own.nodes, strict=True) if node is not None]
-        # Lists by the number of their primitive.
+        # Fields of lists that are read without pyarrow, by the number of their primitive.
         found = {node.primitive: number_list(spec, node, self._paths[node.primitive]) for spec, node in present}
         self._lists = {primitive: lists for primitive, lists in found.items() if lists is not None}
         nested_paths = {node.path for spec, node in present if has_nested(spec, node)}
@@ -84,18 +89,27 @@ class _Plan:
         self._way_schemas = [_schema(tree, nested_paths) for tree in trees]
 
     def columns(self, content: memoryview, primitives: Sequence[PrimitiveHint], samples: int) -> list[Column]:
-        """Decodes the columns of one block."""
+        """Decodes one block, and returns a column for each field that is no partition.
+
+        Args:
+            content: the bytes of the block.
+            primitives: hints of the primitives, in the order of the schema.
+            samples: rows of the block.
+
+        Raises:
+            ValueError: the hints do not fit the bytes or the schema. pyarrow raises errors of its own.
+        """
         edges = list(accumulate((primitive.length for primitive in primitives), initial=0))
         if edges[-1] != len(content) or len(primitives) != len(self._paths):
             raise ValueError(f"{len(primitives)} primitives of {edges[-1]} bytes; there are {len(content)}")
         places = list(pairwise(edges))
-        # These fields are taken from the pages as they are.
+        # The fields in `lists` are taken from the pages without pyarrow.
         lists: dict[int, Column] = {}
         for number, field in self._lists.items():
             start, stop = places[number]
             if found := read_lists(content[start:stop], primitives[number], field, samples):
                 lists[number] = lists_column(found[0], field.kind, found[1])
-        # The other primitives get a table each, with the rows of the block.
+        # Each other primitive gets a table with the rows of the block; several may share one.
         chunks = [
             _column_chunk(path, primitive, start)
             for path, primitive, (start, _) in zip(self._paths, primitives, places, strict=True)
@@ -124,7 +138,10 @@ class _Plan:
 
 
 def _schema(node: SchemaNode, nested_paths: set[tuple[str, ...]]) -> list[thrift.Fields]:
-    # Groups of plain nodes are as they are written: their lists stay groups.
+    """Returns the SchemaElements of a node and all below it, for the made-up footer.
+
+    Groups at and below `nested_paths` lose their meaning, so that pyarrow gives their lists and maps as plain groups.
+    """
     plain = any(node.path[: len(path)] == path for path in nested_paths)
     fields: dict[int, tuple[int, object]] = {
         3: (thrift.I32, node.element.repetition),
@@ -143,6 +160,7 @@ def _schema(node: SchemaNode, nested_paths: set[tuple[str, ...]]) -> list[thrift
 
 
 def _column_chunk(path: Sequence[SchemaNode], primitive: PrimitiveHint, start: int) -> thrift.Fields:
+    """Returns the ColumnChunk of a primitive whose pages begin at byte `start` of the block."""
     names = [node.element.name.encode() for node in path]
     details = {
         1: (thrift.I32, path[-1].element.type),
@@ -152,13 +170,14 @@ def _column_chunk(path: Sequence[SchemaNode], primitive: PrimitiveHint, start: i
         5: (thrift.I64, primitive.values),
         6: (thrift.I64, primitive.length),
         7: (thrift.I64, primitive.length),
-        # The dictionary is the first page; pyarrow finds that out itself.
+        # If the first page is a dictionary, pyarrow finds that out itself.
         9: (thrift.I64, start),
     }
     return {2: (thrift.I64, 0), 3: (thrift.STRUCT, details)}
 
 
 def _read(content: memoryview, schema: Sequence[thrift.Fields], chunks: Sequence[thrift.Fields], rows: int) -> pa.Table:
+    """Returns the table of `rows` rows that pyarrow reads from a block, for a footer of these parts."""
     length = sum(chunk[3][1][7][1] for chunk in chunks)  # type: ignore[index]
     group = {1: (thrift.LIST, (thrift.STRUCT, chunks)), 2: (thrift.I64, length), 3: (thrift.I64, rows)}
     footer = thrift.write_struct(

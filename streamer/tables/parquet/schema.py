@@ -1,6 +1,8 @@
-"""The schema of Parquet: a tree of columns.
+"""Reads the schema of a Parquet file into a tree of nodes, and prunes it.
 
-A column is a primitive, which has values, or a group of columns; the bytes of each primitive are apart.
+All of `tables/parquet` uses the tree, and `tables/arrow_ipc` describes Arrow's schemas with it. A node is a primitive,
+which has values, or a group of nodes. The nodes right below the root are the columns. In a file the bytes of each
+primitive are apart.
 
 Source: https://github.com/apache/parquet-format/blob/master/LogicalTypes.md
 """
@@ -18,19 +20,19 @@ from streamer.tables.parquet.thrift import Struct
 BOOLEAN, INT32, INT64, INT96, FLOAT, DOUBLE, BYTE_ARRAY, FIXED = range(8)
 REQUIRED, OPTIONAL, REPEATED = range(3)
 
-# Bytes of a value; byte arrays have none.
+# Bytes of a value in a record, by type; byte arrays have no fixed width.
 _WIDTHS = {BOOLEAN: 1, INT32: 4, INT64: 8, INT96: 8, FLOAT: 4, DOUBLE: 8}
 _TYPES = ("boolean", "int32", "int64", "int96", "float", "double", "bytes", "bytes of fixed length")
 _DTYPES = {BOOLEAN: "?", INT32: "<i4", INT64: "<i8", INT96: "<i8", FLOAT: "<f4", DOUBLE: "<f8"}
 _DEEPEST = 32
-# ConvertedType and LogicalType, as one word.
+# Meanings (`Element.meaning`) by number of a ConvertedType, and of a LogicalType.
 _CONVERTED = {
     **dict(enumerate(["text", "map", "map", "list", "text", "decimal"])),
     **dict(enumerate(["u1", "<u2", "<u4", "<u8", "i1", "<i2"], start=11)),
     19: "json",
 }
 _LOGICAL = {1: "text", 2: "map", 3: "list", 4: "text", 5: "decimal", 12: "json", 15: "<f2"}
-# Numbers of the meanings that LogicalType and ConvertedType say besides the layout.
+# What a LogicalType or ConvertedType says besides the layout of values (`SchemaNode.logical`), by number.
 _TIME = 7
 _TIMESTAMP = 8
 _LOGICAL_NAMES = {6: "date", 11: "null", 14: "uuid", 16: "variant", 17: "geometry", 18: "geography"}
@@ -38,23 +40,24 @@ _UNITS = {1: "ms", 2: "us", 3: "ns"}
 _CONVERTED_LOGICAL = {6: "date", 7: "time[ms]", 8: "time[us]", 9: "timestamp[ms, UTC]", 10: "timestamp[us, UTC]"}
 _CONVERTED_LOGICAL[21] = "interval"
 NO_VALUES = "null"
-# Integers of which Arrow says that they are as wide; Parquet has their bytes.
+# Type of integers that have 128 bits in Arrow's schema; in Parquet they are bytes.
 WIDE_INTEGER = "int128"
 _INTEGERS = {(8, True): "i1", (16, True): "<i2", (8, False): "u1", (16, False): "<u2", (32, False): "<u4"}
 _INTEGERS[64, False] = "<u8"
 
 
 class Element(msgspec.Struct, frozen=True, array_like=True):
-    """A node of the schema, as far as it concerns the values.
+    """What a schema says of one node, as far as it concerns the values.
 
     Attributes:
-        name: name of the column, or of the part of it.
-        children: number of the elements after it that are below it; 0: it has values.
-        type: type of the values; -1: none.
-        length: bytes of a value of fixed length.
+        name: name of the column, or of a part of it.
+        children: number of nodes right below this one; 0 for a primitive.
+        type: type of a primitive's values (BOOLEAN to FIXED); -1 for a group.
+        length: bytes of each value of the type FIXED; else 0.
         repetition: REQUIRED, OPTIONAL or REPEATED.
-        meaning: "text", "json", "list", "map", "decimal", a dtype, or "".
-        scale, precision: those of decimals.
+        meaning: "text", "json", "list", "map", "decimal", a dtype for integers and float16, or "".
+        scale: digits of a decimal behind the point.
+        precision: digits of a decimal.
     """
 
     name: str
@@ -68,7 +71,7 @@ class Element(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def width(self) -> int:
-        """Bytes of a value in a record; 0 if it is as long as it is."""
+        """Bytes of a value in a record; 0 if values differ in length."""
         return 8 if self.meaning == "decimal" else self.length or _WIDTHS.get(self.type, 0)
 
     def __str__(self) -> str:
@@ -81,15 +84,16 @@ class Element(msgspec.Struct, frozen=True, array_like=True):
 
 @dataclass
 class SchemaNode:
-    """A node of the tree of columns.
+    """A node of the tree, with those below it.
 
     Attributes:
-        element: what the schema says of it.
-        path: names from the column down to it.
-        primitive: number of the first primitive at or below it.
-        children: the nodes below it.
-        logical: what its numbers or bytes mean where their layout does not say it, as "timestamp[us, UTC]"; "null": it
-            has no values; "tensor[2,3]": shape of the numbers of a list. Files of one dataset agree in it.
+        element: what the schema says of the node.
+        path: names of the nodes from the column down to this one; empty for the root.
+        primitive: number of the first primitive at or below the node.
+        children: the nodes right below it.
+        logical: the meaning of its values that their layout does not tell, such as "timestamp[us, UTC]". "null" is
+            Arrow's type without values, "tensor[2,3]" gives the shape of the numbers in a list. "" if there is no such
+            meaning. The files of a dataset must agree in it.
     """
 
     element: Element
@@ -100,17 +104,18 @@ class SchemaNode:
 
     @property
     def primitives(self) -> int:
-        """Number of primitives at or below it."""
+        """Number of primitives at or below the node."""
         return sum(child.primitives for child in self.children) if self.children else 1
 
     def child(self, name: str) -> SchemaNode | None:
-        """Returns the child of that name, or None."""
+        """Returns the child with this name; None if there is none."""
         return next((child for child in self.children if child.element.name == name), None)
 
     def items(self, inside: bool = False) -> tuple[SchemaNode, bool] | None:
-        """Returns the node of a list's items, and whether that is a repeated node whose items they are.
+        """Returns the node of a list's items, and whether it is the repeated node itself; None for no list.
 
-        None: it is not a list. With `inside`, one of the items of a repeated node is meant.
+        A repeated node stands for a list and for each of its items. With `inside` the node is taken as one item, not as
+        the list.
         """
         if self.is_repeated and not inside:
             return self, True
@@ -124,7 +129,7 @@ class SchemaNode:
         return inner[0], False
 
     def at(self, path: Sequence[str]) -> SchemaNode:
-        """Returns the node of a path below this one; raises KeyError if there is none."""
+        """Returns the node at a path below this one; raises KeyError if there is none."""
         node: SchemaNode | None = self
         for name in path:
             node = node.child(name) if node else None
@@ -137,37 +142,37 @@ class SchemaNode:
         return [node.element for node in self.walk()]
 
     def logicals(self) -> dict[int, str]:
-        """Returns what `logical` says of the nodes, by their place in `elements`."""
+        """Returns `logical` of the nodes that have one, by their place in `elements`."""
         return {number: node.logical for number, node in enumerate(self.walk()) if node.logical}
 
     def walk(self) -> Iterator[SchemaNode]:
-        """Yields the node and those below it, in the order of a footer."""
+        """Yields the node and all below it, in the order of a footer: each before its children."""
         yield self
         for child in self.children:
             yield from child.walk()
 
     def find_paths(self) -> list[tuple[SchemaNode, ...]]:
-        """Returns the path from below this node to each primitive."""
+        """Returns, for each primitive, the nodes from below this one down to the primitive."""
         return [(child, *rest) for child in self.children for rest in child.find_paths()] if self.children else [()]
 
     @property
     def is_repeated(self) -> bool:
-        """Whether it occurs several times."""
+        """Whether the node can occur any number of times."""
         return self.element.repetition == REPEATED
 
     @property
     def is_nested(self) -> bool:
-        """Whether its value is more than one value of a primitive."""
+        """Whether a value of the node is more than one value of a primitive."""
         return bool(self.children) or self.is_repeated
 
     @property
     def has_no_values(self) -> bool:
-        """Whether it is of Arrow's type null."""
+        """Whether the node has Arrow's type null."""
         return self.logical == NO_VALUES and not self.children
 
     @property
     def is_list_of_nulls(self) -> bool:
-        """Whether it is a list whose items are of Arrow's type null, or a list of such lists."""
+        """Whether the node is a list whose items have Arrow's type null, or a list of such lists."""
         node: SchemaNode = self
         inside = False
         while found := node.items(inside):
@@ -176,7 +181,7 @@ class SchemaNode:
 
     @property
     def is_map(self) -> bool:
-        """Whether its value is a map."""
+        """Whether a value of the node is a map."""
         return self.element.meaning == "map" and self._has_repeated_child and bool(self.children[0].children)
 
     @property
@@ -185,7 +190,7 @@ class SchemaNode:
 
 
 def read_element(struct: Struct) -> Element:
-    """Reads a SchemaElement."""
+    """Parses a SchemaElement of a footer; raises DamagedError for a type or repetition that does not exist."""
     children = struct.integer(5, 0)
     kind = struct.integer(1, -1)
     if children:
@@ -218,7 +223,7 @@ def read_element(struct: Struct) -> Element:
 
 
 def read_logical(struct: Struct) -> str:
-    """Returns what the LogicalType or ConvertedType of a SchemaElement says besides the layout of the values."""
+    """Returns `SchemaNode.logical` from the LogicalType or ConvertedType of a SchemaElement; "" if it has none."""
     if struct.integer(1, -1) == INT96:
         return "timestamp[INT96]"
     if 10 not in struct:
@@ -226,18 +231,22 @@ def read_logical(struct: Struct) -> str:
     number, logical = struct.struct(10).only()
     if number in {_TIME, _TIMESTAMP}:
         unit = _UNITS.get(logical.struct(2).only()[0], "")
-        # Times of day are those of no zone in all libraries.
+        # Times of day have no zone in any library.
         zone = ", UTC" if number == _TIMESTAMP and logical.flag(1) else ""
         return f"{'time' if number == _TIME else 'timestamp'}[{unit}{zone}]"
     return _LOGICAL_NAMES.get(number, "")
 
 
 def tree(elements: Sequence[Element], logicals: Mapping[int, str] | None = None) -> SchemaNode:
-    """Returns the root of the schema as a tree; raises DamagedError if the elements are not one.
+    """Returns the root of the tree of a schema.
 
     Args:
-        elements: elements in the order of a footer.
-        logicals: `Node.logical` by the place of the element.
+        elements: the elements, in the order of a footer.
+        logicals: `SchemaNode.logical` by the place of the element; None for none.
+
+    Raises:
+        DamagedError: the elements do not form a tree.
+        UnreadError: two nodes right below one have the same name.
     """
     rest = iter(elements)
     try:
@@ -252,6 +261,7 @@ def tree(elements: Sequence[Element], logicals: Mapping[int, str] | None = None)
 
 
 def _subtree(rest: Iterator[Element], path: tuple[str, ...], primitive: int, depth: int) -> tuple[SchemaNode, int]:
+    """Takes a node and all below it from `rest`; returns the node, and the number of the next primitive."""
     if depth > _DEEPEST:
         raise DamagedError(f"columns nested more than {_DEEPEST} deep")
     node = SchemaNode(element := next(rest), path + (element.name,) * bool(depth), primitive)
@@ -267,7 +277,7 @@ def _subtree(rest: Iterator[Element], path: tuple[str, ...], primitive: int, dep
 
 
 def prune(node: SchemaNode, paths: Sequence[tuple[str, ...]]) -> SchemaNode:
-    """Returns the tree of the nodes on the way to `paths`, and all below those."""
+    """Returns a new tree with the nodes at `paths`, all below them, and those on the way; numbers its primitives."""
     root, _ = _prune(node, set(paths), 0)
     return root
 
@@ -284,7 +294,7 @@ def _prune(node: SchemaNode, paths: set[tuple[str, ...]], primitive: int) -> tup
 
 
 def number_dtype(element: Element) -> str:
-    """Returns the dtype of a primitive of numbers; "" for others."""
+    """Returns the dtype in which a record has the values of a primitive; "" if they are no numbers."""
     if element.meaning == "decimal":
         return "<f8"
     if element.meaning == "<f2":
@@ -294,7 +304,7 @@ def number_dtype(element: Element) -> str:
 
 
 def tensor_shape(node: SchemaNode) -> tuple[int, ...]:
-    """Returns the shape of the numbers in a list that is a tensor; empty for other nodes."""
+    """Returns the shape of a list that is a tensor; () for other nodes."""
     if not node.logical.startswith("tensor["):
         return ()
     return tuple(map(int, node.logical.removeprefix("tensor[").removesuffix("]").split(",")))

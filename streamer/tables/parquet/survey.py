@@ -1,7 +1,7 @@
-"""Surveys Parquet files: the fields that they have together, and which files cannot be one dataset.
+"""Surveys Parquet files: finds the fields of all files together, and the files that do not fit to the others.
 
-All footers are read. A file without rows says nothing of the columns, and neither does one that is damaged: its index
-says so, or leaves it out.
+`tables/parquet/format.py` uses it. The footers of all files are read, unless an earlier survey has read them. A file
+without rows adds no columns. Neither does a damaged file, which its index reports or leaves out.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _MAGICS = (MAGIC, ENCRYPTED_MAGIC)
 SCHEMA_RULE = "parquet-2"
 _DESCRIPTION = msgspec.msgpack.Decoder(tuple[list[Element], list[tuple[int, str]], bytes, bool])
 HUGGING_FACE = b"huggingface"
-# Ends of files that are read at the same time, and those that are kept for the index.
+# Number of files whose ends are read at the same time, and most bytes of ends that are kept for the index.
 _BATCH_FILES = 256
 _MAX_KEPT_BYTES = 64 << 20
 
@@ -38,9 +38,9 @@ class ParquetFileNotes(msgspec.Struct, frozen=True, array_like=True):
     """What the survey tells the index of a file.
 
     Attributes:
-        end: Its last bytes; "" if they are not kept.
-        problem: Why it is no part of the dataset; "" if it is one.
-        key: The part of its url that has the partitions; "" if the dataset has none.
+        end: The last bytes of the file, with the footer; empty if they were not kept.
+        problem: Why the file does not fit into the dataset; "" if it does.
+        key: The part of the file's url that has the partitions; "" if the dataset has no partitions.
     """
 
     end: bytes = b""
@@ -51,20 +51,20 @@ class ParquetFileNotes(msgspec.Struct, frozen=True, array_like=True):
 def describe_files(
     records: Sequence[ObjectRecord], columns: Sequence[str], base: str | None, memory: SchemaMemory
 ) -> Reading[tuple[Facts, dict[str, bytes]]]:
-    """Reads the schemas of files that are not remembered, and remembers them.
+    """Finds the facts about files: reads the schemas that the memory does not have, and adds all of them to it.
 
     Args:
         records: The files.
-        columns: Names of the wanted fields, or none if all are wanted.
-        base: Folder below which `key=value` in paths are fields, "" for the whole path, or None if they are no fields.
-        memory: The schemas of files that were read before.
+        columns: Names of the wanted fields; empty for all.
+        base: Folder below which `key=value` in paths are fields; "" for the whole path; None if they are no fields.
+        memory: The schemas that earlier surveys have read.
 
     Returns:
-        The facts, and notes for the index by the urls of files: see `ParquetFileNotes`.
+        The facts, and for files for which there are some, encoded `ParquetFileNotes` by url.
 
     Raises:
-        ConfigError: no file has a column of a name.
-        ManifestError: no file can be read.
+        ConfigError: no file has a column of a wanted name.
+        ManifestError: no file can be read, or the files belong to a table with a log of its valid rows.
     """
     united = _United(columns, memory)
     keys = {} if base is None else {record.url: partition_key(record.url, base) for record in records}
@@ -94,7 +94,10 @@ def is_bare(name: str) -> bool:
 
 
 def leave_out_others(records: Sequence[ObjectRecord], memory: SchemaMemory) -> Reading[list[ObjectRecord]]:
-    """Returns the records but for those without an ending that are not Parquet, as LICENSE is, if others are left."""
+    """Returns the files without those that have no ending and are not Parquet by their first bytes, such as LICENSE.
+
+    If none would be left, it returns all files.
+    """
     unread = [record for record in records if record.size and memory.find(record) is None]
     bare = [record for record in unread if is_bare(base_name(record.url))]
     others = set[str]()
@@ -106,7 +109,12 @@ def leave_out_others(records: Sequence[ObjectRecord], memory: SchemaMemory) -> R
 
 
 class _United:
-    """The schema of the files so far."""
+    """Collects the schemas of files, one after the other, for the facts about the dataset.
+
+    Args:
+        columns: Names of the wanted fields; empty for all.
+        memory: Gets the schema of each file, and has those that earlier surveys have read.
+    """
 
     def __init__(self, columns: Sequence[str], memory: SchemaMemory) -> None:
         self._union = SchemaUnion(columns, "name the files that agree, or the columns that do (columns=)")
@@ -114,20 +122,23 @@ class _United:
         self._descriptions = Descriptions()
         # Descriptions of files that were read by an earlier survey, by their encoding.
         self._remembered: dict[bytes, Description] = {}
-        # Encoded descriptions by the number of the root, and whether there are rows.
+        # Encoded descriptions by `id` of the root of the schema, and whether there are rows.
         self._encoded: dict[tuple[int, bool], bytes] = {}
-        # Reasons why a schema does not fit, by its number.
+        # Reasons why a schema does not fit, by `id` of its root.
         self._problems: dict[int, str] = {}
         self._kept: list[SchemaNode] = []
         self._empty: tuple[ObjectRecord, Description] | None = None
         self._failure: ManifestError | None = None
 
     def add(self, record: ObjectRecord, tail: FileTail | ManifestError | None) -> str:
-        """Adds a file, and returns why it is not a part of the dataset: "" if it is, or if its index says it.
+        """Adds a file, and returns why it does not fit into the dataset: "" if it does, or if its index will report it.
 
         Args:
             record: The file.
-            tail: Its end, or why that cannot be read; None if the file is remembered.
+            tail: The end of the file, or the error of reading it; None if the memory has its schema.
+
+        Raises:
+            ManifestError: the columns are those of a table with a log of its valid rows.
         """
         if isinstance(tail, ManifestError):
             self._failure = self._failure or tail
@@ -142,10 +153,10 @@ class _United:
             where = tail.footer_start + error.offset if tail else 0
             self._failure = self._failure or make_damage_error(record, f"in the footer, {error}", where)
             return ""
-        # Descriptions that are alike are encoded once, for `_recall`.
+        # Equal descriptions are encoded once, in the form that `_recall` decodes.
         key = id(found.root), found.rows > 0
         if key not in self._encoded:
-            # Kept, so that no other schema has its number.
+            # The root is kept, so that no other one gets its `id`.
             self._kept.append(found.root)
             features = found.metadata.get(HUGGING_FACE, b"")
             content = found.root.elements(), [*found.root.logicals().items()], features, found.rows > 0
@@ -159,7 +170,15 @@ class _United:
         return ""
 
     def facts(self, partitions: Sequence[FieldSpec]) -> Facts:
-        """Returns the facts about all files, whose paths have these partitions."""
+        """Returns the facts about all files.
+
+        Args:
+            partitions: The fields that the paths of the files have.
+
+        Raises:
+            ConfigError: no file has a column of a wanted name.
+            ManifestError: no file can be read; the error is that of the first one.
+        """
         if self._union.first is None and self._empty is not None:
             self._unite(*self._empty)
         if self._union.first is None:
@@ -178,10 +197,10 @@ class _United:
         return self._remembered[content]
 
     def _unite(self, record: ObjectRecord, found: Description) -> str:
-        """Adds the columns of a file; returns why they do not fit to the others, "" if they do."""
+        """Adds the columns of a file; returns why they do not fit to those of other files, or "" if they do."""
         number = id(found.root)
         if number not in self._problems:
-            # Kept, so that no other schema has its number.
+            # The root is kept, so that no other one gets its `id`.
             self._kept.append(found.root)
             metadata = found.metadata.get(HUGGING_FACE, b"null")
             self._problems[number] = self._union.add(record, found.root, metadata)

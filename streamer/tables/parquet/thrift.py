@@ -1,6 +1,7 @@
-"""Thrift's compact protocol: structs to dicts and back, without a definition of them.
+"""Reads and writes structs in Thrift's compact protocol, without definitions of the structs.
 
-Bytes that are not Thrift, or not the struct that is expected, raise `DamagedError`.
+Parquet's footers, page indexes and page headers are such structs; all of `tables/parquet` reads them with it, and
+`recode.py` writes a footer. Bytes that are not Thrift, or not the struct that is expected, raise `DamagedError`.
 Source: https://github.com/apache/thrift/blob/master/doc/specs/thrift-compact-protocol.md
 """
 
@@ -18,12 +19,15 @@ _DEEPEST = 32
 
 T = TypeVar("T")
 Value: TypeAlias = "bool | int | bytes | list[Value] | dict[int, Value]"
-# Field number -> (type, value); lists are (type of the items, items).
+# What `write_struct` takes: (type, value) by number of the field. The value of a list is (type of the items, items).
 Fields: TypeAlias = Mapping[int, tuple[int, object]]
 
 
 class Struct:
-    """A struct as it was read. Its fields are found by number; one that is missing, or of another type, is an error."""
+    """A struct as it was read. Its methods return a field by its number.
+
+    They raise DamagedError for a field of another type, and for a missing one if there is no default.
+    """
 
     __slots__ = ("_fields",)
 
@@ -34,15 +38,15 @@ class Struct:
         return number in self._fields
 
     def integer(self, number: int, default: int | None = None) -> int:
-        """Returns a number; `default` where it is missing."""
+        """Returns a number; `default` if the field is missing."""
         return self._value(number, int, default)
 
     def binary(self, number: int, default: bytes | None = None) -> bytes:
-        """Returns bytes; `default` where they are missing."""
+        """Returns bytes; `default` if the field is missing."""
         return self._value(number, bytes, default)
 
     def flag(self, number: int, default: bool = False) -> bool:
-        """Returns a truth value; `default` where it is missing."""
+        """Returns a truth value; `default` if the field is missing."""
         return self._value(number, bool, default)
 
     def struct(self, number: int) -> Struct:
@@ -50,18 +54,18 @@ class Struct:
         return Struct(self._value(number, dict, None))
 
     def structs(self, number: int) -> list[Struct]:
-        """Returns a list of structs; empty where it is missing."""
+        """Returns a list of structs; [] if the field is missing."""
         return [Struct(item) for item in self.items(number, dict)]
 
     def items(self, number: int, kind: type[T]) -> list[T]:
-        """Returns a list of items of one Python type; empty where it is missing."""
+        """Returns a list whose items all have the Python type `kind`; [] if the field is missing."""
         value = self._fields.get(number, [])
         if type(value) is not list or not all(type(item) is kind for item in value):
             raise _make_field_error(number, f"list of {kind.__name__}", value)
         return value  # type: ignore[return-value]
 
     def only(self) -> tuple[int, Struct]:
-        """Returns the one field of a union: its number, and the struct that it is."""
+        """Returns the number and the value of the only field of a union, which must be a struct."""
         if len(self._fields) != 1:
             raise DamagedError(f"a union of {len(self._fields)} fields")
         number = next(iter(self._fields))
@@ -80,11 +84,14 @@ def _make_field_error(number: int, kind: str, value: object) -> DamagedError:
 
 
 def read_struct(content: bytes, last: int | None = None) -> tuple[Struct, int]:
-    """Reads one struct, and returns it with the place where it ends.
+    """Reads the struct at the beginning of some bytes; returns it, and the byte behind what was read.
 
     Args:
         content: the bytes.
-        last: number of the last field that is read, whose end is then returned, or None to read all.
+        last: number of the last field to read; None to read all.
+
+    Raises:
+        DamagedError: the bytes are no struct, or end inside of it.
     """
     reader = _Reader(content)
     try:
@@ -94,7 +101,12 @@ def read_struct(content: bytes, last: int | None = None) -> tuple[Struct, int]:
 
 
 def read_varint(content: bytes | memoryview, position: int) -> tuple[int, int]:
-    """Returns a number of up to 64 bits without sign (ULEB128), and where it ends; raises IndexError at the end."""
+    """Returns the unsigned number of up to 64 bits (ULEB128) at `position`, and the byte behind it.
+
+    Raises:
+        DamagedError: the number has more than 64 bits.
+        IndexError: the bytes end inside of the number.
+    """
     value = shift = 0
     while True:
         byte = content[position]
@@ -108,6 +120,8 @@ def read_varint(content: bytes | memoryview, position: int) -> tuple[int, int]:
 
 
 class _Reader:
+    """Parses values one after the other from `position` on; raises DamagedError, or IndexError at the end."""
+
     def __init__(self, content: bytes) -> None:
         self._content = content
         self.position = 0
@@ -152,7 +166,7 @@ class _Reader:
         kind = head & 15
         if count == 15:
             count = self._varint()
-        # An item takes a byte at least.
+        # An item takes at least one byte.
         if count > len(self._content) - self.position:
             raise DamagedError(f"a list of {count} items", self.position)
         if depth > _DEEPEST:
@@ -183,7 +197,7 @@ class _Reader:
 
 
 def write_struct(fields: Fields) -> bytes:
-    """Writes one struct."""
+    """Returns the bytes of a struct. Its values may be of the types TRUE, FALSE, I16, I32, I64, BINARY, LIST, STRUCT."""
     parts = []
     last = 0
     for number in sorted(fields):

@@ -1,8 +1,9 @@
-"""Unifies the schemas of files: one field for each column that any of them has, or an error about two that differ.
+"""Unifies the schemas of two files to one that has the columns of both, or raises an error about two that differ.
 
-A column may be missing in a file, have no values there (Arrow's type null), or be required in one file and optional in
-another; items of lists may be called otherwise. Types, units and shapes may not differ. The result does not depend on
-the order of the files, but for the order of the columns: those of the first file, then the others by their names.
+Parquet (`facts.py`) and Arrow (`tables/arrow_ipc`) use it for the files of a dataset. A column may be missing in a
+file, have no values there (Arrow's type null), or be required in one file and optional in another. Items of lists may
+have different names. Types, units and shapes may not differ. The order of the files only decides the order of the
+columns: those of the first file come first, then the others by their names.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ class DifferentError(ValueError):
     """Raised for a column that two files describe in different ways.
 
     Attributes:
-        name: of the column.
-        types: what each of them says.
+        name: path of the column, or of the part that differs.
+        types: the types in the two files, for messages.
     """
 
     def __init__(self, name: str, types: tuple[str, str]) -> None:
@@ -36,16 +37,16 @@ class DifferentError(ValueError):
 
 
 def unify(first: SchemaNode, other: SchemaNode, leading: int | None = None) -> SchemaNode:
-    """Returns the schema that has the columns of both.
+    """Returns a new schema that has the columns of two.
 
     Args:
         first: schema whose columns come first.
-        other: another one.
-        leading: how many columns of `first` keep their places; those behind them are in the order of their names. None:
-            all.
+        other: the other schema.
+        leading: number of columns of `first` that keep their places; all others are sorted by name. With None all
+            columns of `first` keep their places.
 
     Raises:
-        DifferentError: a column has another type.
+        DifferentError: a column has two types.
     """
     merged = _merge(first, other)
     kept = len(first.children) if leading is None else leading
@@ -55,7 +56,7 @@ def unify(first: SchemaNode, other: SchemaNode, leading: int | None = None) -> S
 
 
 def renumber(root: SchemaNode) -> SchemaNode:
-    """Returns a tree anew: counts the children, sets paths, and numbers the primitives."""
+    """Returns a new tree with the same nodes, in which paths, numbers of children and of primitives are right again."""
     elements = [
         msgspec.structs.replace(node.element, children=len(node.children)) if node.children else node.element
         for node in root.walk()
@@ -64,12 +65,12 @@ def renumber(root: SchemaNode) -> SchemaNode:
 
 
 def check_same(known: SchemaNode, own: SchemaNode) -> None:
-    """Compares two descriptions of one column, of which `own` may lack parts; raises DifferentError."""
+    """Raises DifferentError if two descriptions of one column cannot be unified; either may lack parts of structs."""
     _merge(known, own)
 
 
 def describe_type(node: SchemaNode) -> str:
-    """Returns the type of a node, for messages."""
+    """Returns the name of a node's type, for messages."""
     if node.items() is not None:
         return f"list ({node.logical})" if node.logical else "list"
     if node.is_map:
@@ -80,6 +81,7 @@ def describe_type(node: SchemaNode) -> str:
 
 
 def _merge(first: SchemaNode, other: SchemaNode) -> SchemaNode:
+    """Returns one node for two nodes of one column, with paths and numbers as they were; raises DifferentError."""
     if first.has_no_values or other.has_no_values:
         chosen = other if first.has_no_values else first
         element = chosen.element
@@ -116,14 +118,17 @@ def _merge(first: SchemaNode, other: SchemaNode) -> SchemaNode:
 
 
 def _merge_lists(first: SchemaNode, other: SchemaNode, inside: bool = False) -> SchemaNode:
-    """Merges two lists; the groups around the items are those of one of them."""
+    """Merges two lists as `_merge` does; the groups around the items are those of one of the lists.
+
+    With `inside`, the nodes are repeated nodes, and their items are meant.
+    """
     own, others = first.items(inside), other.items(inside)
     if own is None or others is None or first.logical != other.logical:
         raise _different(first, other)
     is_null = own[0].has_no_values or others[0].has_no_values
     if not is_null and (own[0].items(own[1]) or others[0].items(others[1])):
         if own[1] or others[1]:
-            # Lists of repeated groups that are lists themselves: compared as they are.
+            # The lists consist of repeated groups that are lists themselves. Such are only equal if all names are.
             if _names(own[0]) != _names(others[0]):
                 raise _different(own[0], others[0])
             item = own[0]
@@ -136,9 +141,9 @@ def _merge_lists(first: SchemaNode, other: SchemaNode, inside: bool = False) -> 
     ]:
         base, bare = first, own[1]
     else:
-        # The same one, whichever comes first.
+        # The names decide, so that the result does not depend on the order of the files.
         base, bare = min(((first, own[1]), (other, others[1])), key=lambda each: _names(each[0]))
-    # The list gets the item; if the repeated node is `bare`, it is the item itself.
+    # The merged item is put into the list `base`. With `bare`, its repeated node is the item itself.
     if base.is_repeated:
         return _copy(item, msgspec.structs.replace(item.element, name=base.element.name, repetition=2))
     repeated = base.children[0]
@@ -151,7 +156,7 @@ def _merge_lists(first: SchemaNode, other: SchemaNode, inside: bool = False) -> 
 
 
 def _bare(item: tuple[SchemaNode, bool]) -> SchemaNode:
-    """Returns the node of items as one that is not repeated."""
+    """Returns the node of a list's items (see `SchemaNode.items`) as one that is not repeated."""
     node, repeated = item
     return _copy(node, msgspec.structs.replace(node.element, repetition=0)) if repeated else node
 
@@ -167,7 +172,10 @@ def _copy(node: SchemaNode, element: Element, children: Sequence[SchemaNode] | N
 
 
 def _widest(first: SchemaNode, other: SchemaNode) -> Element:
-    """Returns one of two elements of the same meaning, the same whichever comes first; optional, if one is."""
+    """Returns one of the elements of two nodes with the same layout, optional if one of them is.
+
+    The choice does not depend on the order of the two.
+    """
     one = first.element
     two = other.element
     repetition = max(one.repetition, two.repetition)
@@ -176,7 +184,7 @@ def _widest(first: SchemaNode, other: SchemaNode) -> Element:
 
 
 def _layout(node: SchemaNode) -> tuple[object, ...]:
-    """Returns what must be equal in two descriptions of a column of values."""
+    """Returns what must be equal in two descriptions of a primitive."""
     element = node.element
     if dtype := number_dtype(element):
         return dtype, element.meaning == "decimal", node.logical
