@@ -1,6 +1,8 @@
-"""Reads fields in the layouts of other libraries: arrays with short heads, lists, pixels, numbers in digits.
+"""Decodes fields of MDS, LitData and TFRecord that are written in the layouts of these libraries.
 
-Other layouts raise ValueError, ArithmeticError (decimals), struct.error or RecursionError (nested values).
+`decode/dispatch.py` imports this file in workers, and calls `find_decoder` for kinds of fields that it does not know.
+Such fields are arrays with short heads, lists, pixels, and numbers in digits. For other bytes the decoders raise
+ValueError, ArithmeticError (decimals), struct.error or RecursionError (nested values).
 """
 
 from __future__ import annotations
@@ -34,7 +36,11 @@ _MDS_DTYPES = {
 
 
 def decode_mds_array(content: memoryview, dtype: str = "") -> Array:
-    """Reads an array of MDS: dtype (unless it is known), axes and width of lengths in a byte, lengths, numbers."""
+    """Decodes an array of MDS, for example a field "mds-ndarray".
+
+    The bytes are: number of the dtype (one byte), number of axes and width of lengths (together one byte), length of
+    each axis, items. With `dtype`, the first byte is missing.
+    """
     position = 0
     if not dtype:
         if (known := _MDS_DTYPES.get(content[0])) is None:
@@ -49,22 +55,22 @@ def decode_mds_array(content: memoryview, dtype: str = "") -> Array:
 
 
 def decode_litdata_array(content: memoryview) -> Array:
-    """Reads a numpy array of LitData: uint32 dtype, axes and lengths, numbers."""
+    """Decodes a numpy array of LitData: uint32 number of the dtype, of axes, and length of each axis, then items."""
     return _make_array(content, "<", NUMPY_DTYPES)
 
 
 def decode_litdata_tensor(content: memoryview) -> Array:
-    """Reads a tensor of LitData: as its arrays; since version 0.2.70 with a big-endian head."""
-    # The number of a dtype and that of axes are below 256.
+    """Decodes a tensor of LitData, laid out as its arrays; since version 0.2.70 the head is big-endian."""
+    # The numbers of dtype and axes are below 256, so their zero bytes tell the order.
     return _make_array(content, "<" if not any(content[1:4]) and not any(content[5:8]) else ">", TORCH_DTYPES)
 
 
 def decode_pixels(content: memoryview) -> Stored:
-    """Reads an image that Pillow gave as pixels: uint32 width, height and length of the mode, mode, pixels.
+    """Decodes an image that was written as Pillow's pixels: uint32 width, height, length of the mode; mode; pixels.
 
     Returns:
-        uint8, height x width x RGB, as `decode_image` returns encoded images; for modes with more than 8 bits uint16,
-        int32 or float32, height x width, unchanged.
+        uint8, height x width x RGB, as `decode_image` returns encoded images. Modes with more than 8 bits per pixel
+        (I, F) are returned as uint16, int32 or float32, height x width, unchanged.
     """
     width, height, length = struct.unpack_from("<III", content)
     mode = str(content[12 : 12 + length], "ascii")
@@ -83,7 +89,13 @@ def decode_pixels(content: memoryview) -> Stored:
 
 
 def decode_parts(content: memoryview, decode: Decoder, head: int) -> list[object]:
-    """Reads a list: `head` ignored bytes, uint32 number of parts, uint32 length of each, the parts."""
+    """Decodes a list of parts.
+
+    Args:
+        content: `head` bytes that are ignored, uint32 number of parts, uint32 length of each part, the parts.
+        decode: decodes one part.
+        head: number of bytes to ignore.
+    """
     (count,) = _U32.unpack_from(content, head)
     position = head + 4 + 4 * count
     lengths = np.frombuffer(content[head + 4 : position], "<u4", count).tolist()
@@ -97,22 +109,22 @@ def decode_parts(content: memoryview, decode: Decoder, head: int) -> list[object
 
 
 def decode_integer(content: Content) -> int:
-    """Reads an integer in digits."""
+    """Decodes an integer that is written in digits."""
     return int(bytes(content))
 
 
 def decode_float(content: Content) -> float:
-    """Reads a number in digits."""
+    """Decodes a floating-point number that is written in digits."""
     return float(bytes(content))
 
 
 def decode_decimal(content: Content) -> Decimal:
-    """Reads a decimal number in digits."""
+    """Decodes a decimal number that is written in digits."""
     return Decimal(str(content, "ascii"))
 
 
 def decode_nested(content: memoryview) -> object:
-    """Reads a list or dict of LitData's: a byte says which, numbers and texts without JSON; before 0.2.70 JSON."""
+    """Decodes a list or dict of LitData. Since version 0.2.70 a byte before each value says its type; before, JSON."""
     if not content or content[0] > _Nested.LARGEST_TAG:
         return msgspec.json.decode(content)
     nested = _Nested(content)
@@ -123,7 +135,7 @@ def decode_nested(content: memoryview) -> object:
 
 
 def decode_value(content: memoryview) -> object:
-    """Reads a nested value of LitData's Arrow chunks as the recoder wrote it: a byte says how."""
+    """Decodes a nested value of LitData's Arrow chunks, which `tables/litdata/arrow_rows.py` has encoded."""
     tag = bytes(content[:1])
     rest = content[1:]
     if tag in {b"i", b"f"}:
@@ -135,7 +147,11 @@ def decode_value(content: memoryview) -> object:
 
 
 class _Nested:
-    """Reads one value after the other."""
+    """Decodes the values of LitData one after the other; each begins with a byte that is a key of `_TAGS`.
+
+    Attributes:
+        position: byte behind the last value that was decoded.
+    """
 
     LARGEST_TAG = 0x20
 
@@ -198,7 +214,7 @@ class _Nested:
         return taken
 
 
-# Codes above 15 belong to the fields of rows.
+# What decodes a value, by the byte before it. Bytes above 15 stand before the fields of rows.
 _TAGS: dict[int, Callable[[_Nested], object]] = {
     0: _Nested.json,
     1: _Nested.texts,
@@ -216,7 +232,7 @@ _TAGS: dict[int, Callable[[_Nested], object]] = {
 
 
 def find_decoder(kind: str) -> Decoder | None:
-    """Returns the decoder of a kind of another library, or None; see `streamer.decode.dispatch.ELSEWHERE`."""
+    """Returns what decodes fields of a kind that is in `streamer.decode.dispatch.ELSEWHERE`; None for another kind."""
     name, _, inner = kind.partition(":")
     if name == "mds-ndarray":
         return partial(decode_mds_array, dtype=inner)

@@ -1,6 +1,7 @@
-"""Shards in the layouts of MDS and LitData: an `index.json` lists them, and a head says where their samples are.
+"""Reads what MDS and LitData have in common: an `index.json` that lists shards, and shards with a head.
 
-The head is uint32 samples, then uint32 starts of the samples, and the end.
+`tables/mds.py` and `tables/litdata/` use it. LitData calls a shard a chunk. The head of a shard is the number of its
+samples, the byte at which each begins, and the byte at which the last one ends, all as uint32.
 """
 
 from __future__ import annotations
@@ -21,27 +22,33 @@ from streamer.manifest.model import ObjectRecord
 from streamer.manifest.protocols import Need
 
 INDEX = "index.json"
-# 2 million shards.
+# Most bytes of an index.json: it then lists 2 million shards.
 MAX_INDEX_BYTES = 1 << 30
 Index = TypeVar("Index")
 _NUMBER = np.dtype("<u4")
-# A block has one range for all that it joins, and one for what describes them.
+# Most bytes of the items that are joined to one block.
 _BLOCK_BYTES = 8 << 20
 
 
 class ListedChunks(msgspec.Struct, frozen=True):
-    """One index file, and the objects in its folder and below, by their path from there."""
+    """One index file, and the shards below its folder.
+
+    Attributes:
+        record: the index file.
+        folder: url of its folder, with a slash at the end.
+        objects: the shards in the folder and in folders below it, by their path from there.
+    """
 
     record: ObjectRecord
     folder: str
     objects: Mapping[str, ObjectRecord]
 
     def find(self, name: str) -> ObjectRecord | None:
-        """Returns the object with this path: one of the listing, never a path that is opened."""
+        """Returns the shard with this path; None if it is not listed. No path of an index file is opened itself."""
         return self.objects.get(name)
 
     def refusal(self, reason: str) -> ManifestError:
-        """Makes the error of an index file that cannot be used."""
+        """Makes the error of this index file, which cannot be used for the given reason."""
         return make_refusal(self.record, f"cannot be used: {reason}")
 
 
@@ -51,18 +58,19 @@ def read_indexes(
     decode: Callable[[memoryview], Index],
     names: Callable[[Index], Iterable[str]],
 ) -> Reading[list[tuple[ListedChunks, Index]]]:
-    """Reads the index files in the order of the urls, the one of a folder before those of the folders in it.
+    """Reads the index files above the shards; returns each with what it says, in the order of their first shards.
 
-    An index file all shards of which another one names as well is not read: the joined parts of a large dataset.
+    An index file is not read if those of folders above it name all of its shards: large datasets are joined from parts
+    that have index files, too.
 
     Args:
-        accepted: the shards.
+        accepted: the shards, in the order of the urls.
         others: the other objects, by url.
         decode: decodes an index file; raises msgspec.MsgspecError or ValueError.
-        names: returns the paths of its shards.
+        names: returns the paths of the shards that an index file lists.
 
     Raises:
-        ManifestError: there is no index file, or one cannot be read, or is too long.
+        ManifestError: there is no index file, or one is empty, too long or cannot be decoded.
     """
     found: list[tuple[ListedChunks, Index]] = []
     named: set[str] = set()
@@ -90,12 +98,15 @@ def read_indexes(
 
 
 def _levels(accepted: Sequence[ObjectRecord], others: Mapping[str, ObjectRecord]) -> Iterator[list[ListedChunks]]:
-    """Yields the index files by the depth of their folders, the ones above first."""
+    """Yields lists of the index files of one depth of folders, those of upper folders first.
+
+    Index files without shards below them are left out.
+    """
     indexes = [record for url, record in others.items() if url.rpartition("/")[2] == INDEX]
     below: dict[str, dict[str, ObjectRecord]] = {record.url.removesuffix(INDEX): {} for record in indexes}
     for record in accepted:
         folder = record.url
-        # The folders that an object is in have a slash at the end.
+        # The loop goes over all folders above the shard; their urls have a slash at the end.
         while slash := folder.rstrip("/").rfind("/") + 1:
             folder = folder[:slash]
             if folder in below:
@@ -109,7 +120,14 @@ def _levels(accepted: Sequence[ObjectRecord], others: Mapping[str, ObjectRecord]
 
 
 def runs_of(lengths: NDArray[np.integer[Any]]) -> Iterator[tuple[int, int]]:
-    """Yields runs that are a block together: half-open ranges of their numbers, of at most 8 MiB or of one."""
+    """Yields runs of consecutive items for one block each: a run has at most 8 MiB, or a single item.
+
+    Args:
+        lengths: bytes of each item.
+
+    Yields:
+        Half-open ranges of numbers of items.
+    """
     first = 0
     filled = 0
     for number, length in enumerate(lengths.tolist()):
@@ -123,21 +141,21 @@ def runs_of(lengths: NDArray[np.integer[Any]]) -> Iterator[tuple[int, int]]:
 
 
 def head_bytes(samples: int) -> int:
-    """Returns the length of the head in bytes."""
+    """Returns the bytes of the head of a shard with so many samples."""
     return _NUMBER.itemsize * (samples + 2)
 
 
 def read_offsets(content: memoryview, samples: int, size: int, *, behind: bool = False) -> NDArray[np.int64]:
-    """Returns the starts of the samples and the end of the last one: int64, shape (samples + 1,).
+    """Returns the bytes at which samples begin, and the one at which the last one ends: int64, shape (samples + 1,).
 
     Args:
         content: bytes of the shard, at least its head.
-        samples: number of samples in the index.
-        size: bytes of the shard.
+        samples: number of samples, by the index file.
+        size: length of the shard in bytes.
         behind: whether other bytes may follow the samples.
 
     Raises:
-        ValueError: the head contradicts the index or itself.
+        ValueError: the head contradicts the index file or itself.
     """
     head = head_bytes(samples)
     if size < head or len(content) < head:
@@ -155,7 +173,15 @@ def read_offsets(content: memoryview, samples: int, size: int, *, behind: bool =
 
 
 def index_offsets(record: ObjectRecord, samples: int) -> Reading[list[int]]:
-    """Reads the starts of the samples and the end of the last one in the shard that is being indexed."""
+    """Reads the head of the shard that is being indexed; returns where samples begin, and where the last one ends.
+
+    Args:
+        record: the shard.
+        samples: number of samples, by the index file.
+
+    Raises:
+        ManifestError: the head contradicts the index file or itself.
+    """
     head = head_bytes(samples)
     content = yield from read_range(0, head if head <= record.size else 0)
     try:
@@ -166,12 +192,12 @@ def index_offsets(record: ObjectRecord, samples: int) -> Reading[list[int]]:
 
 
 class LengthsOpener:
-    """Splits samples into fields: a uint32 length of each field that has no fixed one, then the fields.
+    """Opens samples that are a uint32 length for each field of varying length, and then the fields.
 
     Args:
         fields: fields of every sample.
-        sizes: bytes of each field; 0: each sample has its length.
-        what: a sample, in messages.
+        sizes: bytes of each field; 0 if its length varies.
+        what: what messages call a sample ("an MDS sample").
     """
 
     def __init__(self, fields: Sequence[FieldSpec], sizes: Sequence[int], what: str) -> None:
@@ -180,7 +206,7 @@ class LengthsOpener:
         self._what = what
 
     def open(self, content: memoryview, name: SampleName) -> tuple[None, Sequence[Field]]:
-        """Returns the fields in their order; a sample has no key."""
+        """Returns no key, and the fields in their order; raises DecodeError if the lengths do not fit the content."""
         try:
             lengths = iter(self._lengths.unpack_from(content))
         except error as cause:

@@ -1,8 +1,8 @@
-"""Arrays that are stored in tiles, and the samples of their rows. HDF5 and zarr call a tile a chunk.
+"""Makes samples of the rows of arrays that are stored in tiles; used by HDF5 and zarr, which call a tile a chunk.
 
-A tile is a box of items that is stored, and compressed, as a whole. The arrays of a dataset have one length along axis
-0, and a row of all of them is a sample. Rows of one array whose bytes are stored one after the other are spans. All
-others are blocks: runs of rows, with every tile that has a part of them.
+A tile is a box of items that is stored, and compressed, as a whole. The arrays of a dataset have the same length along
+axis 0, and a sample is a row of all of them. If there is one array and its rows are stored one after the other, they
+are spans. All other rows are in blocks: runs of rows, with every tile that has a part of them.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from streamer.tables.npy import ArrayRows, RowOpener, kind_of_rows
 
 Int64Array = NDArray[np.int64]
 
-# A hint has 15 bytes for each tile (see `blocks.LONGEST_HINT`), and a manifest has the hints of all.
+# Most tiles of a block: its hint has 15 bytes for each (see `blocks.LONGEST_HINT`), and a manifest has all hints.
 _TILES_PER_BLOCK = 2000
-# A recoder holds the records of a block.
+# Most bytes of the records of a block, unless a single tile has more: a recoder holds them in memory.
 _RECORD_BYTES = 64 << 20
-# Rows without a tile are part of the block before them.
+# Most bytes of consecutive rows without a tile. They are part of the block before them.
 _MAX_UNWRITTEN_BYTES = 128 << 20
 
 
@@ -39,9 +39,9 @@ class TileHint(msgspec.Struct, frozen=True, array_like=True):
     """A tile of a block, for the recoder.
 
     Attributes:
-        origin: place of its first item; along axis 0 counted from the first row of the block.
-        length: bytes as stored.
-        mask: filters that were left out for it, one bit each (HDF5).
+        origin: place of the tile's first item in the array; along axis 0 it is counted from the first row of the block.
+        length: bytes of the tile as stored.
+        mask: filters that were left out for the tile, one bit each (HDF5).
     """
 
     origin: tuple[int, ...]
@@ -53,11 +53,11 @@ class ColumnHint(msgspec.Struct, frozen=True, array_like=True):
     """An array in a block, for the recoder.
 
     Attributes:
-        kind: kind of the field: the same objects may be those of an array of another shape later.
-        tile: shape of all tiles.
-        codecs: how tiles are stored, in the words of the format.
-        fill: an item that is in no tile.
-        tiles: the tiles in the order of the bytes.
+        kind: kind of the field. The recoder compares it with the facts.
+        tile: shape of each tile.
+        codecs: how tiles are encoded, in a form that the format chooses; None or empty if they are items as they are.
+        fill: bytes of an item that is in no tile; empty for zero.
+        tiles: the tiles, in the order of their bytes in the block.
     """
 
     kind: str
@@ -71,10 +71,11 @@ class Tiles(msgspec.Struct, frozen=True):
     """The places of the tiles of an array.
 
     Attributes:
-        origins: int64, shape (tiles, axes): the first item of each; sorted.
-        starts, lengths: int64, shape (tiles,): bytes of the object.
-        masks: int64, shape (tiles,): see `TileHint`.
-        objects: object of each tile; empty: all are in the object that is indexed.
+        origins: place of the first item of each tile, sorted: int64, shape (tiles, axes).
+        starts: byte of its object at which each tile begins: int64, shape (tiles,).
+        lengths: bytes of each tile: int64, shape (tiles,).
+        masks: `TileHint.mask` of each tile: int64, shape (tiles,).
+        objects: object of each tile; empty if all are in the object that is indexed.
     """
 
     origins: Int64Array
@@ -92,20 +93,21 @@ NO_TILES = Tiles(_NONE.reshape(0, 1), _NONE, _NONE, _NONE)
 
 
 def no_tiles(axes: int) -> Tiles:
-    """Returns the tiles of an array of so many axes of which none was written."""
+    """Returns the places of no tiles, for an array with `axes` axes."""
     return Tiles(_NONE.reshape(0, axes), _NONE, _NONE, _NONE)
 
 
 class TileColumn(msgspec.Struct, frozen=True):
-    """An array whose rows are fields.
+    """An array whose rows are values of one field.
 
     Attributes:
-        dtype: dtype as stored.
-        shape: rows first.
-        tile: shape of the tiles, with as many axes; of an array without tiles its shape.
-        tiles: the tiles that were written.
-        start: first byte of an array without tiles; -1: it has tiles.
-        codecs, fill: see `ColumnHint`.
+        dtype: dtype of the items as stored.
+        shape: shape of the array; axis 0 are the rows.
+        tile: shape of each tile, with as many axes; the shape of the array if it has no tiles.
+        tiles: places of the tiles that were written.
+        start: byte of the object at which an array without tiles begins; -1 if it has tiles.
+        codecs: see `ColumnHint`.
+        fill: see `ColumnHint`.
     """
 
     dtype: np.dtype[np.generic]
@@ -118,7 +120,7 @@ class TileColumn(msgspec.Struct, frozen=True):
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of a row."""
+        """Bytes of a row in a record."""
         return self.dtype.itemsize * math.prod(self.shape[1:])
 
     @property
@@ -127,7 +129,7 @@ class TileColumn(msgspec.Struct, frozen=True):
         return kind_of_rows(self.dtype, self.shape[1:])
 
     def check(self) -> None:
-        """Refuses an array without rows; raises ArraysError."""
+        """Raises ArraysError if the array has no rows of numbers, or impossible tiles."""
         if self.dtype.kind not in "biufc":
             raise ArraysError(f"it holds {self.dtype}, not numbers")
         if not self.shape or min(self.shape[1:], default=1) < 1:
@@ -138,7 +140,7 @@ class TileColumn(msgspec.Struct, frozen=True):
             raise ArraysError(f"tiles of shape {self.tile} in an array of shape {self.shape}")
 
     def plain_rows(self) -> list[ArrayRows] | None:
-        """Returns the runs of rows whose bytes are stored one after the other; None if some are not."""
+        """Returns the runs of rows that are stored one after the other, as they are; None if any row is not."""
         rows = self.shape[0]
         if self.start >= 0:
             return [ArrayRows(self.start, self.row_bytes, rows)]
@@ -156,7 +158,7 @@ class TileColumn(msgspec.Struct, frozen=True):
         return [ArrayRows(start, self.row_bytes, count) for start, count in places]
 
     def part(self, first: int, stop: int) -> tuple[ColumnHint, list[_Piece]]:
-        """Returns the tiles that have a part of the rows `[first, stop)`, and their bytes."""
+        """Returns the hint of the tiles that have a part of the rows `[first, stop)`, and the bytes of these tiles."""
         if self.start >= 0:
             begin = self.start + first * self.row_bytes
             length = (stop - first) * self.row_bytes
@@ -181,12 +183,12 @@ class TileColumn(msgspec.Struct, frozen=True):
         return ColumnHint(kind=self.kind, tile=self.tile, codecs=self.codecs, fill=self.fill, tiles=hints), pieces
 
 
-# An object (None: the one that is indexed), and a range of its bytes.
+# An object, or None for the one that is indexed, and start and stop of a range of its bytes.
 _Piece = tuple[ObjectRecord | None, int, int]
 
 
 def common_rows(columns: dict[str, TileColumn]) -> int:
-    """Returns the number of rows of all arrays; raises ArraysError if it differs, or an array has no rows."""
+    """Returns the number of rows that all arrays have; raises ArraysError if it differs, or an array has no rows."""
     for name, column in columns.items():
         try:
             column.check()
@@ -208,14 +210,22 @@ def facts_of_columns(columns: dict[str, TileColumn]) -> Facts:
 
 
 def opener_of(facts: Facts) -> Opener:
-    """Opens rows: those of one array are the field itself."""
+    """Returns what opens the samples of a dataset with these facts: rows of one array, or records of several."""
     if len(facts.fields) == 1:
         return RowOpener(facts.fields[0].kind, facts.fields[0].name)
     return TableOpener(facts.fields)
 
 
 def samples_of(columns: dict[str, TileColumn], chunk_bytes: int) -> Iterator[Span | Block]:
-    """Yields the rows of one object that holds whole arrays, in blocks of about `chunk_bytes` if they are tiled."""
+    """Yields the rows of one object that has whole arrays: spans if rows are stored as they are, else blocks.
+
+    Args:
+        columns: the arrays, by the name of their field.
+        chunk_bytes: bytes of a chunk, about those of a block as fetched.
+
+    Raises:
+        ArraysError: the arrays have different numbers of rows, or long runs of rows were never written.
+    """
     rows = common_rows(columns)
     if not rows:
         return
@@ -228,18 +238,18 @@ def samples_of(columns: dict[str, TileColumn], chunk_bytes: int) -> Iterator[Spa
 
 
 def blocks_of(columns: dict[str, TileColumn], rows: tuple[int, int], chunk_bytes: int) -> Iterator[Block]:
-    """Yields blocks of about `chunk_bytes`, as fetched, that hold the rows `[rows[0], rows[1])`.
+    """Yields blocks with the rows `[rows[0], rows[1])`, each of about `chunk_bytes` as fetched.
 
-    They are cut where tiles of the array with the longest rows begin; a tile of another array that goes on in the next
-    block is fetched twice. Long runs of rows that were never written are an ArraysError.
+    Blocks begin where tiles of the array with the longest rows begin. A tile of another array that goes on in the next
+    block is fetched twice. Raises ArraysError if a long run of rows was never written.
     """
     fields = facts_of_columns(columns).fields
     row_bytes = sum(column.row_bytes for column in columns.values())
     record_bytes = row_bytes + (head_bytes(fields) if len(fields) > 1 else 0)
     for first, stop in pairwise(_edges(list(columns.values()), rows, chunk_bytes)):
         parts = [column.part(first, stop) for column in columns.values()]
-        # Pieces that follow each other are one. Rows that were never written cost nothing but a byte of the object
-        # with which they are indexed.
+        # Consecutive pieces are joined. A block of rows that were never written gets one byte of the indexed object,
+        # because no block is empty.
         pieces: list[_Piece] = []
         for owner, begin, end in (piece for _, found in parts for piece in found):
             if pieces and pieces[-1][2] == begin and pieces[-1][0] == owner:
@@ -256,14 +266,14 @@ def blocks_of(columns: dict[str, TileColumn], rows: tuple[int, int], chunk_bytes
 
 
 def _edges(columns: Sequence[TileColumn], rows: tuple[int, int], chunk_bytes: int) -> list[int]:
-    """Returns the first row of each block, and the end."""
+    """Returns the first row of each block, and the row behind the last block; raises ArraysError as `blocks_of`."""
     total = sum(column.row_bytes for column in columns)
     longest = max(columns, key=lambda column: (column.start >= 0 or len(column.tiles) > 0, column.row_bytes))
     if longest.start >= 0:
         return [*range(*rows, max(1, chunk_bytes // total)), rows[1]]
     step = longest.tile[0]
     limit = chunk_bytes * longest.row_bytes // total
-    # Tiles are taken together that begin in one row: the row, their bytes, and how many they are.
+    # Tiles that begin in the same row are counted together: the row, the number of tiles, and their bytes.
     among = slice(*np.searchsorted(longest.tiles.origins[:, 0], rows).tolist())
     tops, places, counts = np.unique(longest.tiles.origins[among, 0], return_index=True, return_counts=True)
     lengths = np.add.reduceat(longest.tiles.lengths[among], places) if len(tops) else places
@@ -287,20 +297,25 @@ def _edges(columns: Sequence[TileColumn], rows: tuple[int, int], chunk_bytes: in
     return [*edges, rows[1]]
 
 
-# Decoders have buffers.
+# Most decoders that are kept, because each has buffers.
 _MAX_DECODERS = 16
 
 _HINT = msgspec.msgpack.Decoder(tuple[ColumnHint, ...])
 
 Array = NDArray[np.generic]
-# Decodes the bytes of a tile as stored, and its mask, to its items in the shape of the tile.
+# Gets the stored bytes of a tile and its mask, and returns its items in the shape of the tile.
 Decode = Callable[[memoryview, int], Array]
-# Makes the decoder of an array's tiles, from its dtype and its hint.
+# Gets dtype and hint of an array, and returns what decodes its tiles.
 Decoder = Callable[[np.dtype[np.generic], ColumnHint], Decode]
 
 
 class TileRecoder:
-    """Makes records of the blocks of one dataset; `decoder` is for tiles that are compressed, or in another order."""
+    """Makes records of the blocks of one dataset, as a `Recoder`.
+
+    Args:
+        facts: facts of the dataset.
+        decoder: makes what decodes tiles, for arrays that have codecs.
+    """
 
     def __init__(self, facts: Facts, decoder: Decoder) -> None:
         self._fields = facts.fields
@@ -310,7 +325,12 @@ class TileRecoder:
         self._decoders: dict[bytes, Decode] = {}
 
     def recode(self, content: memoryview, samples: int, hint: bytes) -> Records:
-        """Decodes the tiles of one block, and makes a record of each row."""
+        """Decodes the tiles of one block, and makes a record of each row.
+
+        Raises:
+            RecodeError: the bytes or the hint are not those of such a block.
+            ConfigError: a library that decodes the tiles is not installed.
+        """
         try:
             columns = _HINT.decode(hint)
             if [column.kind for column in columns] != [field.kind for field in self._fields]:
@@ -336,10 +356,10 @@ class TileRecoder:
             ) from error
 
     def _put(self, column: ColumnHint, content: memoryview, rows: Array) -> memoryview:
-        """Fills the rows of one array; returns the rest of the content."""
+        """Fills the rows of one array from the first bytes of `content`; returns the rest of it."""
         decode: Decode | None = None
         if column.codecs:
-            # The fill value is in front, which some filters leave as it is.
+            # The fill value is part of the key, because some filters treat items that have it in another way.
             kind = msgspec.msgpack.encode((rows.dtype.str, column.tile, column.codecs, column.fill))
             if kind not in self._decoders:
                 # Files of one dataset have few kinds of tiles.
@@ -367,6 +387,6 @@ class TileRecoder:
 
 
 def _overlap(origin: tuple[int, ...], tile: tuple[int, ...], shape: tuple[int, ...]) -> list[tuple[int, int]]:
-    """Returns the place of a tile in rows of this shape, along each axis."""
+    """Returns, for each axis, start and stop of the part of a tile that is inside of rows of this shape."""
     axes = zip(origin, tile, shape, strict=True)
     return [(min(max(0, first), size), max(0, min(first + length, size))) for first, length, size in axes]

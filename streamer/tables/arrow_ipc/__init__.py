@@ -1,1 +1,4 @@
-"""Arrow's own files: record batches one after the other."""
+"""The format "arrow": Arrow's own streams and files, which are record batches one after the other.
+
+`formats/registry.py` makes it. `tables/litdata` reads the record batches and the footer of its Arrow chunks with it.
+"""

@@ -1,7 +1,8 @@
-"""Arrow IPC: rows are samples, blocks are runs of record batches, whose heads are the index.
+"""The format "arrow" (Arrow IPC): rows are samples, and blocks are runs of record batches.
 
-A stream (what Hugging Face's `save_to_disk` writes) is gone through from message to message; a file (Feather 2, what
-pyarrow's `new_file` writes) has a footer with the places of all messages.
+`formats/registry.py` makes it. The index comes from the heads of the batches' messages. A stream, as Hugging Face's
+`save_to_disk` writes it, is walked from message to message. A file (Feather 2, and what pyarrow's `new_file` writes)
+has a footer with the places of all messages.
 """
 
 from __future__ import annotations
@@ -40,22 +41,22 @@ from streamer.tables.parquet.unify import DifferentError
 
 _NOTES = msgspec.msgpack.Decoder(ArrowFileNotes)
 
-# Heads of messages that are held at a time.
+# Number of messages whose heads are in memory at a time.
 _HEADS_AT_ONCE = 4096
-# How many times longer compressed buffers become, at most by experience (texts, 2026-11-22).
+# Estimate of how many times longer compressed buffers become: the most that texts became (2026-11-22).
 _GROWTH = 4
-# All dictionaries of a file: each chunk has them.
+# Most bytes of all dictionaries of a file, because each of its chunks has them all.
 _MAX_DICTIONARY_BYTES = 16 << 20
 
 
 class MessagePlace(msgspec.Struct, frozen=True):
-    """A message in a file.
+    """A message in a file or stream.
 
     Attributes:
-        start: Place of its first byte.
-        stop: Place behind its last byte.
-        message: Its metadata.
-        ranges: Ranges of the file that have what is wanted of it, in order.
+        start: Byte of the object at which the message begins.
+        stop: Byte at which its body ends.
+        message: What its metadata say.
+        ranges: Byte ranges of the object with what is wanted of the message, in order.
     """
 
     start: int
@@ -65,15 +66,15 @@ class MessagePlace(msgspec.Struct, frozen=True):
 
     @property
     def fetch_bytes(self) -> int:
-        """Bytes of its ranges."""
+        """Bytes of all ranges together."""
         return sum(stop - start for start, stop in self.ranges)
 
 
 class _Chosen(msgspec.Struct, frozen=True):
-    """The columns of a file that are wanted.
+    """The wanted columns of one object.
 
     Attributes:
-        buffers: Buffers of all columns of the file; see `Schema`.
+        buffers: Numbers of the buffers of each column of the object; see `Schema`.
         columns: Numbers of the wanted columns; None if all are wanted.
     """
 
@@ -81,7 +82,7 @@ class _Chosen(msgspec.Struct, frozen=True):
     columns: Sequence[int] | None
 
     def place(self, start: int, metadata: memoryview, message: ArrowMessage) -> MessagePlace:
-        """Returns a message that begins at byte `start` of the file."""
+        """Returns the place of a message that begins at byte `start` of the object."""
         body = start + PREFIX_BYTES + len(metadata)
         stop = body + message.body_bytes
         if self.columns is None or message.kind != BATCH:
@@ -92,11 +93,11 @@ class _Chosen(msgspec.Struct, frozen=True):
 
 
 class ArrowIPC(Format, frozen=True, forbid_unknown_fields=True):
-    """Arrow IPC streams and files, Feather 2, and what Hugging Face's `save_to_disk` writes.
+    """Reads Arrow IPC streams and files, Feather 2, and what Hugging Face's `save_to_disk` writes.
 
     Attributes:
-        columns: Names of the fields that samples have ("image", "meta.caption"; "meta" for all parts of a struct), in
-            any order; all if there are none. The bytes of other columns are not fetched.
+        columns: Names of the wanted fields ("image", "meta.caption"; "meta" for all parts of a struct), in any order;
+            empty for all fields. The bytes of other columns are not fetched.
     """
 
     name = "arrow"
@@ -106,21 +107,29 @@ class ArrowIPC(Format, frozen=True, forbid_unknown_fields=True):
     columns: tuple[str, ...] = ()
 
     def accepts(self, key: str) -> bool:
-        """Accepts files with these endings, but not the caches that datasets leaves beside them."""
+        """Whether an object has one of the endings, and is no cache ("cache-...") of Hugging Face's datasets."""
         return super().accepts(key) and not base_name(key).startswith("cache-")
 
     def survey(self, accepted: Sequence[ObjectRecord], others: Mapping[str, ObjectRecord]) -> Surveying:
-        """Reads the schemas of the files."""
+        """Reads the schemas of the files; folders are no partitions. Raises the errors of `survey_files`."""
         return (yield from survey_files(accepted, self.columns)) if accepted else Survey([])
 
     def survey_with(
         self, context: SurveyContext, accepted: Sequence[ObjectRecord], others: Mapping[str, ObjectRecord]
     ) -> Surveying:
-        """Reads the schemas of the files, whose partitions are the folders `key=value` below the dataset's."""
+        """Reads the schemas of the files; folders `key=value` below the dataset's folder are partitions.
+
+        Raises the errors of `survey_files`.
+        """
         return (yield from survey_files(accepted, self.columns, context)) if accepted else Survey([])
 
     def index(self, source: Source, facts: Facts, start: int = 0) -> Indexing:
-        """Finds the record batches of one file; a column that it lacks has no values in its rows."""
+        """Finds the record batches of one file, as blocks. Its rows have no values of a column that the file lacks.
+
+        Raises:
+            ManifestError: the file cannot be a part of the dataset, is damaged, has dictionaries that change, or has
+                dictionaries or a schema that are too long.
+        """
         record = source.record
         notes = _NOTES.decode(source.notes) if source.notes else ArrowFileNotes()
         if notes.problem:
@@ -161,36 +170,40 @@ class ArrowIPC(Format, frozen=True, forbid_unknown_fields=True):
             yield msgspec.structs.replace(block, hint=hint)
 
     def opener(self, facts: Facts) -> TableOpener:
-        """Opens records of a table."""
+        """Returns what opens the records of rows."""
         return TableOpener(facts.fields)
 
     def narrow(self, facts: Facts, fields: Collection[str]) -> ArrowIPC:
-        """Returns the format of these columns, which are ranges of their own; see `Format.narrow`."""
+        """Returns the format with these columns only, never None: each column is in ranges of its own."""
         return msgspec.structs.replace(self, columns=tuple(sorted(fields)))
 
     def recoder(self, facts: Facts) -> Recoder:
-        """Decodes record batches with pyarrow."""
+        """Returns what decodes record batches with pyarrow; raises ConfigError if pyarrow is not installed."""
         with require_extra("Arrow files are decoded with pyarrow", "parquet"):
             from streamer.tables.arrow_ipc.recode import BatchRecoder
         return BatchRecoder(facts)
 
 
 def _cut_schema(head: FileHead, schema: Schema) -> bytes:
-    """Returns the message of a file's schema, without the places of its batches where these can be cut out."""
+    """Returns the message of a file's schema, without the places of its batches if these can be cut out."""
     if not head.footer:
         return head.message
     cut = messages.cut_schema_message(memoryview(head.footer))
     try:
         found = read_schema(memoryview(cut))
     except ValueError:
-        # Another writer's order of tables.
+        # The writer has put the tables of the footer in another order.
         return head.message
     is_same = (found.types, found.layouts, found.features) == (schema.types, schema.layouts, schema.features)
     return cut if is_same else head.message
 
 
 def _walk_messages(record: ObjectRecord, at: int, chosen: _Chosen) -> Reading[list[MessagePlace]]:
-    """Reads the messages from byte `at` on, one after the other; without an end mark they end with the object."""
+    """Walks over the messages of a stream from byte `at` on, up to the end mark or the end of the object.
+
+    Raises:
+        ManifestError: the stream is damaged or cut off.
+    """
     places = list[MessagePlace]()
     held = Window(record.size, at, probe=True)
     while at < record.size:
@@ -217,7 +230,11 @@ def _walk_messages(record: ObjectRecord, at: int, chosen: _Chosen) -> Reading[li
 
 
 def _list_messages(record: ObjectRecord, footer: memoryview, chosen: _Chosen) -> Reading[list[MessagePlace]]:
-    """Reads the messages that the footer lists; their heads say how many rows they have."""
+    """Reads the heads of the messages that the footer of a file lists, in the order of the file.
+
+    Raises:
+        ManifestError: the footer or a message is damaged.
+    """
     try:
         dictionaries, batches = messages.read_footer(footer)
         blocks = np.sort(np.concatenate([dictionaries, batches]), order="place")
@@ -254,9 +271,19 @@ def _list_messages(record: ObjectRecord, footer: memoryview, chosen: _Chosen) ->
 def _blocks(
     record: ObjectRecord, places: Sequence[MessagePlace], chunk_bytes: int, row_bytes: int, *, is_file: bool
 ) -> Iterator[Block]:
-    """Yields runs of record batches, each about as long as a chunk, with the dictionaries before them.
+    """Yields blocks that are runs of record batches, each about as long as a chunk, with all dictionaries before them.
 
-    Those of a file do not change, wherever they are in it.
+    In a file dictionaries do not change, and may lie anywhere. In a stream they must be before the first batch.
+
+    Args:
+        record: the object.
+        places: its messages, in order.
+        chunk_bytes: bytes of a chunk.
+        row_bytes: bytes of a record besides the values.
+        is_file: whether the object is a file, not a stream.
+
+    Raises:
+        ManifestError: dictionaries change or are too long, or a message is of another kind.
     """
     batches = [place for place in places if place.message.kind == BATCH and place.message.rows]
     dictionaries = [place for place in places if place.message.kind == DICTIONARY]
@@ -276,7 +303,7 @@ def _blocks(
     run = list[MessagePlace]()
     filled = 0
     for batch in batches:
-        # Bytes between whole batches count.
+        # If whole batches are wanted, the bytes between them are fetched, too.
         is_whole = batch.ranges == ((batch.start, batch.stop),)
         fetch_bytes = batch.stop - run[0].start if run and is_whole else filled + batch.fetch_bytes
         if run and fetch_bytes > chunk_bytes:
@@ -290,6 +317,7 @@ def _blocks(
 
 
 def _block(dictionaries: Sequence[MessagePlace], run: Sequence[MessagePlace], row_bytes: int) -> Block:
+    """Returns the block of a run of record batches, with an estimate of the bytes of their records."""
     ranges = join_ranges(part for place in (*dictionaries, *run) for part in place.ranges)
     rows = sum(place.message.rows for place in run)
     values = 0

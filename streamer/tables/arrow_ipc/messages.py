@@ -1,10 +1,11 @@
-"""Parses messages of Arrow IPC: a schema, dictionaries, then record batches; the same in streams and in files. No I/O.
+"""Parses messages of Arrow IPC: a schema, dictionaries and record batches, in streams as in files. It does no I/O.
 
     u32 0xFFFFFFFF, u32 metadata bytes | metadata, a table of FlatBuffers | body
 
-A file has "ARROW1", 2 zeros before the messages, and behind them a footer with the schema and the places of the others,
-its length (i32), and "ARROW1". What is before its first dictionary or batch does not count (polars).
-Other bytes raise `DamagedError` or `FlatbufferError`.
+All of `tables/arrow_ipc` uses it, and `tables/litdata/items.py` reads footers with it. A file has "ARROW1" and 2 zeros
+before the messages. Behind them it has a footer with the schema and the places of dictionaries and batches, the
+footer's length (i32), and "ARROW1". What is before the first dictionary or batch is ignored (polars writes more there).
+Damaged bytes raise `DamagedError` or `FlatbufferError`.
 Source: Arrow columnar format, "Serialization and IPC"; format/{Message,File}.fbs.
 """
 
@@ -24,45 +25,48 @@ SCHEMA = 1
 DICTIONARY = 2
 BATCH = 3
 PREFIX_BYTES = 8
-# A file begins with these bytes, and ends with the magic behind its footer.
+# A file begins with the magic and 2 zeros. It ends with the length of its footer, and the magic.
 MAGIC = b"ARROW1"
 START_BYTES = 8
 END_BYTES = 4 + len(MAGIC)
-# Hints of the blocks of a file say that there are dictionaries before the batches, and the file's own schema.
+# The hint of a block begins with DICTIONARIES if it has dictionaries before the batches. OWN_SCHEMA and the message of
+# the file's own schema follow, if that is not the schema of the facts.
 DICTIONARIES = b"dictionaries"
 OWN_SCHEMA = b" schema "
-# Hints begin with this where the file does not say itself what its records have: `ArrowFileHint` follows.
+# A hint begins with this if the file alone does not determine the fields of its records. `ArrowFileHint` follows.
 FILE_HINT = b"file "
 MAX_METADATA_BYTES = 16 << 20
 _PREFIX = Struct("<II")
 _CONTINUES = 0xFFFFFFFF
 _LENGTH = Struct("<i")
-# Fields of Footer, and a struct of them.
+# Numbers of fields of Footer; both are lists of the struct `PLACE`.
 _DICTIONARIES = 2
 _BATCHES = 3
-# A table of a Message without its header: where it is, its fields; version 5, schema, header, no body.
+# A Message (a table of FlatBuffers) of version 5 with a schema and no body. Its header, the schema, is not set: that is
+# an offset at byte `_HEADER_AT`.
 _MESSAGE = Struct("<IHHHHHHiHBxIxxxxq").pack(16, 12, 24, 4, 6, 8, 16, 12, 4, SCHEMA, 0, 0)
 _HEADER_AT = 24
 PLACE = np.dtype([("place", "<i8"), ("head", "<i4"), ("pad", "<i4"), ("body", "<i8")])
-# Fields of Message and of RecordBatch, and a struct of the buffers of a batch, which are places in its body.
+# Numbers of fields of Message and of RecordBatch. A buffer of a batch is a range of the message's body (`_BUFFER`).
 _BODY_BYTES = 3
 _BUFFERS = 2
 _VIEW_COUNTS = 4
 _BUFFER = np.dtype([("offset", "<i8"), ("length", "<i8")])
 _COUNT = np.dtype([("count", "<i8")])
-# Buffers begin at multiples of 8 bytes, of 64 by default. Those with less between them are one range.
+# Buffers begin at multiples of 8 bytes, of 64 by default. Buffers with less than 64 bytes between them are one range.
 _ALIGNMENT = 8
 _PADDING_BYTES = 64
 
 
 class ArrowFileHint(msgspec.Struct, frozen=True, array_like=True):
-    """What the recoder has to know of the file of a block.
+    """What the recoder must know of the file of a block.
 
     Attributes:
-        has_dictionaries: Whether there are dictionaries before the batches.
-        schema: The message of the file's own schema; empty if it is that of the facts.
-        partitions: Values of the fields that the path has.
-        layout: `Columns.layout`, so that records of other layouts are other chunks; the recoder has no use for it.
+        has_dictionaries: Whether the block has dictionaries before its batches.
+        schema: The message of the file's own schema; empty if it is the schema of the facts.
+        partitions: Values of the fields in the file's path; None in it is a null.
+        layout: `ArrowColumns.layout`. It makes chunks whose records have another layout get another key; the recoder
+            does not read it.
     """
 
     has_dictionaries: bool
@@ -72,7 +76,14 @@ class ArrowFileHint(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ArrowMessage(msgspec.Struct, frozen=True):
-    """The metadata of a message: its kind (SCHEMA, BATCH, ...), the bytes behind it, and the rows of a batch."""
+    """What the metadata of a message say.
+
+    Attributes:
+        kind: SCHEMA, DICTIONARY, BATCH, or another number.
+        body_bytes: length of the body behind the metadata.
+        rows: rows of a record batch; 0 for other messages.
+        compressed: whether the buffers of a record batch are compressed.
+    """
 
     kind: int
     body_bytes: int
@@ -81,10 +92,13 @@ class ArrowMessage(msgspec.Struct, frozen=True):
 
 
 def read_prefix(content: memoryview) -> int:
-    """Returns the length of the metadata of the message that begins here; 0 if it is the end mark."""
+    """Returns the length of the metadata of the message at the beginning of `content`; 0 for the end mark.
+
+    Raises DamagedError if no message begins there; struct.error if there are less than `PREFIX_BYTES`.
+    """
     mark, length = _PREFIX.unpack_from(content)
     if mark == 0:
-        # The end mark of before 0.15 has no prefix.
+        # Versions before 0.15 write an end mark without a prefix.
         return 0
     if mark != _CONTINUES:
         raise DamagedError("no message begins here, or it was written before Arrow 0.15")
@@ -94,7 +108,7 @@ def read_prefix(content: memoryview) -> int:
 
 
 def read_message(metadata: memoryview) -> ArrowMessage:
-    """Parses the metadata of a message."""
+    """Parses the metadata of a message; raises DamagedError or FlatbufferError."""
     table = Table.root(metadata)
     kind = table.number(1, "<B")
     body_bytes = table.number(3, "<q")
@@ -110,11 +124,11 @@ def read_message(metadata: memoryview) -> ArrowMessage:
 
 
 class BatchParts(msgspec.Struct, frozen=True):
-    """What some columns have of the body of a record batch.
+    """The buffers of some columns in the body of a record batch.
 
     Attributes:
-        are_wanted: Which buffers of the batch they are: bool, shape (buffers,).
-        ranges: Half-open ranges of the body that have these buffers, in order.
+        are_wanted: Which buffers of the batch belong to the columns: bool, shape (buffers,).
+        ranges: Half-open byte ranges of the body that have these buffers, in order.
     """
 
     are_wanted: NDArray[np.bool_]
@@ -122,7 +136,7 @@ class BatchParts(msgspec.Struct, frozen=True):
 
     @property
     def body_bytes(self) -> int:
-        """Bytes of the ranges."""
+        """Bytes of all ranges together."""
         return sum(stop - start for start, stop in self.ranges)
 
 
@@ -130,8 +144,9 @@ def find_parts(metadata: memoryview, counts: Sequence[tuple[int, int]], columns:
     """Finds the buffers of some columns in the body of a record batch; raises DamagedError.
 
     Args:
-        metadata: The metadata of its message.
-        counts: For each column of the file, its buffers, and how many of its parts have a number of them more.
+        metadata: The metadata of the batch's message.
+        counts: For each column of the file, the number of its buffers, and the number of its parts that are views: a
+            batch says how many further buffers each view has.
         columns: Numbers of the wanted columns.
     """
     table = Table.root(metadata)
@@ -161,10 +176,13 @@ def find_parts(metadata: memoryview, counts: Sequence[tuple[int, int]], columns:
 
 
 def cut_batch(metadata: memoryview, parts: BatchParts) -> bytes:
-    """Returns the metadata of a record batch whose body has these parts of it alone; other buffers become empty."""
+    """Returns the metadata of a record batch for a body that consists of these parts only.
+
+    Buffers of other columns become empty.
+    """
     content = bytearray(metadata)
     table = Table.root(memoryview(content))
-    # A view of the content.
+    # The buffers are a view of `content`, which is changed through it.
     buffers = table.table(2).structs(_BUFFERS, _BUFFER)
     starts = np.array([start for start, _ in parts.ranges], np.int64)
     lengths = np.array([stop - start for start, stop in parts.ranges], np.int64)
@@ -180,7 +198,7 @@ def cut_batch(metadata: memoryview, parts: BatchParts) -> bytes:
 
 
 def schema_of(metadata: memoryview) -> Table:
-    """Returns the schema in the metadata of a message."""
+    """Returns the schema in the metadata of a message; raises DamagedError if it has none."""
     table = Table.root(metadata)
     if table.number(1, "<B") != SCHEMA or table.number(3, "<q"):
         raise DamagedError("the first message is not a schema")
@@ -188,7 +206,7 @@ def schema_of(metadata: memoryview) -> Table:
 
 
 def footer_bytes(tail: memoryview) -> int:
-    """Returns the length of a file's footer, from the last bytes of the file."""
+    """Returns the length of a file's footer, from the last bytes of the file; raises DamagedError for other bytes."""
     if len(tail) < END_BYTES or tail[-len(MAGIC) :] != MAGIC:
         raise DamagedError(f"does not end with {MAGIC!r}")
     length: int = _LENGTH.unpack_from(tail, len(tail) - END_BYTES)[0]
@@ -198,15 +216,16 @@ def footer_bytes(tail: memoryview) -> int:
 
 
 def schema_message(footer: memoryview) -> bytes:
-    """Returns the schema of a footer as the first message of a stream: a table that points into the footer."""
+    """Returns the schema of a footer as the first message of a stream. The message contains the whole footer."""
     return _make_schema_message(footer, Table.root(footer).table(1).place)
 
 
 def cut_schema_message(footer: memoryview) -> bytes:
-    """Returns the schema of a footer as `schema_message` does, without the places of batches, as far as it can be cut.
+    """Returns the schema of a footer as `schema_message` does, but without the places of messages in the footer.
 
     What a table refers to is behind it, because FlatBuffers are written from their end. The places are before the
-    schema (Arrow C++) or behind it (arrow-rs, polars). The caller compares the result with the whole.
+    schema (Arrow C++) or behind it (arrow-rs, polars). For other writers the result may be wrong, so the caller must
+    compare the schema in it with the whole one.
     """
     table = Table.root(footer)
     schema = table.table(1)
@@ -217,7 +236,7 @@ def cut_schema_message(footer: memoryview) -> bytes:
 
 
 def _make_schema_message(content: memoryview, place: int) -> bytes:
-    """Returns a message whose schema is the table at a place of the content."""
+    """Returns a message whose schema is the table at byte `place` of `content`."""
     header = (len(_MESSAGE) + place - _HEADER_AT).to_bytes(4, "little")
     metadata = _MESSAGE[:_HEADER_AT] + header + _MESSAGE[_HEADER_AT + 4 :] + content
     metadata += bytes(-len(metadata) % _ALIGNMENT)
@@ -225,6 +244,9 @@ def _make_schema_message(content: memoryview, place: int) -> bytes:
 
 
 def read_footer(footer: memoryview) -> tuple[NDArray[np.void], NDArray[np.void]]:
-    """Returns the places of the dictionaries and of the record batches of a file: "place", "head", "body", in bytes."""
+    """Returns the places of the dictionaries, and those of the record batches of a file, as arrays of `PLACE`.
+
+    "place" is the byte of the file at which the message begins; "head" and "body" are the lengths of its two parts.
+    """
     table = Table.root(footer)
     return table.structs(_DICTIONARIES, PLACE), table.structs(_BATCHES, PLACE)

@@ -1,4 +1,4 @@
-"""Makes records of record batches: the part that runs in a recoder, which has pyarrow."""
+"""Makes records of Arrow's record batches, by pyarrow; the recoders of Arrow and of LitData use it."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _TIMES = {32: pa.int32(), 64: pa.int64()}
 
 
 class BatchRecoder:
-    """Makes records of record batches."""
+    """Makes records of the blocks of a dataset in Arrow IPC, as a `Recoder`."""
 
     def __init__(self, facts: Facts) -> None:
         self._columns = ArrowColumns.from_facts(facts)
         self._fields = facts.fields
 
     def recode(self, content: memoryview, samples: int, hint: bytes) -> Records:
-        """Decodes record batches; see `messages.DICTIONARIES` and `FILE_HINT` for the hint."""
+        """Makes the records of a block; raises RecodeError. `messages.DICTIONARIES` and `FILE_HINT` say the hint."""
         with catch_decode_errors(content, samples, "Arrow"):
             if hint.startswith(FILE_HINT):
                 file = _FILE_HINT.decode(hint[len(FILE_HINT) :])
@@ -52,7 +52,14 @@ class BatchRecoder:
         file: ArrowFileHint,
         primitives: int,
     ) -> Records:
-        """Makes the records of a batch of a file, whose nodes of the fields these are."""
+        """Makes the records of one batch.
+
+        Args:
+            batch: the batch.
+            nodes: for each field that is a column, its node in the file and in the dataset (`ArrowColumns.nodes`).
+            file: hint of the block.
+            primitives: number of primitives in the file's schema.
+        """
         rows = batch.num_rows
         plain = pa.table([_plain_values(column) for column in batch.columns], batch.schema.names)
         meanings = self._columns.meanings
@@ -68,9 +75,10 @@ class BatchRecoder:
 
 
 def _plain_values(values: pa.Array) -> pa.Array:
-    """Returns the same values in the layout that columns of Parquet have.
+    """Returns the same values in the layout that pyarrow gives columns of Parquet.
 
-    What pyarrow cannot cast is taken apart: dictionaries of views, as polars writes them, also inside of others.
+    pyarrow cannot cast dictionaries of views, which polars writes, so arrays that contain any dictionary are taken
+    apart.
     """
     kind = values.type
     if not _has_dictionary(kind):
@@ -104,7 +112,7 @@ def _has_dictionary(kind: pa.DataType) -> bool:
 
 
 def _plain(kind: pa.DataType) -> pa.DataType:
-    """Returns the type whose values are the same, in the layout that columns of Parquet have."""
+    """Returns the type for the same values in the layout that pyarrow gives columns of Parquet."""
     if pa.types.is_string_view(kind) or pa.types.is_binary_view(kind):
         return pa.large_string() if pa.types.is_string_view(kind) else pa.large_binary()
     if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
@@ -125,7 +133,7 @@ def _plain(kind: pa.DataType) -> pa.DataType:
 def join_batches(
     batches: Sequence[pa.RecordBatch], samples: int, write: Callable[[pa.RecordBatch], Records]
 ) -> Records:
-    """Joins the records that `write` makes of each batch; raises ValueError if they are not `samples` rows."""
+    """Returns the records that `write` makes of all batches; raises ValueError if they have not `samples` rows."""
     if (rows := sum(batch.num_rows for batch in batches)) != samples:
         raise ValueError(f"{rows} rows, expected {samples}")
     made = [write(batch) for batch in batches]
@@ -136,10 +144,15 @@ def join_batches(
 
 
 def read_batches(schema: memoryview, content: memoryview, *, dictionaries: bool = False) -> list[pa.RecordBatch]:
-    """Reads the record batches of messages that follow each other, and checks all places in them.
+    """Reads the record batches of consecutive messages, and checks that all offsets in them are valid.
 
-    Nothing of the content is copied unless there are messages with dictionaries in it. Bytes that are not such messages
-    raise ValueError, OSError or pyarrow.ArrowException.
+    Args:
+        schema: the message of the schema.
+        content: the messages; they are copied only if there are dictionaries.
+        dictionaries: whether there are messages with dictionaries among them.
+
+    Raises:
+        ValueError, OSError, pyarrow.ArrowException: the bytes are not such messages.
     """
     if dictionaries:
         with pa.ipc.open_stream(pa.py_buffer(bytes(schema) + bytes(content))) as stream:
@@ -157,12 +170,14 @@ def read_batches(schema: memoryview, content: memoryview, *, dictionaries: bool 
 def read_columns(
     schema: memoryview, content: memoryview, buffers: Sequence[tuple[int, int]], columns: Sequence[int]
 ) -> list[pa.RecordBatch]:
-    """Reads columns of record batches, whose bodies have the buffers of these alone, and raises as `read_batches`.
+    """Reads some columns from record batches whose bodies have only the buffers of these columns.
+
+    Raises the errors of `read_batches`.
 
     Args:
         schema: The message of the schema.
-        content: Messages that follow each other, with whole dictionaries.
-        buffers: Buffers of each column of the file; see `Schema`.
+        content: Consecutive messages; those of dictionaries are whole.
+        buffers: Numbers of the buffers of each column of the file; see `Schema`.
         columns: Numbers of the columns.
     """
     stream: list[bytes | memoryview] = [schema]
@@ -190,16 +205,16 @@ def read_columns(
 
 
 def _check_batches(batches: Sequence[pa.RecordBatch]) -> None:
-    """Refuses batches with a place outside of them."""
+    """Raises ValueError or pyarrow.ArrowException if an offset in a batch is invalid."""
     for batch in batches:
-        # Nothing is read out of a batch before it is known that all places in it are inside of it.
+        # No value is read before all offsets are known to be inside of the batch.
         batch.validate(full=True)
         for column in batch.columns:
             _check_views(column)
 
 
 def _check_views(values: pa.Array) -> None:
-    """Refuses null views of negative length: `validate` lets them pass, `cast` crashes over them (pyarrow 26.0.1)."""
+    """Raises ValueError for views of negative length: `validate` accepts null ones, `cast` crashes (pyarrow 26.0.1)."""
     kind = values.type
     if pa.types.is_string_view(kind) or pa.types.is_binary_view(kind):
         if len(values) and (np.frombuffer(values.buffers()[1], "<i4")[::4] < 0).any():

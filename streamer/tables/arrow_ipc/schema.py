@@ -1,7 +1,8 @@
-"""Parses the schema of an Arrow file: its columns, and the fields of samples, as of the same table in Parquet.
+"""Parses the schema of an Arrow file into the tree of columns that the same table would have in Parquet.
 
-`Columns` are those that all files of a dataset have together, as its facts describe them.
-Source: Arrow, format/Schema.fbs; the numbers of types and fields are those.
+Survey, index and recoder of Arrow use it. `Schema` is that of one file. `ArrowColumns` are the columns of a dataset, as
+its facts describe them.
+Source: Arrow, format/Schema.fbs, from which the numbers of types and fields are.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _DURATION = 18
 _STRUCT = 13
 _MAP = 17
 _LISTS = {12: "list", 16: "fixed_size_list", 21: "large_list"}
-# Types of values that are laid out in one way: name, type and meaning as Parquet has them.
+# Types with a single layout of values, by number: name, and type and meaning as in Parquet's schema.
 _PLAIN = {
     1: ("null", parquet.INT32, ""),
     4: ("binary", parquet.BYTE_ARRAY, ""),
@@ -47,27 +48,27 @@ _PLAIN = {
     23: ("binary_view", parquet.BYTE_ARRAY, ""),
     24: ("utf8_view", parquet.BYTE_ARRAY, "text"),
 }
-# Date, time, timestamp, with the width of those that do not say it.
+# Names of the types of times, by number.
 _TIMES = {8: "date", 9: "time", 10: "timestamp"}
-# Types whose values mean what their layout does not say: null, dates and times, duration.
+# Types whose layout does not tell the meaning of values: null, dates and times, duration.
 _LOGICAL_KINDS = frozenset([1, *_TIMES, _DURATION])
-# Buffers of an array of a type, without those of its children; others have one of nulls and one of values.
+# Number of buffers of an array by type, without those of its children. Others have two: one of nulls, one of values.
 _BUFFERS = {1: 0, _STRUCT: 1, 16: 1, 4: 3, 5: 3, 19: 3, 20: 3}
-# Types whose values are in a number of further buffers.
+# Types of views, whose values are in further buffers; each batch says in how many.
 _VIEWS = frozenset([23, 24])
 _FLOATS = (("float16", parquet.FIXED, "<f2"), ("float", parquet.FLOAT, ""), ("double", parquet.DOUBLE, ""))
 
 
 class Schema(msgspec.Struct, frozen=True):
-    """The columns of a file.
+    """The schema of one file.
 
     Attributes:
-        root: the columns, as Parquet nests them.
-        types: name and type of each part, in order; files of one dataset have the same.
-        layouts: how they are laid out, besides their types: the dictionary of each part, scales of decimals.
-        features: How Hugging Face's datasets describe the columns, as JSON.
-        buffers: For each column the buffers of its arrays, and its parts that have a number of them more; see
-            `messages.find_parts`.
+        root: Root of the tree of columns, as Parquet would nest them.
+        types: Name and type of each column and each part of one, in order, as texts.
+        layouts: For each of `types` a text that says what else decides the layout: its dictionary, scale of decimals.
+        features: JSON in which Hugging Face's datasets describe the columns; "null" if the file has none.
+        buffers: For each column the number of its buffers, and the number of its parts that are views (see
+            `messages.find_parts`).
     """
 
     root: parquet.SchemaNode
@@ -77,12 +78,17 @@ class Schema(msgspec.Struct, frozen=True):
     buffers: list[tuple[int, int]]
 
     def select_fields(self, columns: Sequence[str]) -> list[fields.ColumnField]:
-        """Returns the fields of these columns, all if there are none."""
+        """Returns the fields of the wanted columns; empty `columns` means all."""
         return fields.select_fields(self.root, fields.features_of(self.features), columns)
 
 
 def read_schema(message: memoryview) -> Schema:
-    """Parses the message of a schema, with its prefix; raises ValueError, and UnreadError for other types."""
+    """Parses the message of a schema, with its prefix.
+
+    Raises:
+        UnreadError: the schema has a type that is not read, or big-endian numbers.
+        ValueError: the bytes are not the message of a schema.
+    """
     table = schema_of(message[PREFIX_BYTES:])
     if table.number(0, "<h"):
         raise UnreadError("numbers in big-endian order, which are not read")
@@ -98,9 +104,9 @@ def read_schema(message: memoryview) -> Schema:
 
 
 def _count_buffers(field: Table) -> tuple[int, int]:
-    """Returns the buffers of a column's arrays, and its parts that have a number of them more."""
+    """Returns the number of a column's buffers, and the number of its parts that are views."""
     if field.has(4):
-        # The batch has indexes into a dictionary.
+        # In a batch the column has indexes into a dictionary, in two buffers.
         return 2, 0
     kind = field.number(2, "<B")
     count = _BUFFERS.get(kind, 2)
@@ -113,17 +119,34 @@ def _count_buffers(field: Table) -> tuple[int, int]:
 
 
 class _SchemaReader:
-    """Collects the parts of columns."""
+    """Collects what a schema says of its columns and their parts, in order.
+
+    Attributes:
+        elements: elements of the schema that Parquet would have, without the root.
+        types: see `Schema`.
+        layouts: see `Schema`.
+        logicals: `SchemaNode.logical` by the place of the element, counted with the root.
+    """
 
     def __init__(self) -> None:
         self.elements: list[parquet.Element] = []
         self.types: list[str] = []
         self.layouts: list[str] = []
-        # Meanings that the layout does not say, and shapes of tensors, by the place of the parts behind the root.
         self.logicals: dict[int, str] = {}
 
     def add(self, field: Table, name: str, depth: int = 0, *, inside: bool = False) -> None:
-        """Adds a column, or a part of one under another name, and what is below it; `inside`: it is in a list."""
+        """Adds a column or a part of one, and all below it.
+
+        Args:
+            field: the field in Arrow's schema.
+            name: name of its element; "" for the name in Arrow's schema.
+            depth: number of parts around it.
+            inside: whether it is inside of a list or a map.
+
+        Raises:
+            UnreadError: the type is not read.
+            FlatbufferError: there are too many parts, or they are nested too deeply.
+        """
         if depth > _DEEPEST or len(self.types) > _MAX_COLUMNS:
             raise FlatbufferError(f"columns nested more than {_DEEPEST} deep, or more than {_MAX_COLUMNS}")
         own = field.text(0)
@@ -154,7 +177,7 @@ class _SchemaReader:
                 raise UnreadError(f"a tensor inside of a list, column {own!r}, which is not read")
             self.logicals[1 + len(self.elements)] = exact = f"tensor[{','.join(map(str, shape))}]"
         self.types.append(f"{own}: {exact}")
-        # Files may differ in the dictionary of a column, and in the scale of decimals.
+        # Files of one dataset may differ in the dictionary of a column, and in the scale of decimals.
         layout = ""
         if field.has(4):
             dictionary = field.table(4)
@@ -171,12 +194,15 @@ class _SchemaReader:
 
 
 def _make_groups(name: str, meaning: str, inner: str, children: int) -> list[parquet.Element]:
-    """Returns the groups of a list or a map, as Parquet nests them."""
+    """Returns the two elements of groups with which Parquet begins a list or a map."""
     return [parquet.Element(name, 1, meaning=meaning), parquet.Element(inner, children, repetition=parquet.REPEATED)]
 
 
 def _primitive(kind: int, name: str, field: Table) -> tuple[str, int, str, int]:
-    """Returns the exact type of values; type, meaning and length as Parquet has them."""
+    """Returns the name of a field's type, and type, meaning and length of values as in Parquet's schema.
+
+    Raises UnreadError for a type that is not read.
+    """
     if kind in _PLAIN:
         exact, physical, meaning = _PLAIN[kind]
         return duration_of(field) if kind == _DURATION else exact, physical, meaning, 0
@@ -192,7 +218,7 @@ def _primitive(kind: int, name: str, field: Table) -> tuple[str, int, str, int]:
     if kind == _FIXED_BINARY and first > 0:
         return f"fixed_size_binary[{first}]", parquet.FIXED, "", first
     if kind in _TIMES:
-        # Days, and times of seconds and milliseconds, have 32 bits.
+        # Dates in days, and times in seconds and milliseconds, have 32 bits; all others have 64.
         narrow = (kind == 8 and first == 0) or (kind == 9 and details.number(1, "<i", 32) == 32)
         zone = ", UTC" if kind == _TIMESTAMP and details.text(1) else ""
         return f"{_TIMES[kind]} of unit {first}{zone}", parquet.INT32 if narrow else parquet.INT64, "", 0
@@ -201,17 +227,18 @@ def _primitive(kind: int, name: str, field: Table) -> tuple[str, int, str, int]:
 
 
 class ArrowColumns(msgspec.Struct, frozen=True):
-    """The columns of a dataset.
+    """The columns of a dataset, decoded from its facts for index and recoder.
 
     Attributes:
-        names: Names of the wanted fields; all are wanted if there are none.
+        names: Names of the wanted fields; empty for all.
         fields: Fields of the samples that are columns.
-        partitions: Fields that the paths have, which follow them.
-        paths: For each field of a column, the path of its node.
+        partitions: Fields that are in the paths of files; in a sample they follow the columns.
+        paths: For each field that is a column, the path of its node.
         message: The message of the first file's schema.
-        first: That schema.
-        united: What the files have together; None if all have the columns of the first one.
-        meanings: See `Field.meanings`.
+        first: The schema in `message`.
+        united: Root of the wanted part of the schema of all files together; None if all files have the columns of the
+            first one.
+        meanings: `ColumnField.meanings` of all fields together, by path.
     """
 
     names: Sequence[str]
@@ -255,35 +282,38 @@ class ArrowColumns(msgspec.Struct, frozen=True):
 
     @property
     def first_layout(self) -> tuple[list[str], list[str]]:
-        """Types and layouts of the first file, which blocks of other files must say."""
+        """Types and layouts of the first file. The hints of blocks of files with others contain their own schema."""
         return self.first.types, self.first.layouts
 
     @property
     def layout(self) -> bytes:
-        """A digest of what decides how records are laid out, for blocks of files that do not say it themselves."""
+        """Digest of all fields and their meanings, which decide how records are laid out."""
         return layout_of([*self.fields, *self.partitions], self.meanings)
 
     def matches(self, schema: Schema) -> bool:
-        """Whether a file alone would have the same fields in the same order, so that its records are the same."""
+        """Whether the file alone would have the same fields in the same order, so that its records would be the same.
+
+        It is always False if fields were chosen or united, or if there are partitions.
+        """
         if self.partitions or self.united or self.names:
             return False
         fields = schema.select_fields(())
         if any(schema.root.at(field.path).is_list_of_nulls for field in fields):
-            # Older versions made arrays of them: their chunks are others.
+            # Older versions made arrays of such lists, so their chunks must have other keys.
             return False
         meanings = {path: meaning for field in fields for path, meaning in field.meanings}
         return [field.spec for field in fields] == [*self.fields] and meanings == self.meanings
 
     def find_numbers(self, schema: Schema) -> list[int]:
-        """Returns the numbers of the wanted columns in a file; that of the first column if it has none of them.
+        """Returns the numbers of the wanted columns in a file, or [0] if it has none of them.
 
-        A batch has rows only where it has a column.
+        At least one column is read, because a batch without columns has no rows.
         """
         names = {path[0] for path in self.paths}
         return [number for number, child in enumerate(schema.root.children) if child.element.name in names] or [0]
 
     def check(self, schema: Schema) -> None:
-        """Compares the columns of a file with these; raises DifferentError for one of another type."""
+        """Raises DifferentError if a wanted column of a file is not in the dataset, or has another type there."""
         known = self.united or self.first.root
         if schema.types == self.first.types:
             return
@@ -295,7 +325,10 @@ class ArrowColumns(msgspec.Struct, frozen=True):
             check_same(other, child)
 
     def nodes(self, schema: Schema) -> list[tuple[SchemaNode | None, SchemaNode]]:
-        """Returns for each field its node in a file, None if the file has none, and the node as all files have it."""
+        """Returns, for each field that is a column, its node in a file and its node in the dataset.
+
+        The first is None if the file lacks the field.
+        """
         known = self.united or self.first.root
         if self.united is None:
             return [(schema.root.at(path), schema.root.at(path)) for path in self.paths]

@@ -1,8 +1,8 @@
-"""Surveys Arrow files: the fields that they have together, and which files cannot be one dataset.
+"""Surveys Arrow files: finds the fields of all files together, and the files that do not fit to the others.
 
-Files whose columns have one type each are described by the schema of the first file. Others are united as Parquet files
-are (`streamer.tables.parquet.unify`). A file without rows does not count, and neither does one that cannot be read: its
-index says so, or leaves it out.
+`tables/arrow_ipc/format.py` uses it. If all files have columns of the same types, the schema of the first file
+describes them. Otherwise the schemas are united as those of Parquet files are (`tables/parquet/unify.py`). A file
+without rows adds no columns. Neither does a file that cannot be read, which its index reports or leaves out.
 """
 
 from __future__ import annotations
@@ -28,21 +28,22 @@ from streamer.tables.parquet.schema import Element, tree
 
 # Raise the number when the schema of a file is read in another way.
 _RULE = "arrow-2"
-# Most schemas fit, with the names of a thousand classes.
+# Bytes of the first read of a file, and of its end. Most schemas fit, even with the names of a thousand classes.
 _HEAD_BYTES = 64 << 10
+# Number of files that are read at the same time.
 _BATCH_FILES = 256
-# Schemas and footers that are kept for the index.
+# Most bytes of schemas and footers that are kept for the index.
 _MAX_KEPT_BYTES = 64 << 20
 _REMEDY = "name the files that agree, or the columns that do (columns=), or write the column anew"
 
 
 class FileHead(msgspec.Struct, frozen=True):
-    """What says which columns a file has.
+    """The parts of a file or stream that say which columns it has.
 
     Attributes:
         message: The message of the schema.
-        footer: The footer; empty for streams.
-        has_rows: Whether it has rows, as far as that is known: a long stream is not read to its end.
+        footer: The footer of a file; empty for a stream.
+        has_rows: Whether there are rows. A stream that is longer than the first read counts as one with rows.
     """
 
     message: bytes
@@ -54,9 +55,9 @@ class ArrowFileNotes(msgspec.Struct, frozen=True, array_like=True):
     """What the survey tells the index of a file.
 
     Attributes:
-        head: What it has read of the file; None if that is not kept.
-        problem: Why the file is no part of the dataset; "" if it is one.
-        key: The part of its url that has the partitions; "" if the dataset has none.
+        head: The head of the file; None if it was not kept.
+        problem: Why the file does not fit into the dataset; "" if it does.
+        key: The part of the file's url that has the partitions; "" if the dataset has no partitions.
     """
 
     head: FileHead | None = None
@@ -65,7 +66,15 @@ class ArrowFileNotes(msgspec.Struct, frozen=True, array_like=True):
 
 
 class _KnownColumns(msgspec.Struct, frozen=True, array_like=True):
-    """The columns of a file, as they are remembered; see `Schema`."""
+    """The columns of a file in the form in which a `SchemaMemory` has them.
+
+    Attributes:
+        types: see `Schema`.
+        elements: elements of the tree of columns.
+        logicals: `SchemaNode.logical` of nodes that have one, with their places in `elements`.
+        features: see `Schema`.
+        has_rows: see `FileHead`.
+    """
 
     types: list[str]
     elements: list[Element]
@@ -80,16 +89,16 @@ _COLUMNS = msgspec.msgpack.Decoder(_KnownColumns)
 def survey_files(
     records: Sequence[ObjectRecord], names: Sequence[str], context: SurveyContext | None = None
 ) -> Reading[Survey]:
-    """Reads the schemas of the files that no survey before has read.
+    """Surveys files: reads the schemas that no earlier survey has read, and finds the facts.
 
     Args:
-        records: The files.
-        names: Names of the wanted fields, or none if all are wanted.
-        context: What else is known, or None if paths have no partitions.
+        records: The files, at least one.
+        names: Names of the wanted fields; empty for all.
+        context: The context of the survey; with None, folders in paths are no partitions.
 
     Raises:
-        ConfigError: No file has a field of a wanted name.
-        ManifestError: No file can be read, or two columns are one field.
+        ConfigError: No file has a field with a wanted name.
+        ManifestError: No file can be read, or two fields have one name.
     """
     memory = SchemaMemory(_RULE, context.memories if context else ())
     keys = {record.url: partition_key(record.url, context.base) for record in records} if context else {}
@@ -122,7 +131,7 @@ def survey_files(
         assert failure is not None, "there is a file"
         raise failure
     counted = [pair for pair in found if pair[1].has_rows] or found
-    # Files whose first one has no rows are described by it where it has the same columns.
+    # The first file describes all files even if it has no rows, if its columns have the same types.
     first = found[0] if found[0][1].types == counted[0][1].types else counted[0]
     head = kept.get(first[0].url) or (yield from read_head(first[0]))
     facts = _describe(counted, first, head, names=names, partitions=partitions, problems=problems)
@@ -143,15 +152,15 @@ def _describe(
     partitions: Sequence[FieldSpec],
     problems: dict[str, str],
 ) -> Facts:
-    """Returns the facts about the files that have rows, and notes which of them do not fit.
+    """Returns the facts about files, and adds to `problems` the files that do not fit.
 
     Args:
-        counted: Files that have rows.
-        first: File that describes those whose columns are the same.
-        head: Head of that file.
-        names: Names of the wanted fields, or none if all are wanted.
-        partitions: Fields that the paths have.
-        problems: Reasons why files do not fit, by url, to which more are added.
+        counted: The files that have rows, with their columns; if there are none, all files.
+        first: The file that describes the others if all have columns of the same types.
+        head: Head of the file `first`.
+        names: Names of the wanted fields; empty for all.
+        partitions: Fields that the paths of the files have.
+        problems: Reasons why files do not fit, by url; more are added.
     """
     is_uniform = all(each.types == first[1].types for _, each in counted)
     union = SchemaUnion(names, _REMEDY)
@@ -168,6 +177,7 @@ def _describe(
 
 
 def _encode(record: ObjectRecord, head: FileHead) -> bytes:
+    """Returns the columns of a file as `_KnownColumns` in MessagePack; raises ManifestError."""
     schema = _parse(record, head)
     logicals = [*schema.root.logicals().items()]
     columns = _KnownColumns(
@@ -181,6 +191,7 @@ def _encode(record: ObjectRecord, head: FileHead) -> bytes:
 
 
 def _parse(record: ObjectRecord, head: FileHead) -> Schema:
+    """Returns the schema of a file; raises ManifestError if it is damaged or not read."""
     try:
         return read_schema(memoryview(head.message))
     except UnreadError as error:
@@ -193,7 +204,7 @@ def _parse(record: ObjectRecord, head: FileHead) -> Schema:
 
 
 def read_head(record: ObjectRecord) -> Reading[FileHead]:
-    """Reads the message of the schema, and the footer of a file."""
+    """Reads the head of a file or stream; raises ManifestError if it is damaged or not read."""
     (found,) = yield from _read_heads([record])
     if isinstance(found, ManifestError):
         raise found
@@ -201,13 +212,13 @@ def read_head(record: ObjectRecord) -> Reading[FileHead]:
 
 
 def read_file_schema(record: ObjectRecord, head: FileHead | None) -> Reading[tuple[FileHead, Schema]]:
-    """Returns the head of a file, which is read if it is not known, and its schema."""
+    """Returns the head of a file and its schema; with None for `head` it is read. Raises ManifestError."""
     head = head or (yield from read_head(record))
     return head, _parse(record, head)
 
 
 def _read_heads(records: Sequence[ObjectRecord]) -> Reading[list[FileHead | ManifestError]]:
-    """Reads the heads of some files at the same time; of a file that is damaged, returns the error."""
+    """Reads the heads of some files at the same time; returns, for a file that is damaged, the error."""
     filled = [record for record in records if record.size]
     starts = yield from read_ranges([Need(0, min(_HEAD_BYTES, record.size), record) for record in filled])
     contents = dict(zip((record.url for record in filled), starts, strict=True))
@@ -226,7 +237,16 @@ def _read_heads(records: Sequence[ObjectRecord]) -> Reading[list[FileHead | Mani
 
 
 def _finish_head(record: ObjectRecord, content: memoryview, tail: memoryview | None) -> Reading[FileHead]:
-    """Reads what is longer than the first reads."""
+    """Makes the head of a file from the first reads, and reads the rest of a schema or footer that is longer.
+
+    Args:
+        record: the file.
+        content: its first bytes.
+        tail: its last bytes, if it is a file with a footer; None for a stream.
+
+    Raises:
+        ManifestError: it is damaged, or not read.
+    """
     try:
         if tail is not None:
             length = messages.footer_bytes(tail) + END_BYTES
@@ -255,18 +275,24 @@ def _finish_head(record: ObjectRecord, content: memoryview, tail: memoryview | N
 
 
 def _lists_rows(footer: bytes, tail: memoryview, start: int) -> bool:
-    """Whether a file has rows, by the heads of batches that are in its last bytes; others count as batches of rows."""
+    """Whether a file with a footer has rows. Batches whose heads are not in its last bytes count as having rows.
+
+    Args:
+        footer: the footer.
+        tail: the last bytes of the file.
+        start: byte of the file at which `tail` begins.
+    """
     _, batches = messages.read_footer(memoryview(footer))
     for place, length, *_ in batches.tolist():
         head = tail[max(0, place - start) : max(0, place - start) + length]
-        # A footer that is wrong is an error of the index.
+        # The index reports a footer that is wrong.
         if place < start or len(head) < PREFIX_BYTES or _has_rows(head, 0):
             return True
     return False
 
 
 def _has_rows(content: memoryview, at: int) -> bool:
-    """Whether messages from byte `at` on have rows; damaged ones count as if they had, and the index says so."""
+    """Whether messages from byte `at` on have rows. Damaged ones count as having rows, and the index reports them."""
     try:
         while at + PREFIX_BYTES < len(content) and (length := read_prefix(content[at:])):
             message = read_message(content[at + PREFIX_BYTES : at + PREFIX_BYTES + length])

@@ -1,1 +1,4 @@
-"""HDF5: where the rows of its datasets are, found by a parser that reads by ranges."""
+"""The format "hdf5": a parser that reads by ranges finds where the rows of datasets are.
+
+`formats/registry.py` makes it. Rows of chunks become samples by `tables/tiles.py`, as those of zarr.
+"""

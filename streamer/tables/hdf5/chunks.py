@@ -1,4 +1,7 @@
-"""Finds the chunks of an HDF5 dataset, and undoes the filters that most files have; h5py undoes the others.
+"""Finds the chunks of an HDF5 dataset, and decodes chunks that have the most common filters.
+
+`tables/hdf5/format.py` uses it in the engine (`find_chunks`) and in the recoder (`FilteredChunks`). Chunks with other
+filters are decoded by h5py (`tables/hdf5/recode.py`).
 
 Source: HDF5 File Format Specification Version 3.0, III.A.1, VII, VIII.
 """
@@ -22,16 +25,18 @@ from streamer.tables.hdf5.messages import UNDEFINED, Cursor, Filter, HeldBytes, 
 from streamer.tables.hdf5.objects import CHUNKS, read_btree
 from streamer.tables.tiles import Array, ColumnHint, Int64Array, Tiles
 
-# Addresses, lengths and masks of chunks, by their number in the grid.
+# The elements of an array of chunks: "address", "length" and "mask" of each chunk, in the order of their numbers in the
+# grid of chunks.
 Elements = NDArray[np.void]
 _ELEMENT = np.dtype([("address", "<u8"), ("length", "<u8"), ("mask", "<u4")])
 _CHECKSUM_BYTES = 4
-# Signature, version, kind, address of the array's head.
+# Bytes of signature, version, kind, and address of the array's head, with which a block of an array begins.
 _BLOCK_HEAD_BYTES = 14
 _MAX_BITS = 64
+# Kinds of elements of an array.
 _UNFILTERED = 0
 _FILTERED = 1
-# More than a manifest holds.
+# Most chunks of a dataset, more than a manifest can have; and a number that is accepted for a file of any size.
 _MAX_CHUNKS = 1 << 28
 _FEW_CHUNKS = 1 << 16
 
@@ -39,11 +44,22 @@ _FEW_CHUNKS = 1 << 16
 def find_chunks(
     held: HeldBytes, layout: Layout, shape: tuple[int, ...], item_bytes: int, *, filtered: bool
 ) -> Reading[Tiles]:
-    """Finds the chunks of a dataset that were written; if it has filters, their lengths differ."""
+    """Finds the chunks of a dataset that were written.
+
+    Args:
+        held: the file.
+        layout: layout of the dataset, which has chunks.
+        shape: shape of the dataset.
+        item_bytes: bytes of an item.
+        filtered: whether the dataset has filters, so that lengths of chunks differ.
+
+    Raises:
+        DamagedError: the index of the chunks is damaged, or has more chunks than the file can have.
+    """
     chunk = layout.chunk
     grid = tuple(-(-size // step) for size, step in zip(shape, layout.chunk, strict=True))
     count = math.prod(grid)
-    # An array of all chunks is made of the other indexes.
+    # Indexes other than a B-tree are read into an array of all chunks, whose length must be bounded by the file's.
     if count > (_MAX_CHUNKS if layout.index == messages.BTREE else held.record.size // 8 + _FEW_CHUNKS):
         raise DamagedError(f"{count} chunks of shape {chunk}, more than the file has", layout.address)
     chunk_bytes = item_bytes * math.prod(chunk)
@@ -74,7 +90,15 @@ def find_chunks(
 
 
 def _tiles(held: HeldBytes, layout: Layout, shape: tuple[int, ...], origins: Int64Array, elements: Elements) -> Tiles:
-    """Returns the chunks, sorted by their places in the dataset, and checked."""
+    """Returns chunks sorted by their places in the dataset; raises DamagedError for one outside of file or dataset.
+
+    Args:
+        held: the file.
+        layout: layout of the dataset.
+        shape: shape of the dataset.
+        origins: place of the first item of each chunk, int64, shape (chunks, axes).
+        elements: address, length and mask of each chunk.
+    """
     size = np.uint64(held.record.size - held.base)
     stops = elements["address"] + elements["length"]
     if ((elements["length"] == 0) | (stops > size) | (elements["address"] > size)).any():
@@ -92,7 +116,7 @@ def _tiles(held: HeldBytes, layout: Layout, shape: tuple[int, ...], origins: Int
 
 
 def _elements(held: HeldBytes, layout: Layout, count: int, chunk_bytes: int, *, filtered: bool) -> Reading[Elements]:
-    """Finds all chunks by number; those that were not written have no address."""
+    """Reads an index that is no B-tree: the elements of all `count` chunks; the address is UNDEFINED if not written."""
     elements = np.empty(count, _ELEMENT)
     elements["address"] = UNDEFINED
     elements["length"] = chunk_bytes
@@ -109,7 +133,16 @@ def _elements(held: HeldBytes, layout: Layout, count: int, chunk_bytes: int, *, 
 
 
 def _entry(client: int, entry_bytes: int, offset: int) -> np.dtype[np.void]:
-    """Returns the type of an array's elements: an address, and the length and mask of filtered chunks."""
+    """Returns the dtype of an array's elements in the file: an address, and for filtered chunks length and mask.
+
+    Args:
+        client: kind of the elements.
+        entry_bytes: bytes of an element.
+        offset: address of the array, for errors.
+
+    Raises:
+        DamagedError: there are no such elements.
+    """
     if client == _UNFILTERED and entry_bytes == 8:
         return np.dtype([("address", "<u8")])
     if client == _FILTERED and 13 <= entry_bytes <= 20:
@@ -118,7 +151,7 @@ def _entry(client: int, entry_bytes: int, offset: int) -> np.dtype[np.void]:
 
 
 def _put(elements: Elements, first: int, raw: memoryview, entry: np.dtype[np.void]) -> None:
-    """Copies a run of elements, of which the first has number `first`."""
+    """Copies a run of elements from the bytes `raw`; the first has number `first`. Surplus ones are left out."""
     found = np.frombuffer(raw, entry)[: max(0, len(elements) - first)]
     among = elements[first : first + len(found)]
     among["address"] = found["address"]
@@ -130,6 +163,7 @@ def _put(elements: Elements, first: int, raw: memoryview, entry: np.dtype[np.voi
 
 
 def _walk_fixed_array(held: HeldBytes, address: int, elements: Elements) -> Reading[None]:
+    """Fills `elements` from the fixed array at an address, which may be divided into pages; raises DamagedError."""
     head = Cursor((yield from held.read(address, 28)), address)
     head.expect(b"FAHD", (0,))
     client = head.number(1)
@@ -158,7 +192,17 @@ def _walk_fixed_array(held: HeldBytes, address: int, elements: Elements) -> Read
 
 
 class _Extensible(msgspec.Struct, frozen=True):
-    """The head of an extensible array: its elements are in data blocks, which double in size and in number by turns."""
+    """The head of an extensible array, whose elements are in data blocks that grow in size and number by turns.
+
+    Attributes:
+        entry: dtype of an element.
+        bits: the array can have 2^bits elements.
+        own: number of elements in the index block itself.
+        least: elements of the smallest data block.
+        pointers: least number of data blocks whose addresses are together in a block of addresses.
+        page_bits: a data block with more than 2^page_bits elements is divided into pages of so many.
+        index: address of the index block.
+    """
 
     entry: np.dtype[np.void]
     bits: int
@@ -170,7 +214,7 @@ class _Extensible(msgspec.Struct, frozen=True):
 
     @classmethod
     def read(cls, head: Cursor) -> _Extensible:
-        """Reads the head."""
+        """Parses the head of an array; raises DamagedError."""
         head.expect(b"EAHD", (0,))
         client, entry_bytes, bits, own, least, pointers, page_bits = (head.number(1) for _ in range(7))
         if not (0 < bits <= _MAX_BITS and least > 0 and pointers > 1 and page_bits <= _MAX_BITS):
@@ -188,12 +232,12 @@ class _Extensible(msgspec.Struct, frozen=True):
 
     @property
     def block_head_bytes(self) -> int:
-        """Bytes of the head of a data block, and of a block of addresses."""
+        """Bytes of the head of a data block; the head of a block of addresses has as many."""
         return _BLOCK_HEAD_BYTES + -(-self.bits // 8)
 
     @property
     def direct(self) -> int:
-        """Number of groups of data blocks of one size whose addresses are in the index block."""
+        """Number of groups (see `groups`), from the first one on, whose addresses are in the index block itself."""
         return 2 * (self.pointers.bit_length() - 1)
 
     @property
@@ -203,7 +247,10 @@ class _Extensible(msgspec.Struct, frozen=True):
         return _BLOCK_HEAD_BYTES + self.own * self.entry.itemsize + 8 * (2 * (self.pointers - 1) + max(0, indirect))
 
     def groups(self, elements: int) -> Iterator[tuple[int, int, int]]:
-        """Yields the groups of data blocks of one size: first element, number of blocks, elements of each."""
+        """Yields the groups of data blocks of one size that the first `elements` elements need.
+
+        A group is the number of its first element, its number of blocks, and the elements of each block.
+        """
         first = self.own
         for number in range(1 + self.bits - (self.least.bit_length() - 1)):
             if first >= elements:
@@ -214,11 +261,18 @@ class _Extensible(msgspec.Struct, frozen=True):
             first += count * size
 
     def pages(self, size: int) -> int:
-        """Returns the number of pages of a data block with this many elements; 0 if it is not divided."""
+        """Returns the number of pages of a data block with `size` elements; 0 if it is not divided."""
         return size >> self.page_bits if size > 1 << self.page_bits else 0
 
     def runs(self, first: int, addresses: Sequence[int], size: int, written: NDArray[np.uint8]) -> list[_ChunkRun]:
-        """Returns the runs of a group of data blocks; `written` has a bit for each page that was written."""
+        """Returns the runs of elements in a group of data blocks.
+
+        Args:
+            first: number of the first element of the group.
+            addresses: addresses of the blocks; UNDEFINED for one that was not written.
+            size: elements of each block.
+            written: whether each page of all blocks was written, 0 or 1; empty if blocks are not divided.
+        """
         found = []
         for number, address in enumerate(addresses):
             start = first + number * size
@@ -240,6 +294,7 @@ class _Extensible(msgspec.Struct, frozen=True):
 
 
 def _extensible_array(held: HeldBytes, address: int, elements: Elements) -> Reading[None]:
+    """Fills `elements` from the extensible array at an address; raises DamagedError."""
     array = _Extensible.read(Cursor((yield from held.read(address, 72)), address))
     index = Cursor((yield from held.read(array.index, array.index_bytes)), array.index)
     index.expect(b"EAIB", (0,))
@@ -269,20 +324,23 @@ _NO_BITS = np.empty(0, np.uint8)
 
 
 def _bits(bitmap: memoryview) -> NDArray[np.uint8]:
-    """Returns a bit for each page; the highest bit of the first byte is that of page 0."""
+    """Returns 0 or 1 for each page; the highest bit of the first byte is that of page 0."""
     return np.unpackbits(np.frombuffer(bitmap, np.uint8))
 
 
 def _pages(
     first: int, place: int, written: NDArray[np.uint8], per_page: int, entry: np.dtype[np.void]
 ) -> list[_ChunkRun]:
-    """Returns the pages that were written."""
+    """Returns a run for each page that was written.
+
+    Element `first` is at address `place`, where the first of all pages begins. `written` has 0 or 1 for each page.
+    """
     step = per_page * entry.itemsize + _CHECKSUM_BYTES
     return [_ChunkRun(first + n * per_page, place + n * step, per_page) for n in np.flatnonzero(written).tolist()]
 
 
 class _ChunkRun(msgspec.Struct, frozen=True):
-    """Elements one after the other: number of the first, its address, and how many."""
+    """Elements that are stored one after the other: number and address of the first, and their count."""
 
     first: int
     place: int
@@ -292,7 +350,7 @@ class _ChunkRun(msgspec.Struct, frozen=True):
 def _read_runs(
     held: HeldBytes, elements: Elements, entry: np.dtype[np.void], runs: Sequence[_ChunkRun]
 ) -> Reading[None]:
-    """Reads elements; those behind the last chunk are left out."""
+    """Fills `elements` from runs of the file, which are read together; those behind the last chunk are left out."""
     wanted = [run for run in runs if run.first < len(elements)]
     lengths = [min(run.count, len(elements) - run.first) * entry.itemsize for run in wanted]
     places = [(run.place, length) for run, length in zip(wanted, lengths, strict=True)]
@@ -301,6 +359,7 @@ def _read_runs(
         _put(elements, run.first, Cursor(content, run.place).take(length), entry)
 
 
+# Registered numbers of filters.
 DEFLATE = 1
 SHUFFLE = 2
 FLETCHER32 = 3
@@ -308,13 +367,19 @@ _MODULUS = 65535
 
 
 def filters_of(column: ColumnHint) -> tuple[Filter, ...]:
-    """Returns the filters of the chunks of a block."""
+    """Returns the filters of a column's chunks, from the hint of a block."""
     return msgspec.convert(column.codecs, tuple[Filter, ...])
 
 
-# libhdf5 believes that what a filter gives is as long as a chunk, and reads on behind its end if it is not (2.0).
+# Chunks are decoded here also because libhdf5 (2.0) does not check the length of what a filter gives: if it is shorter
+# than a chunk, libhdf5 reads on behind its end.
 class FilteredChunks:
-    """Decodes chunks of one shape that have only these filters."""
+    """Decodes the chunks of one column, which have only filters of `UNDO`.
+
+    Args:
+        dtype: dtype of the items.
+        column: hint with shape and filters of the chunks.
+    """
 
     def __init__(self, dtype: np.dtype[np.generic], column: ColumnHint) -> None:
         self._dtype = dtype
@@ -323,7 +388,12 @@ class FilteredChunks:
         self._filters = [UNDO[each.number] for each in filters_of(column)]
 
     def __call__(self, stored: memoryview, mask: int) -> Array:
-        """Returns the items of a chunk; raises RecodeError if it is damaged, or has another length."""
+        """Returns the items of a chunk, in its shape; raises RecodeError if it is damaged, or has another length.
+
+        Args:
+            stored: bytes of the chunk in the file.
+            mask: bit i says that filter i was left out for this chunk.
+        """
         for place in reversed(range(len(self._filters))):
             if not mask >> place & 1:
                 stored = self._filters[place](stored, self._dtype.itemsize, self._bytes)
@@ -342,7 +412,7 @@ def _inflate(stored: memoryview, item_bytes: int, limit: int) -> memoryview:
 
 
 def _unshuffle(stored: memoryview, item_bytes: int, limit: int) -> memoryview:
-    """Undoes the shuffle: the first bytes of all items stand before the second ones."""
+    """Undoes the filter shuffle, which puts the first bytes of all items before their second bytes, and so on."""
     count = len(stored) // item_bytes
     items = np.frombuffer(stored, np.uint8, count * item_bytes).reshape(item_bytes, count)
     return memoryview(items.T.tobytes() + bytes(stored[count * item_bytes :]))
@@ -357,15 +427,16 @@ def _verify(stored: memoryview, item_bytes: int, limit: int) -> memoryview:
 
 
 def fletcher32(content: memoryview) -> int:
-    """Returns the checksum of big-endian words of 2 bytes."""
+    """Returns the Fletcher-32 checksum of a content as HDF5 computes it, over big-endian words of 2 bytes."""
     words = np.frombuffer(bytes(content) + bytes(len(content) % 2), ">u2").astype(np.uint64)
     weights = np.arange(len(words), 0, -1, dtype=np.uint64) % np.uint64(_MODULUS)
     sums = int(words.sum()), int((words * weights).sum())
-    # Folded as HDF5 does it: a sum that is not zero does not become zero.
+    # As in HDF5, a sum that is not zero does not become zero.
     first, second = ((total - 1) % _MODULUS + 1 if total else 0 for total in sums)
     return second << 16 | first
 
 
+# By number of a filter: what undoes it, given the stored bytes, bytes of an item, and bytes of a decoded chunk.
 UNDO: dict[int, Callable[[memoryview, int, int], memoryview]] = {
     DEFLATE: _inflate,
     SHUFFLE: _unshuffle,

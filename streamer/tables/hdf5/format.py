@@ -1,7 +1,7 @@
-"""HDF5: rows of datasets are samples, the index is the metadata of each file.
+"""The format "hdf5": rows of datasets are samples, and the index comes from the metadata of each file.
 
-Rows of one dataset without filters are read where they lie. Those of several datasets, and of filtered ones, are put
-together once, before the cache.
+`formats/registry.py` makes it. Rows of a single dataset without filters are read where they lie. Rows of several
+datasets, or of filtered ones, are decoded and joined by a recoder, once. Here "dataset" is an array in an HDF5 file.
 """
 
 from __future__ import annotations
@@ -30,22 +30,30 @@ from streamer.tables.hdf5.objects import Header, Links, Path, read_group, read_h
 from streamer.tables.tiles import NO_TILES, ArraysError, ColumnHint, Decode, TileColumn, TileRecoder, Tiles
 
 _CHOOSE = 'name the datasets that you want: HDF5(datasets={"image": "/images"})'
-# A message names at most so many datasets.
+# Most datasets that a message names, and most objects that are looked at to find them.
 _MAX_NAMED = 20
 _MAX_LOOKED_AT = 100
-# libhdf5 follows as many.
+# Most soft links that are followed for one path, as in libhdf5.
 _MAX_LINKS = 16
-# Groups whose structures are read at once.
+# Number of groups whose structures are read at once.
 _GROUPS_AT_ONCE = 64
 _NUMBERED = re.compile(r"/[^/]*\d(?=/)")
 _PARTS = re.compile(r"\d+|\D+").findall
-# Index of a chunk, with room for what is read beside it.
+# Estimates of the bytes that an index reads for a chunk, and for a dataset.
 _BYTES_PER_CHUNK = 200
 _BYTES_PER_DATASET = 16 << 10
 
 
 class _HDF5Dataset(msgspec.Struct, frozen=True):
-    """The header of a dataset."""
+    """What the header of a dataset says.
+
+    Attributes:
+        dtype: dtype of an item.
+        shape: shape of the dataset; () for a scalar, or if it has no data.
+        layout: where and how the items are stored.
+        filters: filters of its chunks, in the order in which they were applied.
+        fill: bytes of an item that was never written; empty for zeros.
+    """
 
     dtype: np.dtype[np.generic]
     shape: tuple[int, ...]
@@ -54,7 +62,12 @@ class _HDF5Dataset(msgspec.Struct, frozen=True):
     fill: bytes
 
     def column(self, tiles: Tiles = NO_TILES, base: int = 0) -> TileColumn:
-        """Returns the rows of the dataset as a column."""
+        """Returns the rows of the dataset as a column.
+
+        Args:
+            tiles: places of its chunks, if it has chunks.
+            base: byte of the file that has address 0.
+        """
         if not self.layout.chunk:
             start = base + self.layout.address
             return TileColumn(self.dtype, self.shape, self.shape, tiles, start=start, fill=self.fill)
@@ -62,22 +75,22 @@ class _HDF5Dataset(msgspec.Struct, frozen=True):
 
 
 class HDF5(RowFormat, frozen=True, forbid_unknown_fields=True):
-    """HDF5 files: a sample is a row along axis 0 of one dataset, or of several ones of the same length.
+    """Reads HDF5 files: a sample is a row along axis 0 of one dataset, or of several ones of the same length.
 
     Attributes:
-        datasets: paths by the name of their field, {"image": "/images"}; empty: all datasets of the root group but
-            scalars, by their names. A path with `*` stands for one in each group of these names, which is an episode:
-            {"image": "data/*/obs/image", "action": "data/*/actions"} for files of robomimic.
+        datasets: paths of datasets by the name of their field, {"image": "/images"}; empty for all datasets of the root
+            group but scalars. One part of a path may be a pattern with `*`: each group that it matches is an episode.
+            Files of robomimic have {"image": "data/*/obs/image", "action": "data/*/actions"}.
     """
 
     name = "hdf5"
     numbered_keys = True
-    # NetCDF 4 and MATLAB 7.3 write such files, too.
+    # NetCDF 4 and MATLAB 7.3 also write HDF5 files.
     endings = (".h5", ".hdf5", ".hdf", ".he5", ".nc", ".nc4", ".mat")
     datasets: dict[str, str] = msgspec.field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Refuses paths of episodes that are not all below the same groups."""
+        """Raises ConfigError if paths have different patterns, or more than one part that is a pattern."""
         super().__post_init__()
         groups = {_split_pattern(path)[0] for path in self.datasets.values()}
         if len(groups) > 1 or any(_split_pattern(path)[1].count("*") for path in self.datasets.values()):
@@ -88,7 +101,11 @@ class HDF5(RowFormat, frozen=True, forbid_unknown_fields=True):
             )
 
     def survey_rows(self, accepted: Sequence[ObjectRecord], others: Mapping[str, ObjectRecord]) -> Surveying:
-        """Reads the headers of the first file's datasets."""
+        """Reads the headers of the datasets of the first file, which give the fields of all files.
+
+        Raises:
+            ManifestError: a dataset is missing or not read, or the datasets have different numbers of rows.
+        """
         if not accepted:
             return Survey([])
         first = accepted[0]
@@ -105,11 +122,15 @@ class HDF5(RowFormat, frozen=True, forbid_unknown_fields=True):
         return Survey(sources, tiles.facts_of_columns(columns), read_bytes=min(sizes, expected))
 
     def index_rows(self, source: Source, facts: Facts, start: int) -> Indexing:
-        """Finds the rows of one file, whose dtypes and shapes must be those of the first one."""
+        """Finds the rows of one file, or of all its episodes.
+
+        Raises:
+            ManifestError: the file is damaged, or its rows have not the dtypes and shapes of the first file.
+        """
         groups = yield from self._find_columns(source, facts)
         with _errors_of(source.record, ()):
             if len(groups) > 1:
-                # The datasets of groups lie in any order in the file.
+                # Episodes lie in any order in a file, and spans must be in order: therefore rows are in blocks.
                 for columns in groups:
                     yield from tiles.blocks_of(columns, (0, tiles.common_rows(columns)), source.chunk_bytes)
                 return
@@ -118,7 +139,7 @@ class HDF5(RowFormat, frozen=True, forbid_unknown_fields=True):
                     yield item
 
     def read_runs(self, source: Source, facts: Facts) -> Asking[list[list[RowPiece]]]:
-        """Finds the rows of each episode: no window goes on over its end."""
+        """Finds the rows of each episode as a run, so that no window goes over the end of an episode."""
         runs = []
         for columns in (yield from self._find_columns(source, facts)):
             pieces = RowPieces(source.chunk_bytes)
@@ -129,7 +150,11 @@ class HDF5(RowFormat, frozen=True, forbid_unknown_fields=True):
         return runs
 
     def _find_columns(self, source: Source, facts: Facts) -> Reading[list[dict[str, TileColumn]]]:
-        """Finds the columns of the file, or of each of its episodes; all of them have the kinds of the first file."""
+        """Finds the columns of the file, or those of each episode, with the places of their chunks.
+
+        Raises:
+            ManifestError: they do not have the kinds of the facts, or cannot be read.
+        """
         held = HeldBytes(source.record)
         there: list[str] = []
         groups = []
@@ -149,27 +174,35 @@ class HDF5(RowFormat, frozen=True, forbid_unknown_fields=True):
         return groups
 
     def narrow(self, facts: Facts, fields: Collection[str]) -> HDF5:
-        """Returns the format of these datasets, whose chunks are ranges of their own; see `Format.narrow`."""
+        """Returns the format with these datasets only, never None: each dataset is in ranges of its own."""
         return msgspec.structs.replace(self, datasets={name: self.datasets.get(name, name) for name in sorted(fields)})
 
     def open_rows(self, facts: Facts) -> Opener:
-        """Opens rows."""
+        """Returns what opens rows."""
         return tiles.opener_of(facts)
 
     def recode_rows(self, facts: Facts) -> Recoder:
-        """Decodes chunks."""
+        """Returns what decodes chunks; it imports h5py only for filters that need it."""
         return TileRecoder(facts, _decoder)
 
     def _read_groups(
         self, held: HeldBytes, there: list[str], limit: int | None = None
     ) -> Reading[tuple[int, list[dict[str, _HDF5Dataset]]]]:
-        """Reads the wanted datasets, by the name of their field, of each group if paths have a pattern.
+        """Reads the headers of the wanted datasets, for each group that the pattern matches if paths have one.
+
+        Args:
+            held: the file.
+            there: gets the paths of the file's datasets if an error is raised.
+            limit: number of groups to read; None for all.
 
         Returns:
-            The number of groups, and the datasets of the first `limit` ones.
+            The number of groups that match (1 without a pattern), and for each group that was read its datasets, by
+            the name of their field.
 
         Raises:
-            UnreadError, ArraysError: One is not read; the paths that the file has are put `there`.
+            DamagedError: the file is damaged.
+            UnreadError: the file has something that is not read.
+            ArraysError: a path has no dataset.
         """
         root = yield from read_root(held)
         header = yield from read_header(held, root)
@@ -201,7 +234,7 @@ class HDF5(RowFormat, frozen=True, forbid_unknown_fields=True):
             raise
 
     def _read_group(self, held: HeldBytes, root: Links, inside: Links, group: str) -> Reading[dict[str, _HDF5Dataset]]:
-        """Reads the wanted datasets of one of the groups that a pattern stands for."""
+        """Reads the headers of the wanted datasets in one of the groups that the pattern matches."""
         found: dict[str, _HDF5Dataset] = {}
         for name, path in self.datasets.items():
             pattern, rest = _split_pattern(path)
@@ -212,6 +245,7 @@ class HDF5(RowFormat, frozen=True, forbid_unknown_fields=True):
         return found
 
     def _choose(self, held: HeldBytes, links: Links) -> Reading[dict[str, _HDF5Dataset]]:
+        """Reads the headers of the datasets that are named without a pattern, or of all in the root group."""
         found: dict[str, _HDF5Dataset] = {}
         if self.datasets:
             for name, path in self.datasets.items():
@@ -224,7 +258,7 @@ class HDF5(RowFormat, frozen=True, forbid_unknown_fields=True):
             try:
                 header, _ = yield from _walk(held, links, name)
             except _MissingError:
-                # A soft link to nothing.
+                # The name is a soft link to nothing.
                 continue
             space = header.find(messages.DATASPACE)
             if space is not None and messages.read_dataspace(space):
@@ -239,7 +273,7 @@ class _MissingError(ArraysError):
 
 
 def _split_pattern(path: str) -> tuple[str, str]:
-    """Returns the part of a path up to the one that is a pattern, and the rest; "" and the path without a pattern."""
+    """Splits a path behind the part that is a pattern; without a pattern it returns "" and the path."""
     parts = _parts(path)
     place = next((place for place, part in enumerate(parts) if "*" in part), None)
     return ("", path) if place is None else ("/".join(parts[: place + 1]), "/".join(parts[place + 1 :]))
@@ -253,9 +287,17 @@ def _read_columns(held: HeldBytes, datasets: Mapping[str, _HDF5Dataset]) -> Read
 
 
 def _walk(held: HeldBytes, root: Links, path: str, first: Links | None = None) -> Reading[tuple[Header, Links | None]]:
-    """Reads the header of the object at a path, and what it has if it is a group; follows soft links.
+    """Reads the header of the object at a path, and its links if it is a group (else None); follows soft links.
 
-    The path begins at the root group, or at a group that has the links `first`.
+    Args:
+        held: the file.
+        root: links of the root group.
+        path: the path.
+        first: links of the group at which the path begins; None for the root group.
+
+    Raises:
+        _MissingError: there is no such object.
+        UnreadError: there is a link to another file.
     """
     parts = _parts(path)
     begin = root if first is None else first
@@ -288,7 +330,10 @@ def _parts(path: str) -> list[str]:
 
 
 def _episodes(path: str, inside: Links) -> str:
-    """Says what to do about groups that are episodes, as those of robomimic (data/demo_0, data/demo_1, ...)."""
+    """Returns the end of a message about groups that are episodes, such as those of robomimic (data/demo_0, ...).
+
+    Returns "" if `inside` has no two numbered names.
+    """
     numbered = [name for name in inside if name[-1:].isdigit()]
     if len(numbered) < 2:
         return ""
@@ -299,7 +344,7 @@ def _episodes(path: str, inside: Links) -> str:
 
 
 def _paths(held: HeldBytes, links: Links) -> Reading[list[str]]:
-    """Returns the paths of the first datasets of a file, for a message."""
+    """Returns the paths of some datasets of a file, for a message; group by group, from the root on."""
     found: list[str] = []
     queue = _addresses("", links)
     left = _MAX_LOOKED_AT
@@ -320,7 +365,7 @@ def _addresses(path: str, inside: Links) -> list[tuple[str, int]]:
 
 
 def _dataset(path: str, header: Header) -> _HDF5Dataset:
-    """Parses the header of a dataset; errors name the dataset."""
+    """Parses the header of a dataset; raises DamagedError, or UnreadError that names the dataset."""
     space, kind, layout = (header.find(each) for each in (messages.DATASPACE, messages.DATATYPE, messages.LAYOUT))
     if space is None or kind is None or layout is None:
         raise DamagedError(f"dataset {path!r} has no shape, type or layout", header.address)
@@ -343,18 +388,23 @@ def _dataset(path: str, header: Header) -> _HDF5Dataset:
 
 
 def _column(held: HeldBytes, dataset: _HDF5Dataset) -> Reading[TileColumn]:
-    """Finds the rows of a dataset, and the places of its chunks."""
+    """Returns the rows of a dataset as a column, with the places of its chunks.
+
+    Raises:
+        ArraysError: it has no rows that can be read, or is cut off.
+        DamagedError: its index of chunks is damaged.
+    """
     column = dataset.column(base=held.base)
     layout = dataset.layout
     column.check()
     if not layout.chunk:
         length = column.shape[0] * column.row_bytes
         if length and layout.address == UNDEFINED:
-            # Nothing was written: h5py reads the fill value.
+            # Nothing was written, so all items are the fill value, as in h5py.
             return TileColumn(
                 dataset.dtype, dataset.shape, dataset.shape, tiles.no_tiles(len(dataset.shape)), fill=dataset.fill
             )
-        # Libraries write no place of no rows.
+        # Without rows the address may be missing.
         if length and column.start + length > held.record.size:
             raise ArraysError(f"its {length} bytes are behind the end of the file, which is cut off")
         return column
@@ -365,6 +415,7 @@ def _column(held: HeldBytes, dataset: _HDF5Dataset) -> Reading[TileColumn]:
 
 
 def _decoder(dtype: np.dtype[np.generic], column: ColumnHint) -> Decode:
+    """Returns what decodes the chunks of a column; raises ConfigError if that needs h5py and it is not installed."""
     if all(each.number in UNDO for each in filters_of(column)):
         return FilteredChunks(dtype, column)
     with require_extra("this HDF5 dataset has filters that only h5py decodes", "hdf5"):
@@ -374,7 +425,10 @@ def _decoder(dtype: np.dtype[np.generic], column: ColumnHint) -> Decode:
 
 @contextmanager
 def _errors_of(record: ObjectRecord, there: Sequence[str]) -> Iterator[None]:
-    """Names the file of an error, and the datasets that are there."""
+    """Turns errors that are raised within the context into ManifestError, which names the file and its datasets.
+
+    `there` has the paths of datasets to name, and may be filled within the context.
+    """
     try:
         yield
     except UnreadError as error:

@@ -1,6 +1,7 @@
-"""Parses the messages of an HDF5 object header that describe a dataset; raises `DamagedError` for other bytes.
+"""Parses the messages of an HDF5 object header that describe a dataset.
 
-`HeldBytes` are the bytes of a file that are held, and `Cursor` a place among them. No I/O.
+All of `tables/hdf5` uses it. `HeldBytes` keeps the parts of a file that were read, and `Cursor` takes numbers from
+them. Damaged bytes raise `DamagedError`, and what is not read `UnreadError`.
 Source: HDF5 File Format Specification Version 3.0, IV.A.2.
 """
 
@@ -18,17 +19,24 @@ from streamer.formats.failures import DamagedError, UnreadError
 from streamer.formats.reading import Reading, near_needs, read_ranges
 from streamer.manifest.model import ObjectRecord
 
-# The first read: of most files it has all object headers.
+# Bytes of the first read of a file. In most files they have all object headers.
 HEAD_BYTES = 16 << 10
-# Least length of a read: structures are written near each other.
+# Least bytes of a read: structures are written near each other.
 _LEAST_BYTES = 2 << 10
-# Two structures are read together if less is between them.
+# Two structures are read together if there are less bytes between them.
 _NEAR_BYTES = 4 << 10
+# Address that stands for none.
 UNDEFINED = (1 << 64) - 1
 
 
 class Cursor:
-    """Takes numbers from the bytes of a structure at `offset` in the file, one after the other."""
+    """Takes numbers from the bytes of a structure, one after the other.
+
+    Attributes:
+        content: the bytes.
+        at: number of bytes that were taken.
+        offset: address of the structure, for errors.
+    """
 
     def __init__(self, content: memoryview, offset: int = 0) -> None:
         self.content = content
@@ -41,18 +49,23 @@ class Cursor:
         return len(self.content) - self.at
 
     def take(self, length: int) -> memoryview:
-        """Returns the next bytes."""
+        """Returns the next `length` bytes; raises DamagedError if fewer are left."""
         if length > self.left:
             raise DamagedError(f"a structure ends {length - self.left} bytes too early", self.offset + self.at)
         self.at += length
         return self.content[self.at - length : self.at]
 
     def number(self, width: int = 8) -> int:
-        """Returns the next unsigned number, little-endian."""
+        """Returns the next unsigned number of `width` bytes, little-endian; raises DamagedError if fewer are left."""
         return int.from_bytes(self.take(width), "little")
 
     def expect(self, signature: bytes, version: Sequence[int] = ()) -> int:
-        """Takes a signature, and a version of one byte if there are versions; returns the version."""
+        """Takes a signature and, if versions are given, a version of one byte; returns the version, or 0.
+
+        Raises:
+            DamagedError: another signature is there.
+            UnreadError: the version is none of the given ones.
+        """
         found = bytes(self.take(len(signature)))
         if found != signature:
             raise DamagedError(f"no {signature.decode()} is there, but {found!r}", self.offset)
@@ -63,21 +76,28 @@ class Cursor:
 
 
 class HeldBytes:
-    """The parts of one file that were read."""
+    """The parts of one file that were read; reads more when they are needed.
+
+    Attributes:
+        record: the file.
+        base: byte of the file that has address 0; what is before it is the user's.
+    """
 
     def __init__(self, record: ObjectRecord) -> None:
         self.record = record
-        # Place of address 0 in the file: what stands before it is the user's.
         self.base = 0
         self._pieces: list[tuple[int, memoryview]] = []
 
     def read(self, address: int, length: int) -> Reading[memoryview]:
-        """Reads the bytes of a structure; fewer at the end of the file."""
+        """Returns `length` bytes from an address on, fewer at the end of the file.
+
+        Raises DamagedError for an address outside of the file.
+        """
         found = yield from self.read_all([(address, length)])
         return found[0]
 
     def read_all(self, places: Sequence[tuple[int, int]]) -> Reading[list[memoryview]]:
-        """Reads the bytes of many structures together, from their addresses and lengths."""
+        """Returns the bytes of many places, each an address and a length, as `read` does; reads them together."""
         size = self.record.size
         spans: list[Range] = []
         for address, length in places:
@@ -99,8 +119,9 @@ class HeldBytes:
         ]
 
     def _find(self, start: int, stop: int) -> memoryview | None:
+        """Returns bytes of the file that are held; None if they are not, or were not found by a short look."""
         place = bisect_right(self._pieces, start, key=_start_of)
-        # A longer piece may begin before shorter ones; one that is not found is read again.
+        # A long piece may begin before shorter ones. A piece that is not found is read again.
         for piece in self._pieces[max(0, place - 4) : place]:
             if stop <= piece[0] + len(piece[1]):
                 return _cut(piece, start, stop)
@@ -115,6 +136,7 @@ def _cut(piece: tuple[int, memoryview], start: int, stop: int) -> memoryview:
     return piece[1][start - piece[0] : stop - piece[0]]
 
 
+# Kinds of messages.
 DATASPACE = 1
 LINK_INFO = 2
 DATATYPE = 3
@@ -135,11 +157,11 @@ _CLASSES = (
     *("compound", "reference", "enum", "vlen", "array"),
 )
 _IEEE = {(2, 5, 10): "f2", (4, 8, 23): "f4", (8, 11, 52): "f8"}
-# How a dataset is stored.
+# Classes of a layout.
 _COMPACT = 0
 _CONTIGUOUS = 1
 _CHUNKED = 2
-# Kinds of indexes of chunks; the first one is that of layouts of version 3, the others are those of version 4 and 5.
+# Kinds of indexes of chunks: BTREE in layouts up to version 3, the others in versions 4 and 5.
 BTREE, SINGLE, IMPLICIT, FIXED_ARRAY, EXTENSIBLE_ARRAY, BTREE_2 = range(6)
 # A flag of layouts of version 4.
 _UNFILTERED_EDGES = 1
@@ -149,7 +171,13 @@ _BOOL = {b"FALSE": 0, b"TRUE": 1}
 
 
 class Filter(msgspec.Struct, frozen=True, array_like=True):
-    """A filter of all chunks of a dataset: its registered number, its flags, its parameters."""
+    """A filter that is applied to the chunks of a dataset.
+
+    Attributes:
+        number: its registered number.
+        flags: its flags.
+        values: its parameters.
+    """
 
     number: int
     flags: int
@@ -157,13 +185,14 @@ class Filter(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Layout(msgspec.Struct, frozen=True):
-    """The storage of a dataset.
+    """Where and how the items of a dataset are stored.
 
     Attributes:
-        address: address of the data, or of the index of the chunks.
-        chunk: shape of the chunks; empty: contiguous.
-        index: kind of that index.
-        length, mask: those of a single chunk that is filtered.
+        address: address of the items, or of the index of the chunks; UNDEFINED if nothing was written.
+        chunk: shape of the chunks; empty if the items are contiguous.
+        index: kind of the index of the chunks.
+        length: bytes of a single filtered chunk (index SINGLE).
+        mask: filters that were left out for that chunk, one bit each.
     """
 
     address: int
@@ -173,12 +202,12 @@ class Layout(msgspec.Struct, frozen=True):
     mask: int = 0
 
     def chunks(self, shape: tuple[int, ...]) -> int:
-        """Returns the number of chunks of a dataset of this shape."""
+        """Returns the number of chunks of a dataset of this shape; 0 if it is contiguous."""
         return math.prod(-(-size // step) for size, step in zip(shape, self.chunk, strict=False)) if self.chunk else 0
 
 
 def read_dataspace(message: Cursor) -> tuple[int, ...] | None:
-    """Returns the shape; None if there are no data at all."""
+    """Returns the shape of a dataset; None if it has no data at all (a null dataspace)."""
     version = message.number(1)
     axes = message.number(1)
     message.take(1)
@@ -195,7 +224,7 @@ def read_dataspace(message: Cursor) -> tuple[int, ...] | None:
 
 
 def read_datatype(message: Cursor) -> np.dtype[np.generic]:
-    """Returns the dtype of numbers, booleans and complex numbers; raises UnreadError for other types."""
+    """Returns the dtype of numbers, booleans or complex numbers; raises UnreadError for other types."""
     head = message.number(1)
     bits = message.number(3)
     size = message.number(4)
@@ -232,6 +261,7 @@ def read_datatype(message: Cursor) -> np.dtype[np.generic]:
 
 
 def _complex(message: Cursor, version: int, count: int, size: int) -> np.dtype[np.generic]:
+    """Returns the dtype of a compound that is a complex number, as h5py writes it; raises UnreadError for others."""
     parts = []
     for _ in range(count if count == 2 else 0):
         name = _name(message, version)
@@ -248,7 +278,7 @@ def _complex(message: Cursor, version: int, count: int, size: int) -> np.dtype[n
 
 
 def _name(message: Cursor, version: int) -> bytes:
-    """Takes a name that ends with a zero byte; older versions fill it up to a multiple of 8."""
+    """Takes a name that ends with a zero byte; before version 3 it is filled up to a multiple of 8 bytes."""
     start = message.at
     while message.number(1):
         pass
@@ -259,11 +289,16 @@ def _name(message: Cursor, version: int) -> bytes:
 
 
 def read_layout(message: Cursor, item_bytes: int) -> Layout:
-    """Returns the place of the data; raises UnreadError if they are in the header, or in other datasets."""
+    """Returns the layout of a dataset; raises UnreadError if its data are in the header, or in other datasets.
+
+    Args:
+        message: the message.
+        item_bytes: bytes of an item.
+    """
     version = message.number(1)
     if not 1 <= version <= 5:
         raise UnreadError(f"a layout of version {version}")
-    # Files from before 1.6.3 (2004) have the axes first.
+    # Files written before HDF5 1.6.3 (2004) have the number of axes first.
     axes = message.number(1) if version < 3 else 0
     kind = message.number(1)
     message.take(5 if version < 3 else 0)
@@ -279,6 +314,7 @@ def read_layout(message: Cursor, item_bytes: int) -> Layout:
 
 
 def _chunks_4(message: Cursor, item_bytes: int) -> Layout:
+    """Returns the layout of chunks in versions 4 and 5 of the message."""
     flags = message.number(1)
     axes = message.number(1)
     width = message.number(1)
@@ -291,7 +327,7 @@ def _chunks_4(message: Cursor, item_bytes: int) -> Layout:
         length = message.number()
         mask = message.number(4)
     elif index in {FIXED_ARRAY, EXTENSIBLE_ARRAY}:
-        # Repeated where the array is.
+        # The parameters of the array are also in its head, where they are read.
         message.take(1 if index == FIXED_ARRAY else 5)
     elif index not in {SINGLE, IMPLICIT}:
         raise UnreadError("chunks that can grow along several axes (a B-tree of version 2)")
@@ -299,7 +335,7 @@ def _chunks_4(message: Cursor, item_bytes: int) -> Layout:
 
 
 def _chunk(lengths: list[int], item_bytes: int, message: Cursor) -> tuple[int, ...]:
-    """Returns the shape of a chunk, which is followed by the length of an item."""
+    """Returns the shape of a chunk from the lengths in the message, whose last one is the bytes of an item."""
     if (
         not 2 <= len(lengths) <= _MAX_AXES + 1
         or lengths[-1] != item_bytes
@@ -310,7 +346,7 @@ def _chunk(lengths: list[int], item_bytes: int, message: Cursor) -> tuple[int, .
 
 
 def read_filters(message: Cursor) -> tuple[Filter, ...]:
-    """Returns the filters of all chunks, in the order in which they were applied."""
+    """Returns the filters of the chunks, in the order in which they were applied."""
     version = message.number(1)
     count = message.number(1)
     if version == 1:
@@ -330,7 +366,7 @@ def read_filters(message: Cursor) -> tuple[Filter, ...]:
 
 
 def read_fill(message: Cursor, item_bytes: int) -> bytes:
-    """Returns an item that was never written; empty: zeros."""
+    """Returns the bytes of an item that was never written; empty if it is zero."""
     version = message.number(1)
     if version not in {1, 2, 3}:
         raise DamagedError(f"a fill value of version {version}", message.offset)

@@ -1,5 +1,7 @@
-"""Reads superblock, object headers, groups and B-trees of an HDF5 file; raises `DamagedError` for other bytes.
+"""Reads superblock, object headers, groups and B-trees of an HDF5 file.
 
+`tables/hdf5/format.py` finds datasets with it, and `tables/hdf5/chunks.py` reads B-trees of chunks. Damaged bytes raise
+`DamagedError`, and structures that are not read `UnreadError`.
 Source: HDF5 File Format Specification Version 3.0, II, III.A to III.D, IV.A.
 """
 
@@ -17,51 +19,57 @@ from streamer.tables.hdf5 import messages
 from streamer.tables.hdf5.messages import HEAD_BYTES, UNDEFINED, Cursor, HeldBytes
 
 SIGNATURE = b"\x89HDF\r\n\x1a\n"
-# MATLAB has 512 bytes of its own before it.
+# Bytes of a file at which the signature may be: MATLAB has 512 bytes of its own before it.
 _PLACES = (0, 512, 1024, 2048)
-# First read of an object header; most are shorter.
+# Bytes of the first read of an object header; most headers are shorter.
 _HEADER_BYTES = 1 << 10
 _MAX_HEADER_BYTES = 1 << 20
 _HEAP_HEAD_BYTES = 32
-# 64 entries; usual are up to 8.
+# Bytes of a table of symbols with 64 entries; usually there are at most 8.
 _TABLE_BYTES = 8 + 64 * 40
 _NAME = np.dtype("<u8")
-# Kind of an entry in a table of symbols, and of a link.
+# Numbers that say that an entry in a table of symbols, and a link, is a soft link.
 _SOFT_ENTRY = 2
 _SOFT_LINK = 1
 
+# Kinds of B-trees.
 GROUPS = 0
 CHUNKS = 1
 _NODE_HEAD_BYTES = 24
-# Entries that are read of a node at first: as many as it has if nothing else was asked for.
+# Number of entries that are read of a node at first: nodes have as many unless the writer was told otherwise.
 _USUAL_ENTRIES = 64
 
 Message: TypeAlias = tuple[int, Cursor]
 
 
 class Path(msgspec.Struct, frozen=True):
-    """A soft link: the path of another object, or "" where that is in another file (an external link)."""
+    """A soft link: the path of another object; "" for a link to another file (an external link)."""
 
     path: str
 
 
-# A group has by name the addresses of objects, and soft links.
+# What a group contains, by name: the address of an object's header, or a soft link.
 Links: TypeAlias = dict[str, int | Path]
 
 
 class Header(msgspec.Struct, frozen=True):
-    """The messages of one object."""
+    """The header of one object: its address, and its messages with their kinds, in order."""
 
     address: int
     found: tuple[Message, ...]
 
     def find(self, kind: int) -> Cursor | None:
-        """Returns the first message of a kind."""
+        """Returns the first message of a kind, from its beginning; None if there is none."""
         return next((Cursor(message.content, message.offset) for number, message in self.found if number == kind), None)
 
 
 def read_root(held: HeldBytes) -> Reading[int]:
-    """Returns the address of the root group's header."""
+    """Reads the superblock, sets `held.base`, and returns the address of the root group's header.
+
+    Raises:
+        DamagedError: the file is not HDF5, or is cut off.
+        UnreadError: the superblock is of a kind that is not read.
+    """
     head = yield from held.read(0, HEAD_BYTES)
     place = next((place for place in _PLACES if head[place : place + 8] == SIGNATURE), -1)
     if place < 0:
@@ -76,10 +84,10 @@ def read_root(held: HeldBytes) -> Reading[int]:
     if widths != (8, 8):
         raise UnreadError(f"addresses and lengths of {widths} bytes, 8 are usual; write it again")
     block.take(1 if version >= 2 else {0: 9, 1: 13}[version])
-    # Something was put before the file, where it does not say so itself.
+    # If other bytes were put before the file afterwards, its own base address does not count them.
     moved = place - block.number()
     held.base = place
-    # The address of its extension, or of free space.
+    # The address of the extension, or of free space, is not needed.
     block.take(8)
     stop = block.number() + moved
     if stop > held.record.size:
@@ -90,10 +98,10 @@ def read_root(held: HeldBytes) -> Reading[int]:
 
 
 def read_header(held: HeldBytes, address: int) -> Reading[Header]:
-    """Returns the messages of an object header, of all its blocks."""
+    """Reads the header of an object, all its blocks; raises DamagedError or UnreadError."""
     start = yield from held.read(address, _HEADER_BYTES)
     prefix = Cursor(start, address)
-    # Messages of version 2 with flag 4 say in which order they were made.
+    # With flag 4 each message of version 2 has two more bytes, its place in the order of creation.
     if bytes(start[:4]) == b"OHDR":
         prefix.expect(b"OHDR", (2,))
         flags = prefix.number(1)
@@ -130,7 +138,7 @@ def read_header(held: HeldBytes, address: int) -> Reading[Header]:
 
 
 def _messages_of(block: Cursor, version: int, head_bytes: int) -> list[Message]:
-    """Returns the kinds and bodies of the messages of a block."""
+    """Returns kind and body of each message in a block of an object header; raises UnreadError for a committed type."""
     # Blocks behind the first one end with a checksum.
     end = 4 if version == 2 and block.at else 0
     found = []
@@ -148,7 +156,12 @@ def _messages_of(block: Cursor, version: int, head_bytes: int) -> list[Message]:
 
 
 def read_group(held: HeldBytes, header: Header) -> Reading[Links | None]:
-    """Returns the addresses of a group's objects, by name; None if the object is not a group."""
+    """Reads what a group contains, by name; returns None if the object is not a group.
+
+    Raises:
+        DamagedError: the group is damaged.
+        UnreadError: the group has dense links, the newer layout for many objects.
+    """
     table = header.find(messages.SYMBOL_TABLE)
     if table is not None:
         return (yield from _read_symbols(held, table.number(), table.number()))
@@ -181,7 +194,13 @@ def _link(message: Cursor) -> tuple[str, int | Path]:
 
 
 def _read_symbols(held: HeldBytes, tree: int, heap: int) -> Reading[Links]:
-    """Returns the links of a group in the older layout: a B-tree of tables of symbols, and a heap of names."""
+    """Reads what a group in the older layout contains.
+
+    Args:
+        held: the file.
+        tree: address of a B-tree of tables of symbols.
+        heap: address of a heap of names.
+    """
     head = Cursor((yield from held.read(heap, _HEAP_HEAD_BYTES)), heap)
     head.expect(b"HEAP", (0,))
     head.take(3)
@@ -215,7 +234,20 @@ def _text(raw: memoryview | bytes) -> str:
 
 
 def read_btree(held: HeldBytes, root: int, kind: int, key: np.dtype[np.generic]) -> Reading[NDArray[np.void]]:
-    """Reads the leaves of a B-tree of version 1, a level at once: entries with a "key" and the address of a "child"."""
+    """Reads all leaves of a B-tree of version 1, one level after the other.
+
+    Args:
+        held: the file.
+        root: address of the root node.
+        kind: GROUPS or CHUNKS.
+        key: dtype of a key.
+
+    Returns:
+        The entries of the leaves in order: "key", and "child", an address.
+
+    Raises:
+        DamagedError: the nodes do not form such a tree.
+    """
     entry = np.dtype([("key", key), ("child", "<u8")])
     nodes = [root]
     level = -1

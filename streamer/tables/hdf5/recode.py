@@ -1,4 +1,7 @@
-"""Decodes chunks with h5py, which has all filters: only recoders import this."""
+"""Decodes chunks of HDF5 with h5py, for filters that `tables/hdf5/chunks.py` does not undo.
+
+`tables/hdf5/format.py` imports it, in recoders only, when a dataset has such filters.
+"""
 
 from __future__ import annotations
 
@@ -13,19 +16,28 @@ from streamer.tables.hdf5.chunks import filters_of
 from streamer.tables.tiles import Array, ColumnHint
 
 with suppress(ImportError):
-    # Registers blosc, bitshuffle, Zstandard and others.
+    # The import registers blosc, bitshuffle, Zstandard and other filters.
     import hdf5plugin  # noqa: F401
 
-# Parameters that LZF and bitshuffle put before the user's when a dataset is made.
+# Number of parameters that LZF and bitshuffle put before the user's when a dataset is made, by number of the filter.
 _MADE = {32000: 3, 32008: 3}
-# Scale-offset, of which one parameter says whether the dataset has a fill value: items that have it are not scaled.
+# Number of the filter scale-offset, and the place of its parameter that says whether the dataset has a fill value.
+# Items that have the fill value are not scaled.
 _SCALE_OFFSET = 6
 _HAS_FILL = 7
 _names = count()
 
 
 class HDF5ChunkDecoder:
-    """Decodes chunks of one shape, through datasets in memory with one chunk; raises RecodeError without a filter."""
+    """Decodes the chunks of one column, by reading them from datasets in memory that have a single chunk.
+
+    Args:
+        dtype: dtype of the items.
+        column: hint with shape, fill value and filters of the chunks.
+
+    Raises:
+        RecodeError: a filter is not installed, or scale-offset was applied without a fill value.
+    """
 
     def __init__(self, dtype: np.dtype[np.generic], column: ColumnHint) -> None:
         self._dtype = dtype
@@ -43,14 +55,19 @@ class HDF5ChunkDecoder:
                     "hdf5plugin has the usual ones"
                 )
         self._file = h5py.File(f"chunks-{next(_names)}", "w", driver="core", backing_store=False)
-        # Datasets by the filters that were left out.
+        # Datasets in memory by mask: bit i says that filter i was left out.
         self._datasets: dict[int, h5py.h5d.DatasetID] = {}
 
     def __call__(self, stored: memoryview, mask: int) -> Array:
-        """Returns the items of a chunk."""
+        """Returns the items of a chunk, in its shape. h5py raises its own errors for damaged chunks.
+
+        Args:
+            stored: bytes of the chunk in the file.
+            mask: bit i says that filter i was left out for this chunk.
+        """
         if mask not in self._datasets:
-            # A dataset without the filters of the mask: HDF5 2.0 reads a chunk with all filters after it was written
-            # with a mask.
+            # The dataset is made without the filters that were left out. HDF5 2.0 would ignore a mask given with the
+            # chunk, and read it with all filters.
             filters = [each for place, each in enumerate(self._filters) if not mask >> place & 1]
             settings = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
             settings.set_chunk(self._shape)
