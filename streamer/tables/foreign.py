@@ -124,7 +124,7 @@ def decode_decimal(content: Content) -> Decimal:
 
 
 def decode_nested(content: memoryview) -> object:
-    """Decodes a list or dict of LitData. Since version 0.2.70 a byte before each value says its type; before, JSON."""
+    """Decodes a list or dict of LitData: JSON before version 0.2.70, since then values with a byte before each."""
     if not content or content[0] > _Nested.LARGEST_TAG:
         return msgspec.json.decode(content)
     nested = _Nested(content)

@@ -1,8 +1,9 @@
-"""LMDB: a sample is an entry; indexing reads the pages with the keys, not the values.
+"""The format "lmdb": a sample is an entry of an LMDB database, and the index reads the pages with keys, not the values.
 
-The tree is read level by level, the pages of a level at once. Values that follow each other in the file are a block.
-Its hint has their keys, which are elsewhere, so a recoder puts each before its value: `u16 key bytes, key, value`.
-Samples are in the order of the file, not of the keys: about the order in which they were written.
+`formats/registry.py` makes it. The tree is read level by level, the pages of a level at once. Values that follow each
+other in the file are a block. Its hint has their keys, which are elsewhere in the file, so a recoder puts each key
+before its value: `u16 key bytes, key, value`. Samples are in the order of the file, not of the keys: about the order in
+which they were written.
 
 Files are of data format 1 (LMDB 0.9) of 64 bits, little-endian. A page is `u64 number, u16 -, u16 flags, u16 lower, u16
 upper`, then the places of its nodes (u16 each, up to `lower`), and the nodes. A node is `u16 low, u16 high, u16 flags,
@@ -42,14 +43,14 @@ _READ_BYTES = 1 << 20
 _HELD_BYTES = 32 << 20
 # Values with fewer bytes between them are fetched as one range, such as pages of keys, which lie between them.
 _NEAR_VALUES_BYTES = 64 << 10
-# The hint of a block has about this many bytes at most: with many keys, blocks are shorter than a chunk.
+# Most bytes of the hint of a block, about: with many keys, blocks are shorter than a chunk.
 _MAX_HINT_BYTES = 32 << 10
 # Most bytes of a value in a hint, besides its key: two lengths, and the length of the key.
 _HINT_BYTES = 13
 
 
 class LMDB(Format, frozen=True, forbid_unknown_fields=True):
-    """LMDB databases: `data.mdb` of a folder, or a file `x.lmdb`.
+    """Reads LMDB databases: `data.mdb` in a folder, or a file `x.lmdb`.
 
     Attributes:
         skip: keys that are not samples, as patterns with `*` and `?`.
@@ -59,12 +60,12 @@ class LMDB(Format, frozen=True, forbid_unknown_fields=True):
     skip: tuple[str, ...] = ("__len__", "__keys__")
 
     def accepts(self, key: str) -> bool:
-        """Accepts `.mdb` and `.lmdb`, but not the lock `lock.mdb`."""
+        """Whether an object is a database: `.mdb` or `.lmdb`, but not the lock file `lock.mdb`."""
         name = base_name(key).lower()
         return name.endswith((".mdb", ".lmdb")) and name != "lock.mdb" and not is_hidden(key)
 
     def survey(self, accepted: Sequence[ObjectRecord], others: Mapping[str, ObjectRecord]) -> Surveying:
-        """Reads the heads of all databases: they say how many pages have keys."""
+        """Takes all databases, and reads their heads, which say how many pages have keys."""
         trees = yield from read_each(accepted, _head, lambda content, size: read_tree(content))
         notes = {url: msgspec.msgpack.encode(tree) for url, tree in trees.items()}
         sources = [Source(each, notes.get(each.url, b"")) for each in accepted]
@@ -74,7 +75,11 @@ class LMDB(Format, frozen=True, forbid_unknown_fields=True):
         )
 
     def index(self, source: Source, facts: Facts, start: int = 0) -> Indexing:
-        """Finds the values by the pages that have keys."""
+        """Finds the values by the pages that have keys; yields them as blocks.
+
+        Raises:
+            ManifestError: the database is damaged, or of a kind that is not read.
+        """
         record = source.record
         with errors_of(record):
             head = memoryview(b"") if source.notes else (yield from read_range(*_head(record), record))
@@ -107,7 +112,7 @@ class LMDB(Format, frozen=True, forbid_unknown_fields=True):
             yield from places.blocks(source.chunk_bytes)
 
     def open(self, content: memoryview, name: SampleName) -> tuple[str, Sequence[Field]]:
-        """Takes the key off a record; returns one field, "value"."""
+        """Returns the key of a record as text (`text_of`), and the field "value"; raises DecodeError."""
         start = _KEY_BYTES.size + int.from_bytes(content[: _KEY_BYTES.size], "little")
         if start > len(content) or len(content) < _KEY_BYTES.size:
             raise DecodeError(f"a record of {len(content)} bytes; its key alone takes {start}", offset=0)
@@ -115,7 +120,7 @@ class LMDB(Format, frozen=True, forbid_unknown_fields=True):
         return text_of(bytes(content[_KEY_BYTES.size : start])), [Field(FIELD, value, kind_of_bytes(value))]
 
     def recoder(self, facts: Facts) -> EntryRecoder:
-        """Puts keys before values."""
+        """Returns what makes records of values by putting their keys before them."""
         return EntryRecoder()
 
 
@@ -142,7 +147,7 @@ def _batches(numbers: Sequence[int], tree: LMDBTree) -> Iterator[list[list[int]]
 def _read_pages(
     record: ObjectRecord, tree: LMDBTree, runs: Sequence[Sequence[int]]
 ) -> Reading[Iterator[tuple[int, memoryview]]]:
-    """Reads runs of pages, all at once; returns the pages with their numbers."""
+    """Reads runs of pages, all at once; returns the pages with their numbers. Raises DamagedError if one is missing."""
     size = tree.page_bytes
     if (runs[-1][-1] + 1) * size > record.size:
         raise DamagedError(f"cut off: page {runs[-1][-1]} of {size} bytes is missing", record.size)
@@ -168,7 +173,7 @@ class _Places:
         self._keys = bytearray()
 
     def add(self, entry: LMDBEntry) -> None:
-        """Adds a value."""
+        """Adds the place of a value, and its key."""
         self._starts.append(entry.start)
         self._stops.append(entry.stop)
         self._keys += entry.key
@@ -228,7 +233,7 @@ _VALUES = msgspec.msgpack.Decoder(_Values)
 
 
 class EntryRecoder:
-    """Makes records of values: `u16 key bytes, key, value`."""
+    """Makes records of values, as a `Recoder`: `u16 key bytes, key, value`."""
 
     def recode(self, content: memoryview, samples: int, hint: bytes) -> Records:
         """Makes the records of a block of `samples` values; raises RecodeError if hint and bytes do not agree."""

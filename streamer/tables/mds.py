@@ -1,7 +1,8 @@
-"""MDS, the shards of MosaicML Streaming: uint32 samples, uint32 starts, the columns as JSON, the samples.
+"""The format "mds": shards of MosaicML Streaming.
 
-`index.json` lists the shards with their lengths, so that only their heads are read. A compressed shard is one block. A
-sample is a uint32 length of each column that has no fixed one, then the columns.
+`formats/registry.py` makes it. A shard is: uint32 samples, uint32 starts of the samples and the end, the columns as
+JSON, the samples. An `index.json` lists the shards with their lengths, so that only their heads are read. A compressed
+shard is one block. A sample is a uint32 length for each column of varying length, and then the columns.
 """
 
 from __future__ import annotations
@@ -61,13 +62,15 @@ _Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
 
 
 class _MdsFile(msgspec.Struct):
+    """A file of a shard in index.json: its path from there, its length in bytes, and its hashes by their names."""
+
     basename: str
     bytes: _Count
     hashes: dict[str, str] = msgspec.field(default_factory=dict)
 
 
 class _Shard(msgspec.Struct):
-    """An entry of index.json."""
+    """A shard in index.json; `zip_data` is its compressed file, and None if it has none."""
 
     version: int
     format: str
@@ -81,7 +84,7 @@ class _Shard(msgspec.Struct):
 
     @property
     def columns(self) -> list[list[Any]]:
-        """Name, encoding and fixed length (0: none) of each column."""
+        """Name, encoding and length in bytes of each column; the length is 0 if it varies."""
         sizes = [size or 0 for size in self.column_sizes]
         return [list(row) for row in zip(self.column_names, self.column_encodings, sizes, strict=True)]
 
@@ -92,7 +95,16 @@ class _MdsIndex(msgspec.Struct):
 
 
 class _MdsNotes(msgspec.Struct, frozen=True, array_like=True):
-    """The index's facts about a shard that is to be read; `raw_bytes` is its unpacked length."""
+    """What index and recoder must know of a shard.
+
+    Attributes:
+        samples: number of its samples.
+        object_bytes: length of the object that is read.
+        raw_bytes: length of the decompressed shard.
+        compression: how the object is compressed; "" if it is not.
+        blocked: whether the shard is read as a block.
+        hashes: hashes of the object by their names; empty if it is not read as a block.
+    """
 
     samples: int
     object_bytes: int
@@ -107,17 +119,21 @@ _INDEX = msgspec.json.Decoder(_MdsIndex)
 
 
 class MDS(Format, frozen=True, forbid_unknown_fields=True):
-    """MDS shards, compressed or not. Several streams are several urls."""
+    """Reads MDS shards, compressed or not. Several streams of MosaicML Streaming are several urls."""
 
     name = "mds"
     numbered_keys = True
 
     def accepts(self, key: str) -> bool:
-        """Accepts shards, compressed or not."""
+        """Whether an object has the name of a shard, compressed or not."""
         return key.endswith(_SUFFIXES) and not is_hidden(key)
 
     def survey(self, accepted: Sequence[ObjectRecord], others: Mapping[str, ObjectRecord]) -> Surveying:
-        """Reads `index.json`; of a shard that is there both compressed and not, the uncompressed one is taken."""
+        """Reads each `index.json`. Of a shard that exists both compressed and not, the uncompressed object is taken.
+
+        Raises:
+            ManifestError: there is no index file, one cannot be used, a shard is missing, or columns differ.
+        """
         indexes = yield from read_indexes(accepted, others, _INDEX.decode, _names)
         found = []
         for listed, index in indexes:
@@ -142,7 +158,7 @@ class MDS(Format, frozen=True, forbid_unknown_fields=True):
                 )
         chosen = {record.url: (record, file, shard) for record, file, shard in map(_file_of, found)}
         packed = {_compression(shard) for _, file, shard in chosen.values() if file is not shard.raw_data}
-        # If there is one, the shards that are not compressed are blocks, too.
+        # If any shard is compressed, all are read as blocks, because a dataset has either blocks or spans.
         sources = [_source(*one, blocked=bool(packed)) for one in chosen.values()]
         notes = {"sizes": [size for *_, size in columns], "packed": sorted(packed)}
         heads = 0 if packed else sum(head_bytes(shard.samples) for *_, shard in chosen.values())
@@ -154,7 +170,11 @@ class MDS(Format, frozen=True, forbid_unknown_fields=True):
         return Survey(sources, Facts(fields, notes), heads)
 
     def index(self, source: Source, facts: Facts, start: int = 0) -> Indexing:
-        """Finds the samples of a shard by its head; of a compressed one nothing is read."""
+        """Finds the samples of a shard by its head; yields one block, and reads nothing, if it is read as a block.
+
+        Raises:
+            ManifestError: the shard does not have what the index file says.
+        """
         notes = _NOTES.decode(source.notes)
         record = source.record
         if record.size != notes.object_bytes:
@@ -168,21 +188,23 @@ class MDS(Format, frozen=True, forbid_unknown_fields=True):
             yield Block(((0, record.size),), notes.samples, records, source.notes)
 
     def opener(self, facts: Facts) -> LengthsOpener:
-        """Splits samples into their columns."""
+        """Returns what splits samples into their columns."""
         return LengthsOpener(facts.fields, facts.notes["sizes"], "an MDS sample")
 
     def recoder(self, facts: Facts) -> _MdsRecoder:
-        """Decompresses shards."""
+        """Returns what decompresses shards; raises ConfigError if a library for that is not installed."""
         for compression in facts.notes["packed"]:
             check_library(compression)
         return _MdsRecoder()
 
 
 class _MdsRecoder:
+    """Makes records of the samples of whole shards, as a `Recoder`; the hint is `_MdsNotes` in JSON."""
+
     def recode(self, content: memoryview, samples: int, hint: bytes) -> Records:
         try:
             notes = _NOTES.decode(hint)
-            # The first of the hashes that hashlib has is checked; it has none of xxhash.
+            # Only the first hash that hashlib can compute is checked; it has none of xxhash.
             known = [
                 name for name in notes.hashes if name in hashlib.algorithms_available and not name.startswith("shake_")
             ]
@@ -205,7 +227,10 @@ def _names(index: _MdsIndex) -> Iterator[str]:
 
 
 def _file_of(found: tuple[ListedChunks, _Shard]) -> tuple[ObjectRecord, _MdsFile, _Shard]:
-    """Returns the object that a shard is read from."""
+    """Returns the object from which a shard is read, its file in index.json, and the shard.
+
+    Raises ManifestError if there is no such object, or its compression is not read.
+    """
     listed, shard = found
     for file in (shard.raw_data, shard.zip_data):
         record = listed.find(file.basename) if file else None
@@ -225,6 +250,7 @@ def _compression(shard: _Shard) -> str:
 
 
 def _source(record: ObjectRecord, file: _MdsFile, shard: _Shard, *, blocked: bool) -> Source:
+    """Returns the source for the object of a shard, with its notes."""
     compression = "" if file is shard.raw_data else _compression(shard)
     notes = _MdsNotes(
         samples=shard.samples,
@@ -238,7 +264,7 @@ def _source(record: ObjectRecord, file: _MdsFile, shard: _Shard, *, blocked: boo
 
 
 def _kind(encoding: str) -> str:
-    """Returns the kind of a column's values, as the decoders know it."""
+    """Returns the kind of a field for MDS's encoding of a column; raises KeyError if there is none."""
     if encoding.startswith("ndarray:"):
         _, dtype, *shape = encoding.split(":", 2)
         return f"{_NUMBERS[dtype]}[{shape[0]}]" if shape else f"mds-ndarray:{_NUMBERS[dtype]}"

@@ -1,4 +1,8 @@
-"""Arrays whose rows are samples: `.npy` files, and files of numbers without a header."""
+"""The formats "npy" and "raw": rows of `.npy` files, and of files of numbers without a header, are samples.
+
+`formats/registry.py` makes them. Tokens read headers of `.npy` files with it (`read_heads`), and `tables/tiles.py` and
+zarr describe rows that are stored as they are with it (`ArrayRows`, `RowOpener`).
+"""
 
 from __future__ import annotations
 
@@ -20,22 +24,28 @@ from streamer.manifest.beside import is_hidden
 from streamer.manifest.model import ObjectRecord
 from streamer.manifest.protocols import Answer, Indexing, Need, Source, Span, Survey, Surveying
 
-# numpy pads its header to 64 bytes; those of plain arrays have 128.
+# Bytes of the first read. numpy pads headers to a multiple of 64 bytes, and headers of plain arrays have 128.
 _HEAD_BYTES = 512
-# numpy refuses longer ones, too: they are parsed as Python literals.
+# Most bytes of a header. numpy refuses longer ones, too, because they are parsed as Python literals.
 _LONGEST_HEAD_BYTES = 10_000
 FIELD = "array"
 
 
 class ArrayRows(msgspec.Struct, frozen=True):
-    """The rows of an object: byte of the first, bytes of each, and how many."""
+    """A run of rows that are stored one after the other in an object.
+
+    Attributes:
+        start: byte of the object at which the first row begins.
+        row_bytes: bytes of each row.
+        count: number of rows.
+    """
 
     start: int
     row_bytes: int
     count: int
 
     def spans(self, start: int) -> Generator[Span, Answer, None]:
-        """Yields the rows from the one that begins at byte `start` on."""
+        """Yields the rows from the one that begins at byte `start` of the object on."""
         first = max(0, start - self.start) // self.row_bytes
         for row in range(first, self.count):
             begin = self.start + row * self.row_bytes
@@ -43,21 +53,25 @@ class ArrayRows(msgspec.Struct, frozen=True):
 
 
 class NpyHead(msgspec.Struct, frozen=True):
-    """The header of an `.npy` file: its rows, and their kind."""
+    """What the header of an `.npy` file says: the places of its rows, and their kind as a field."""
 
     rows: ArrayRows
     kind: str
 
 
 class Npy(RowFormat, frozen=True, forbid_unknown_fields=True):
-    """`.npy` files: a sample is a row along axis 0, the field "array". All files have rows of one dtype and shape."""
+    """Reads `.npy` files: a sample is a row along axis 0, as the field "array". All rows have one dtype and shape."""
 
     name = "npy"
     numbered_keys = True
     endings = (".npy",)
 
     def survey_rows(self, accepted: Sequence[ObjectRecord], others: Mapping[str, ObjectRecord]) -> Surveying:
-        """Reads the headers of all files, whose rows must be of one kind."""
+        """Reads the headers of all files, at least one.
+
+        Raises:
+            ManifestError: a file is not an array of numbers in C order, or has rows of another dtype or shape.
+        """
         found = yield from read_heads(accepted)
         kind = found[0][1].kind
         for record, head in found:
@@ -71,21 +85,21 @@ class Npy(RowFormat, frozen=True, forbid_unknown_fields=True):
         return Survey(sources, Facts(fields=(FieldSpec(FIELD, kind),)), read_bytes=0)
 
     def index_rows(self, source: Source, facts: Facts, start: int) -> Indexing:
-        """Finds the rows; reads nothing."""
+        """Yields the rows, which the survey has found; reads nothing."""
         yield from msgspec.msgpack.decode(source.notes, type=ArrayRows).spans(start)
 
     def open_rows(self, facts: Facts) -> Opener:
-        """Opens rows."""
+        """Returns what opens rows."""
         return RowOpener(facts.fields[0].kind)
 
 
 class RawArrays(RowFormat, frozen=True, forbid_unknown_fields=True):
-    """Files of numbers in C order: a sample is an array of one dtype and shape, the field "array".
+    """Reads files of numbers in C order without a header: a sample is an array of one dtype and shape, "array".
 
     Attributes:
-        dtype: numpy's name, for example "<u2".
-        shape: shape of a sample; () is a single number.
-        header_bytes: bytes before the first sample of each file, which are left out.
+        dtype: numpy's name of the dtype, for example "<u2".
+        shape: shape of a sample; () for a single number.
+        header_bytes: number of bytes before the first sample of each file, which are left out.
     """
 
     name = "raw"
@@ -95,7 +109,7 @@ class RawArrays(RowFormat, frozen=True, forbid_unknown_fields=True):
     header_bytes: int = 0
 
     def __post_init__(self) -> None:
-        """Refuses a dtype that is not of numbers, and lengths that are not positive."""
+        """Raises ConfigError for a dtype that is not of numbers, and for lengths that are not positive."""
         super().__post_init__()
         if not is_dtype(self.dtype, "biufc"):
             raise ConfigError(f"RawArrays: dtype={self.dtype!r} is not a type of numbers", field="format")
@@ -110,11 +124,11 @@ class RawArrays(RowFormat, frozen=True, forbid_unknown_fields=True):
         return np.dtype(self.dtype).itemsize * math.prod(self.shape)
 
     def accepts(self, key: str) -> bool:
-        """Accepts all but hidden files and documents."""
+        """Whether an object is neither hidden nor a document (`names.COMPANIONS`)."""
         return not is_hidden(key) and base_name(key).lower().rpartition(".")[2] not in COMPANIONS
 
     def index_rows(self, source: Source, facts: Facts, start: int) -> Indexing:
-        """Finds the rows of a file, which must be as long as whole samples; reads nothing."""
+        """Yields the rows of a file; reads nothing. Raises ManifestError if its length is not that of whole samples."""
         record = source.record
         count, rest = divmod(record.size - self.header_bytes, self.row_bytes)
         if count < 0 or rest:
@@ -129,12 +143,12 @@ class RawArrays(RowFormat, frozen=True, forbid_unknown_fields=True):
     def survey_rows(self, accepted: Sequence[ObjectRecord], others: Mapping[str, ObjectRecord]) -> Surveying:
         """Takes all objects, and reads nothing."""
         yield from ()
-        # The options say it if there are no windows; manifests of version 0.1 have no fields.
+        # Without windows the options say the field. Manifests of version 0.1 have no fields, and must stay equal.
         fields = (FieldSpec(FIELD, self._kind),) if self.window is not None else ()
         return Survey([Source(record) for record in accepted], Facts(fields=fields), read_bytes=0)
 
     def open_rows(self, facts: Facts) -> Opener:
-        """Opens samples as the options describe them."""
+        """Returns what opens samples, by the options."""
         return RowOpener(self._kind)
 
     @property
@@ -143,7 +157,12 @@ class RawArrays(RowFormat, frozen=True, forbid_unknown_fields=True):
 
 
 class RowOpener:
-    """Opens rows: each is a field of this kind."""
+    """Opens samples that are rows of one array.
+
+    Args:
+        kind: kind of the field that a row is.
+        name: name of the field.
+    """
 
     def __init__(self, kind: str, name: str = FIELD) -> None:
         self._kind = kind
@@ -153,20 +172,24 @@ class RowOpener:
         self._row_bytes = dtype.itemsize
 
     def open(self, content: memoryview, name: SampleName) -> tuple[None, Sequence[Field]]:
-        """Returns one field; the sample has no key."""
+        """Returns no key, and the field; raises DecodeError for another number of bytes."""
         if len(content) != self._row_bytes:
             raise DecodeError(f"{len(content)} bytes are not a row of {self._kind}, {self._row_bytes} bytes", offset=0)
         return None, [Field(self._name, content, self._kind)]
 
 
 def kind_of_rows(dtype: np.dtype[np.generic], shape: Sequence[int]) -> str:
-    """Returns the kind of a field: of arrays of a shape, or of single numbers."""
+    """Returns the kind of a field of arrays with this dtype and shape; () is the shape of a single number."""
     lengths = f"[{','.join(map(str, shape))}]" if shape else ""
     return f"{dtype.str.replace('|', '')}{lengths}"
 
 
 def read_heads(accepted: Sequence[ObjectRecord]) -> Reading[list[tuple[ObjectRecord, NpyHead]]]:
-    """Reads the headers of `.npy` files together; raises ManifestError if one is not an array of numbers in C order."""
+    """Reads the headers of `.npy` files together, and returns them in the same order.
+
+    Raises:
+        ManifestError: a file is not an array of numbers in C order with one axis or more, or has another length.
+    """
     if empty := next((record for record in accepted if not record.size), None):
         raise make_refusal(empty, "has no bytes, not even the header of an .npy file")
     answers = yield from read_ranges([Need(0, min(_HEAD_BYTES, record.size), record) for record in accepted])
@@ -177,7 +200,7 @@ def read_heads(accepted: Sequence[ObjectRecord]) -> Reading[list[tuple[ObjectRec
 
 
 def _head(record: ObjectRecord, content: memoryview) -> Reading[NpyHead]:
-    """Parses the header of a file, of which the first bytes are known."""
+    """Parses the header of a file from its first bytes, and reads the rest of a longer one; raises ManifestError."""
     start = bytes(content[:12])
     if len(start) < 12:
         length = _LONGEST_HEAD_BYTES + 1

@@ -1,8 +1,9 @@
-"""RecordIO (MXNet): a sample is a record, in one part or, where its content contains the magic number, in several.
+"""The format "recordio" (MXNet): a sample is a record.
 
-A part is `u32 magic, u32 kind << 29 | length, content`, padded to 4 bytes; kind 0 is whole, 1, 2 and 3 are the first, a
-middle and the last part, between which the magic number was left out. The content begins with `u32 labels, f32 label,
-u64 id, u64 id2`, and with as many f32 labels as it says if that is not 0.
+`formats/registry.py` makes it. A record is one part, or several if its content contains the magic number. A part is
+`u32 magic, u32 kind << 29 | length, content`, padded to 4 bytes. Kind 0 is a whole record; 1, 2 and 3 are the first, a
+middle and the last part of one, between which the magic number was left out. The content of a record begins with `u32
+labels, f32 label, u64 id, u64 id2`. If `labels` is not 0, as many f32 labels follow, and `label` has no meaning.
 Source: dmlc-core/include/dmlc/recordio.h; mxnet/recordio.py, `pack`.
 """
 
@@ -32,11 +33,11 @@ _WHOLE, _FIRST, _MIDDLE, _LAST = range(4)
 
 
 class RecordIO(Format, frozen=True, forbid_unknown_fields=True):
-    """RecordIO files; the index file `x.idx` beside `x.rec` is read instead of it.
+    """Reads RecordIO files. If there is an index file `x.idx` beside `x.rec`, the index comes from it.
 
     Attributes:
-        header: the records begin with labels and a number, as `mxnet.recordio.pack` writes them; False: their bytes
-            are the field "record".
+        header: whether records begin with labels and a number, as `mxnet.recordio.pack` writes them. If not, the bytes
+            of a record are the field "record".
     """
 
     name = "recordio"
@@ -44,12 +45,16 @@ class RecordIO(Format, frozen=True, forbid_unknown_fields=True):
     header: bool = True
 
     def survey(self, accepted: Sequence[ObjectRecord], others: Mapping[str, ObjectRecord]) -> Surveying:
-        """Finds the index files."""
+        """Pairs files with the index files beside them; takes all files."""
         yield from ()
         return pair_sidecars(accepted, others, ("/.idx", ".idx"), 2 * _PART.size)
 
     def index(self, source: Source, facts: Facts, start: int = 0) -> Indexing:
-        """Finds the records, by the index file or one after the other."""
+        """Finds the records, by the index file or one after the other.
+
+        Raises:
+            ManifestError: the file is damaged or cut off, or its index file is of another file.
+        """
         if source.sidecar is not None:
             yield from walk_sidecar(
                 source=source, start=start, edges_of=_edges, head_bytes=_PART.size, is_head=_begins_record
@@ -59,7 +64,7 @@ class RecordIO(Format, frozen=True, forbid_unknown_fields=True):
         size = record.size
         at = start
         window = Window(size, at)
-        # An open record begins here; -1 if none is open.
+        # The byte at which a record begins whose last part has not come yet; -1 between records.
         begin = -1
         while at < size:
             if at + _PART.size > size:
@@ -86,7 +91,13 @@ class RecordIO(Format, frozen=True, forbid_unknown_fields=True):
             raise make_damage_error(record, "cut off: the last part of a record is missing", begin)
 
     def open(self, content: memoryview, name: SampleName) -> tuple[str | None, Sequence[Field]]:
-        """Returns the fields "image" and "label", and the record's number as key; or the field "record" alone."""
+        """Returns the record's number as key, and the fields "image" and "label".
+
+        Without `header` it returns no key, and the field "record".
+
+        Raises:
+            DecodeError: the bytes are not a record, or have no header.
+        """
         payload = _payload(content)
         if not self.header:
             return None, [Field("record", payload, "bytes")]
@@ -106,7 +117,7 @@ class RecordIO(Format, frozen=True, forbid_unknown_fields=True):
 
 
 def _payload(content: memoryview) -> memoryview:
-    """Returns the content of a record; a view, if it has one part."""
+    """Returns the content of a record, as a view if it has one part; raises DecodeError."""
     parts: list[memoryview | bytes] = []
     at = 0
     size = len(content)
@@ -127,7 +138,7 @@ def _payload(content: memoryview) -> memoryview:
 
 
 def _find_part_kind(number: int, last: bool) -> int:
-    """Returns the kind of part number `number`."""
+    """Returns the kind that part `number` (from 0) of a record must have; `last` says whether it is the last one."""
     if number:
         return _LAST if last else _MIDDLE
     return _WHOLE if last else _FIRST
@@ -143,7 +154,10 @@ def _begins_record(head: memoryview) -> bool:
 
 
 def _edges(content: bytes, size: int) -> list[int]:
-    """Returns where the records begin, and the end, from lines "number, tab, offset" in any order."""
+    """Returns the bytes at which records begin, and the length of the file, from the lines of an index file.
+
+    A line is "number, tab, offset"; the lines may have any order. Raises ValueError for another content.
+    """
     try:
         offsets = np.array([int(line.split()[1]) for line in content.splitlines() if line.strip()], np.int64)
     except (ValueError, IndexError, OverflowError) as error:

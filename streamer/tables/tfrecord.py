@@ -1,8 +1,9 @@
-"""TFRecord: a sample is a record with its length and checksums.
+"""The format "tfrecord": a sample is a record in its frame.
 
-A file has frames: `u64 length, u32 checksum of it, payload, u32 checksum of that`, little-endian. The checksum is
-CRC-32C, rotated and offset ("masked"). That of a length is verified when frames are found; that of a payload is not: a
-frame of another length is found, and what was fetched has checksums of its own from then on.
+`formats/registry.py` makes it. A frame is `u64 length, u32 checksum of the length, payload, u32 checksum of the
+payload`, little-endian; the payload is the record. The checksum is CRC-32C, rotated and offset ("masked"). The checksum
+of a length is verified when the frames of a file are found. That of a payload is not verified: frames of wrong lengths
+are found anyway, and chunks have checksums of their own.
 
 Source: https://www.tensorflow.org/tutorials/load_data/tfrecord, "TFRecords format details".
 """
@@ -39,27 +40,31 @@ from streamer.tables import tfrecord_example as example
 
 _NAME = re.compile(r".*\.(tfrecords?|tfrec)((-|\.)\d+-of-\d+|-\d+)?(\.(gz|gzip|zlib|zst))?|.+-\d{5}-of-\d{5}(\.gz)?")
 _INDEX_ENDINGS = (".idx", "/.idx", ".index", "/.index")
-# The words of `features=`, with the shape behind them.
+# The words of `features=` for numbers, and their dtypes.
 _WORDS = {"int": "<i8", "float": "<f4"}
 _RULE = re.compile(r"(int|float)(\[[-\d,]*\])?")
 _LIST_RULE = re.compile(r"(bytes|image|txt|json|npy)\[\]")
-# How much of the first file says which features are lists, in the notes of the facts and for a recoder.
+# Bytes of the first file in which features that are lists are looked for. `_LISTS` is their name in the notes of the
+# facts, and the first word of the hint with which a recoder is asked for them.
 _PROBE_BYTES = 256 << 10
 _LISTS = "lists"
 
 
 class TFRecord(Format, frozen=True, forbid_unknown_fields=True):
-    """TFRecord files, also compressed ones (gzip, Zstandard).
+    """Reads TFRecord files, also compressed ones (gzip, Zstandard).
 
-    An index file beside one (`x.tfrecord.idx` or `x.idx`, as DALI and PyPI's `tfrecord` write it) is read instead.
+    If there is an index file beside a file (`x.tfrecord.idx` or `x.idx`, as DALI and PyPI's `tfrecord` write it), the
+    index comes from it.
 
     Attributes:
-        example: the records are tf.train.Example messages; False: their bytes are the field "record".
-        features: kinds of some features: "int" or "float" (one number), "int[3]", "float[-1,4]" (arrays of a shape, of
-            which one length may be open), and of bytes any kind of a field: "image", "bytes", "txt", "json", "npy",
-            "<f4[64,64]" (numbers as numpy's `tobytes` gives them), and "bytes[]", "image[]", "txt[]", "json[]", "npy[]"
-            of lists of them. Others are arrays of one dimension; or bytes, decoded if they begin as an image; or a
-            list of bytes in each sample, also of one, where a record at the beginning of the first file has several.
+        example: whether the records are tf.train.Example messages. If not, the bytes of a record are the field
+            "record".
+        features: kinds of some features, by name. For numbers: "int" or "float" (one number), "int[3]", "float[-1,4]"
+            (arrays of a shape, of which one length may be open). For bytes: any kind of a field, such as "image",
+            "bytes", "txt", "json", "npy", "<f4[64,64]" (numbers as numpy's `tobytes` gives them); and for lists
+            "bytes[]", "image[]", "txt[]", "json[]", "npy[]". Other features of numbers are arrays of one dimension.
+            Other features of bytes are bytes, or an image if they begin like one. If a record at the beginning of the
+            first file has several byte strings in such a feature, or none, the feature is a list in each sample.
     """
 
     name = "tfrecord"
@@ -67,25 +72,29 @@ class TFRecord(Format, frozen=True, forbid_unknown_fields=True):
     features: Mapping[str, str] = msgspec.field(default_factory=dict)
 
     def accepts(self, key: str) -> bool:
-        """Accepts `.tfrecord` and its spellings, numbered shards, and packed ones."""
+        """Whether an object has a name of TFRecord: `.tfrecord` and its spellings, numbered shards, compressed ones."""
         return _NAME.fullmatch(base_name(key).lower()) is not None and not is_hidden(key)
 
     def survey(self, accepted: Sequence[ObjectRecord], others: Mapping[str, ObjectRecord]) -> Surveying:
-        """Finds the index files, and which features are lists of byte strings."""
+        """Pairs files with index files, and finds which features are lists of byte strings; takes all files."""
         survey = pair_sidecars(accepted, others, _INDEX_ENDINGS, 2 * HEAD.size)
         filled = next((record for record in accepted if record.size), None)
         if not self.example or filled is None:
             return survey
         lists = yield from self._lists_in(filled)
-        # Datasets without lists have no notes, as those that earlier versions indexed.
+        # Without lists the facts get no notes, so that they equal those of earlier versions.
         return msgspec.structs.replace(survey, facts=Facts(notes={_LISTS: lists})) if lists else survey
 
     def _lists_in(self, record: ObjectRecord) -> Asking[list[str]]:
-        """Returns the features that have several byte strings, or none, in a record at the beginning of a file."""
+        """Returns the features that have several byte strings, or none, in a record at the beginning of a file.
+
+        Returns [] for a file that cannot be read: its index says what is wrong.
+        """
         if not is_compressed(record.url):
             head = yield from read_range(0, min(record.size, _PROBE_BYTES), record)
             if (first := LEAST_BYTES + int.from_bytes(head[:8], "little")) > len(head):
-                # A long record; an absurd length is told by the index.
+                # The first record is longer than what was read. If its length is absurd, nothing more is read, and the
+                # index reports it.
                 stop = min(record.size, first) if begins_frame(head[: HEAD.size]) else 0
                 head = yield from read_range(0, stop, record)
             return lists_in(head)
@@ -103,7 +112,11 @@ class TFRecord(Format, frozen=True, forbid_unknown_fields=True):
         return msgspec.json.decode(found.records, type=list[str])
 
     def index(self, source: Source, facts: Facts, start: int = 0) -> Indexing:
-        """Finds the records, by the index file or by their lengths."""
+        """Finds the records, by the index file or by their lengths; of a compressed file it yields one block.
+
+        Raises:
+            ManifestError: the file is empty, damaged or compressed with zlib, or its index file is of another file.
+        """
         record = source.record
         if is_compressed(record.url):
             yield from index_compressed(self, source, facts)
@@ -117,24 +130,27 @@ class TFRecord(Format, frozen=True, forbid_unknown_fields=True):
             )
 
     def recoder(self, facts: Facts) -> CompressedRecoder:
-        """Decompresses files."""
+        """Returns what decompresses files and makes records of their frames."""
         return _ExampleRecoder(self, facts)
 
     def opener(self, facts: Facts) -> Opener:
-        """Takes Examples apart, or leaves records as they are."""
+        """Returns what takes Examples apart; without `example` the format itself, which leaves records as they are."""
         lists = msgspec.convert(facts.notes.get(_LISTS, ()), tuple[str, ...])
         return ExampleOpener(self.features, lists) if self.example else self
 
     def open(self, content: memoryview, name: SampleName) -> tuple[None, Sequence[Field]]:
-        """Returns the content of a record as the field "record"."""
+        """Returns no key, and the payload of a frame as the field "record"; raises DecodeError."""
         return None, [Field("record", payload_of(content), "bytes")]
 
 
 class _ExampleRecoder(CompressedRecoder):
-    """Decompresses files, and finds which of their features are lists."""
+    """Decompresses files; also finds, for a survey, which of their features are lists."""
 
     def recode(self, content: memoryview, samples: int, hint: bytes) -> Records:
-        """Makes records of the samples of one file, or one of the names of lists."""
+        """Makes records of the samples of one file; raises RecodeError.
+
+        With a hint "lists <compression>" it makes one record, the JSON of the names of features that are lists.
+        """
         word, _, compression = hint.decode("ascii", "replace").partition(" ")
         if word != _LISTS:
             return super().recode(content, samples, hint)
@@ -147,7 +163,7 @@ class _ExampleRecoder(CompressedRecoder):
 
 
 def lists_in(content: memoryview) -> list[str]:
-    """Returns the names of the features that have several byte strings, or none, in one of these records."""
+    """Returns the sorted names of features that have several byte strings, or none, in any record of some frames."""
     found = set[str]()
     at = 0
     while at + HEAD.size <= len(content):
@@ -159,21 +175,29 @@ def lists_in(content: memoryview) -> list[str]:
             strings = [(name, content) for name, (tag, content) in features.items() if tag == example.BYTES]
             found |= {name for name, values in strings if len(example.byte_strings(values)) != 1}
         except DamagedError:
-            # A record that is no Example is told when it is opened.
+            # The record is no Example, which is reported when it is opened.
             break
         at = stop
     return sorted(found)
 
 
 class ExampleOpener:
-    """Opens tf.train.Example messages, with the features of `TFRecord`; raises ConfigError if a rule has no meaning."""
+    """Opens samples whose records are tf.train.Example messages.
+
+    Args:
+        features: option of `TFRecord`.
+        lists: names of features that are lists of byte strings, unless `features` says otherwise.
+
+    Raises:
+        ConfigError: a rule of `features` is empty.
+    """
 
     def __init__(self, features: Mapping[str, str], lists: Sequence[str] = ()) -> None:
         self._kinds = dict.fromkeys(lists, f"{example.STRINGS}bytes")
         self._kinds |= {name: _kind(name, rule) for name, rule in features.items()}
 
     def open(self, content: memoryview, name: SampleName) -> tuple[None, Sequence[Field]]:
-        """Returns a field for each feature."""
+        """Returns no key, and a field for each feature; raises DecodeError if a feature does not have its kind."""
         kinds = self._kinds
         payload = payload_of(content)
         try:
@@ -189,7 +213,7 @@ class ExampleOpener:
 
 
 def payload_of(content: memoryview) -> memoryview:
-    """Returns the content of a frame; raises DecodeError if the frame says another length."""
+    """Returns the payload of a frame; raises DecodeError if the frame says another length."""
     size = len(content)
     length = int.from_bytes(content[:8], "little")
     if size < LEAST_BYTES or length != size - LEAST_BYTES:
@@ -198,6 +222,7 @@ def payload_of(content: memoryview) -> memoryview:
 
 
 def _field(name: str, feature: example.Feature, kind: str) -> Field:
+    """Returns the field of a feature; `kind` is "" if neither rule nor survey says it. Raises DecodeError."""
     tag, content = feature
     if tag == example.BYTES:
         if kind.startswith(example.STRINGS):
@@ -225,7 +250,7 @@ def _field(name: str, feature: example.Feature, kind: str) -> Field:
 
 
 def _kind(name: str, rule: str) -> str:
-    """Returns the kind of a field, from a rule of `features=`."""
+    """Returns the kind of a field from a rule of `features=`; raises ConfigError if the rule is empty."""
     if not rule:
         raise ConfigError(f"features[{name!r}] is empty; it is a kind, such as 'int' or 'float[-1,4]'", field="format")
     if found := _LIST_RULE.fullmatch(rule):
@@ -236,7 +261,10 @@ def _kind(name: str, rule: str) -> str:
 
 
 def _edges(content: bytes, size: int) -> list[int]:
-    """Returns where the records begin, and the end, from lines "offset size"."""
+    """Returns the bytes at which frames begin, and the length of the file, from the lines of an index file.
+
+    A line is "offset size". Raises ValueError for another content.
+    """
     try:
         numbers = [tuple(map(int, line.split())) for line in content.splitlines() if line.strip()]
         starts = [start for start, _ in numbers]
@@ -249,8 +277,9 @@ def _edges(content: bytes, size: int) -> list[int]:
     return [*starts, size]
 
 
+# Length of a frame's payload, and the checksum of the length.
 HEAD = Struct("<QI")
-# A frame without payload.
+# Bytes of a frame without payload.
 LEAST_BYTES = 16
 _REVERSED_POLYNOMIAL = 0x82F63B78
 _MASK_DELTA = 0xA282EAD8
@@ -259,7 +288,11 @@ _RIEGELI = bytes.fromhex("83af70d10d884a3f")
 
 
 def walk(record: ObjectRecord, start: int) -> Indexing:
-    """Yields the frames of a file, one after the other."""
+    """Yields the frames of a file, one after the other, from byte `start` on.
+
+    Raises:
+        ManifestError: the file is empty, damaged, cut off, compressed, or of another format.
+    """
     check_not_empty(record)
     window = Window(record.size, start)
     at = start
@@ -289,7 +322,10 @@ def walk(record: ObjectRecord, start: int) -> Indexing:
 
 
 def heads_in(window: Window, at: int) -> tuple[list[int], list[int], list[int]]:
-    """Returns the frames that begin in a window: where, their lengths, and the checksums of those."""
+    """Follows the frames from byte `at` on whose heads are in a window.
+
+    Returns, for each, the byte at which it begins, the length of its payload, and the checksum of that length.
+    """
     starts = []
     lengths = []
     sums = []
@@ -307,7 +343,7 @@ def heads_in(window: Window, at: int) -> tuple[list[int], list[int], list[int]]:
 
 
 def begins_frame(head: memoryview) -> bool:
-    """Whether a frame may begin with these bytes: there are enough, and the checksum of its length fits."""
+    """Whether a frame can begin with these bytes: they are a head, and the checksum of the length is right."""
     if len(head) < HEAD.size:
         return False
     length, checksum = HEAD.unpack(head)
@@ -315,12 +351,12 @@ def begins_frame(head: memoryview) -> bool:
 
 
 def _wrong_lengths(lengths: list[int], sums: list[int]) -> NDArray[np.int64]:
-    """Returns the places of the lengths that their checksums do not fit."""
+    """Returns the places in `lengths` of those whose checksums are wrong."""
     return np.flatnonzero(sum_lengths(np.array(lengths, "<u8")) != np.array(sums, np.uint32))
 
 
 def sum_lengths(lengths: NDArray[np.uint64]) -> NDArray[np.uint32]:
-    """Returns the masked CRC-32C of each length, of all at once: 40 ns each, a loop takes 1.5 us."""
+    """Returns the masked CRC-32C of each length. All are computed at once: 40 ns each, where a loop takes 1.5 us."""
     sums = np.full(len(lengths), 0xFFFFFFFF, np.uint32)
     for byte in lengths.view(np.uint8).reshape(-1, 8).T:
         sums = _TABLE[(sums ^ byte) & 0xFF] ^ (sums >> np.uint32(8))

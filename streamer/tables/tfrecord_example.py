@@ -1,11 +1,13 @@
-"""Parses tf.train.Example without protobuf, for `tables.tfrecord`: it uses little of the wire format.
+"""Parses tf.train.Example messages without protobuf, of whose wire format they use little.
+
+`tables/tfrecord.py` opens samples with it, and `tables/foreign.py` decodes lists of byte strings.
 
     Example { Features features = 1 }                        Features { map<string, Feature> feature = 1 }
     Feature { oneof { BytesList 1, FloatList 2, Int64List 3 } }     each list: repeated value = 1, packed or not
 
-Source: tensorflow/core/example/{example,feature}.proto; https://protobuf.dev/programming-guides/encoding/. A feature
-that comes twice counts as the last one; unknown fields are skipped, as protobuf does, but not in lists of numbers.
-Other bytes raise `DamagedError`.
+Source: tensorflow/core/example/{example,feature}.proto; https://protobuf.dev/programming-guides/encoding/. If a feature
+occurs twice, the last one counts. Unknown fields are skipped, as protobuf does, but in lists of numbers they are an
+error. Bytes that are not such a message raise `DamagedError`.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ _TWO = 0x12
 _ONE_VARINT = 0x08
 _ONE_FIXED = 0x0D
 _LONGEST_VARINT = 10
-# numpy is quicker than a loop from this many bytes on.
+# Runs of numbers with more bytes than this are parsed by numpy, which is then quicker than a loop.
 _LONG_RUN = 64
 
 # The tag of the list (BYTES, FLOATS or INTEGERS; NOTHING if there is no list), and its encoded bytes. A tuple takes
@@ -42,7 +44,7 @@ Feature: TypeAlias = tuple[int, memoryview]
 
 
 def parse_example(content: memoryview) -> dict[str, Feature]:
-    """Returns the features of an Example by name, in the order of its bytes."""
+    """Returns the features of an Example by name, in the order of its bytes; raises DamagedError."""
     found: dict[str, Feature] = {}
     at = 0
     end = len(content)
@@ -62,7 +64,7 @@ def parse_example(content: memoryview) -> dict[str, Feature]:
 
 
 def byte_strings(content: memoryview) -> list[memoryview]:
-    """Returns the values of a BytesList."""
+    """Returns the values of a BytesList as views; raises DamagedError."""
     values = list[memoryview]()
     at = 0
     end = len(content)
@@ -79,7 +81,7 @@ def byte_strings(content: memoryview) -> list[memoryview]:
 
 
 def floats(content: memoryview) -> memoryview:
-    """Returns the values of a FloatList, 4 bytes each: a view if they are packed in one run."""
+    """Returns the values of a FloatList, 4 bytes each, as a view if they are packed in one run; raises DamagedError."""
     parts = list[memoryview]()
     at = 0
     end = len(content)
@@ -102,7 +104,7 @@ def floats(content: memoryview) -> memoryview:
 
 
 def integers(content: memoryview) -> memoryview:
-    """Returns the values of an Int64List as little-endian bytes, 8 for each."""
+    """Returns the values of an Int64List as little-endian bytes, 8 for each; raises DamagedError."""
     values = list[int]()
     at = 0
     end = len(content)
@@ -205,7 +207,7 @@ def _varints(content: memoryview, at: int, end: int) -> list[int]:
 
 
 def _many_varints(content: memoryview) -> list[int]:
-    """Returns the numbers of a long run, all at once."""
+    """Returns the numbers of a long packed run, parsed by numpy; raises DamagedError."""
     raw = np.frombuffer(content, np.uint8)
     ends = np.flatnonzero(raw < 0x80)
     starts = np.concatenate([[0], ends[:-1] + 1])

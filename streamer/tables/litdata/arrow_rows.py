@@ -1,7 +1,8 @@
-"""Makes records of the rows of LitData's Arrow chunks: the part that runs in a recoder, which has pyarrow.
+"""Makes records of the rows of LitData's Arrow chunks, by pyarrow.
 
-Columns of texts, numbers, truth values and bytes are fields as they are. A value of any other column is a byte that
-says how it is written, and its bytes: numbers of a list, or MessagePack.
+`tables/litdata/format.py` imports it, in recoders only. Columns of texts, numbers, truth values and bytes become fields
+as they are. A value of any other column becomes a byte that says how it is encoded, and the encoded value: the numbers
+of a list, or MessagePack.
 """
 
 from __future__ import annotations
@@ -26,20 +27,26 @@ from streamer.formats.table.writer import (
 )
 from streamer.tables.arrow_ipc.recode import join_batches, read_batches
 
-# How a nested value is written; see `streamer.tables.foreign.decode_value`.
+# The byte that says how a nested value is encoded; `streamer.tables.foreign.decode_value` decodes it.
 INTEGERS = b"i"
 FLOATS = b"f"
 PACKED = b"m"
 
 
 class ArrowRecoder:
-    """Makes records of record batches. A chunk may lack some of the fields."""
+    """Makes records of the rows of chunks, as a `Recoder`. Rows have no value of a field that their chunk lacks."""
 
     def __init__(self, fields: Sequence[FieldSpec]) -> None:
         self._fields = fields
 
     def recode(self, content: memoryview, samples: int, hint: bytes) -> Records:
-        """Decodes record batches, before which is their schema."""
+        """Makes the records of a block; raises RecodeError.
+
+        Args:
+            content: the message of the schema, and record batches.
+            samples: number of rows.
+            hint: bytes of the schema, int64.
+        """
         with catch_decode_errors(content, samples, "LitData"):
             (schema_bytes,) = struct.unpack("<q", hint)
             batches = read_batches(content[:schema_bytes], content[schema_bytes:])
@@ -56,6 +63,7 @@ class ArrowRecoder:
 
 
 def _column(field: FieldSpec, values: pa.Array | None, rows: int) -> Column:
+    """Makes the column of a field from an array; None for an array that the batch lacks, so that no row has a value."""
     dtype = find_dtype(field.kind)
     if values is None or pa.types.is_null(values.type):
         nulls = np.ones(rows, np.bool_)
@@ -78,7 +86,7 @@ def _column(field: FieldSpec, values: pa.Array | None, rows: int) -> Column:
 
 
 def _numbers(values: pa.ListArray, tag: bytes) -> Column:
-    """Makes a column of lists of numbers without a loop over them: the tag before each is put between."""
+    """Makes a column of encoded lists of numbers, each with the byte `tag` before it, without a loop over rows."""
     edges = values.offsets.to_numpy().astype(np.int64)
     numbers = values.values.slice(edges[0], edges[-1] - edges[0]).to_numpy(zero_copy_only=False)
     content = np.ascontiguousarray(numbers).view(np.uint8)

@@ -1,14 +1,17 @@
-"""LitData's chunks, in the layouts that its versions write; `index.json` lists them.
+"""The format "litdata": reads chunks in all layouts that versions of LitData write.
+
+`formats/registry.py` makes it. An `index.json` lists the chunks.
 
 | layout | bytes | samples |
 | --- | --- | --- |
 | items | uint32 items, uint32 starts, items | plain; an item is a uint32 length of each leaf, then the leaves |
-| packed items | the same, each item compressed with Zstandard | plain, unpacked by the opener |
-| packed | the first, as a whole compressed with Zstandard | one block |
+| packed items | as "items", but each item is compressed with Zstandard | plain, decompressed by the opener |
+| packed | as "items", but the whole chunk is compressed with Zstandard | one block |
 | frames | a table, and runs of items compressed with Zstandard | blocks are runs |
-| arrow | the head of the first without items, an Arrow file, its length, a magic | blocks are record batches |
+| arrow | as "items" with empty items, then an Arrow file, its length, a magic | blocks are record batches |
 
-The names and the ends of chunks decide, not a version.
+A leaf is a value in the nested dict, list or tuple that an item is. The layout of a dataset follows from the names of
+chunks and the settings in `index.json`, and if these do not tell it, from the end of a chunk.
 """
 
 from __future__ import annotations
@@ -42,9 +45,10 @@ from streamer.tables.litdata.leaves import column_specs, item_specs
 
 _CHUNK = re.compile(r"(?:.*/)?chunk-\d+-\d+(\.[\w:]+)?\.bin")
 _Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
+# Items of a frame, if the index does not say it.
 _RUN = 256
 _TOKENS = "TokensLoader"
-# Texts of 2.3 KB become 3.9 times as long (2026-11-22).
+# Estimate of how many times longer compressed batches become: texts of 2.3 KB become 3.9 times as long (2026-11-22).
 _GROWTH = 4
 
 
@@ -71,16 +75,17 @@ class _LitDataIndex(msgspec.Struct):
     config: _Config
 
 
-# Notes of a chunk: its items, and its bytes before it was compressed as a whole.
+# Notes of a chunk: number of its items, and its bytes before it was compressed as a whole.
 _NOTES = msgspec.json.Decoder(tuple[int, int])
 _INDEX = msgspec.json.Decoder(_LitDataIndex)
 
 
 class LitData(Format, frozen=True, forbid_unknown_fields=True):
-    """LitData's chunks.
+    """Reads LitData's chunks.
 
     Attributes:
-        block_size: tokens in a sample, for data that `TokensLoader` wrote; None: a sample is what was written as one.
+        block_size: number of tokens in a sample, for data written with LitData's `TokensLoader`. With None a sample is
+            an item as it was written.
     """
 
     name = "litdata"
@@ -88,11 +93,15 @@ class LitData(Format, frozen=True, forbid_unknown_fields=True):
     block_size: Annotated[int, msgspec.Meta(ge=1)] | None = None
 
     def accepts(self, key: str) -> bool:
-        """Accepts chunks, compressed or not."""
+        """Whether an object has the name of a chunk, compressed or not."""
         return _CHUNK.fullmatch(key) is not None
 
     def survey(self, accepted: Sequence[ObjectRecord], others: Mapping[str, ObjectRecord]) -> Surveying:
-        """Reads `index.json`, and, where that does not tell the layout, the end of the first chunk."""
+        """Reads each `index.json`, and the end of the first chunk if that does not tell the layout.
+
+        Raises:
+            ManifestError: there is no index file, one cannot be used, or they describe different items.
+        """
         indexes = yield from read_indexes(
             accepted, others, _INDEX.decode, lambda index: (chunk.filename for chunk in index.chunks)
         )
@@ -105,7 +114,7 @@ class LitData(Format, frozen=True, forbid_unknown_fields=True):
                         f"{chunk.filename} is not among the {len(listed.objects)} chunks below its folder"
                     )
                 found.append((listed, chunk, record))
-        # Names tell the layout; where they do not, the end of a chunk does.
+        # Names and settings tell the layout. If they do not, it is "" until the end of a chunk is read.
         layout = "items"
         if found:
             config = indexes[0][1].config
@@ -129,7 +138,11 @@ class LitData(Format, frozen=True, forbid_unknown_fields=True):
         return Survey([*sources.values()], facts[0], sum(_read_bytes(facts[0], chunk) for _, chunk, _ in found))
 
     def index(self, source: Source, facts: Facts, start: int = 0) -> Indexing:
-        """Finds the items of a chunk; of compressed chunks and of tokens nothing is read."""
+        """Finds the samples of a chunk. Nothing is read of chunks that are compressed as a whole, and of tokens.
+
+        Raises:
+            ManifestError: the chunk does not have what the index file says.
+        """
         record = source.record
         items, raw_bytes = _NOTES.decode(source.notes)
         layout = facts.notes["layout"]
@@ -156,14 +169,18 @@ class LitData(Format, frozen=True, forbid_unknown_fields=True):
             yield from spans_between((yield from index_offsets(record, items)), start)
 
     def opener(self, facts: Facts) -> Opener:
-        """Splits items into their leaves, or rows into their columns."""
+        """Returns what splits items into their leaves, or opens the records of rows."""
         if facts.notes["layout"] == "arrow":
             return TableOpener(facts.fields)
         packed = facts.notes["layout"] == "packed items"
         return ItemOpener(facts.fields, whole=facts.notes["whole"], packed=packed)
 
     def recoder(self, facts: Facts) -> Recoder:
-        """Decompresses chunks, or makes records of the rows of Arrow's batches."""
+        """Returns what decompresses chunks, or makes records of the rows of Arrow's batches.
+
+        Raises:
+            ConfigError: cramjam or pyarrow is not installed.
+        """
         if facts.notes["layout"] == "arrow":
             with require_extra("Arrow chunks of LitData are decoded with pyarrow", "parquet"):
                 from streamer.tables.litdata.arrow_rows import ArrowRecoder
@@ -173,6 +190,14 @@ class LitData(Format, frozen=True, forbid_unknown_fields=True):
 
 
 def _facts(listed: ListedChunks, config: _Config, layout: str, block_size: int | None) -> Facts:
+    """Returns the facts that an index file gives; raises ManifestError for items that are not read.
+
+    Args:
+        listed: the index file.
+        config: the settings in it.
+        layout: layout of the chunks, as in the table of the module.
+        block_size: option of the format.
+    """
     if config.encryption:
         raise listed.refusal("its chunks are encrypted, which is not read")
     if config.data_format is None or config.data_spec is None:
@@ -205,6 +230,7 @@ def _facts(listed: ListedChunks, config: _Config, layout: str, block_size: int |
 
 
 def _read_bytes(facts: Facts, chunk: _Chunk) -> int:
+    """Returns the most bytes that the index will read of a chunk."""
     match facts.notes["layout"]:
         case "arrow":
             return tail_bytes(chunk.chunk_size)

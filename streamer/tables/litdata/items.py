@@ -1,8 +1,11 @@
-"""Opens LitData's items, and finds blocks of them in chunks of frames and in Arrow chunks.
+"""Opens LitData's items, decompresses them, and finds blocks in chunks of frames and in Arrow chunks.
 
-A chunk of frames has a table, and runs of items that are compressed with Zstandard together: magic, uint16 version and
-flags, uint32 items, run and frames; uint32 starts of the items among the decompressed ones; for each frame uint32 first
-item and items, uint64 place, uint32 length and decompressed length; the frames.
+`tables/litdata/format.py` uses it. A frame is a run of items that are compressed together with Zstandard. A chunk of
+frames has a table, and the frames. The parts of the table are:
+
+    magic | uint16 version, flags | uint32 items, items of a frame, frames
+    uint32 start of each item among the decompressed items, and the end
+    for each frame: uint32 first item, items | uint64 place | uint32 length, decompressed length
 
 An Arrow chunk has the head of a chunk of items (whose items have no bytes), an Arrow file, its uint32 length, a magic.
 The footer of the Arrow file is a flatbuffer with the place of each record batch; all but the last have 256 rows.
@@ -36,19 +39,28 @@ _FRAME = np.dtype([("first", "<u4"), ("items", "<u4"), ("place", "<u8"), ("lengt
 
 
 class FrameRun(msgspec.Struct, frozen=True, array_like=True):
-    """The hint of a block: the lengths of its frames, packed and unpacked."""
+    """The hint of a block of frames: the bytes of each frame, compressed (`packed`) and decompressed (`unpacked`)."""
 
     packed: list[int]
     unpacked: list[int]
 
 
 def table_bytes(items: int, run: int) -> int:
-    """Returns the number of bytes before the first frame."""
+    """Returns the bytes of the table of a chunk of frames, which has `items` items, `run` in a frame."""
     return _HEAD.size + 4 * (items + 1) + _FRAME.itemsize * -(-items // run)
 
 
 def frame_blocks(record: ObjectRecord, items: int, run: int) -> Indexing:
-    """Yields the blocks of a chunk of `items` in frames of `run` items, as the index says."""
+    """Reads the table of a chunk of frames, and yields blocks that are runs of frames.
+
+    Args:
+        record: the chunk.
+        items: number of its items, by the index file.
+        run: items of a frame, by the index file.
+
+    Raises:
+        ManifestError: the table contradicts the index file or itself.
+    """
     length = table_bytes(items, run)
     content = yield from read_range(0, length if length <= record.size else 0)
     try:
@@ -73,6 +85,10 @@ def frame_blocks(record: ObjectRecord, items: int, run: int) -> Indexing:
 
 
 def _tables(content: memoryview, items: int, run: int, size: int) -> tuple[NDArray[np.int64], NDArray[np.void]]:
+    """Parses the table of a chunk of frames with `size` bytes; returns starts of items (with the end), and frames.
+
+    Raises ValueError if the table contradicts the index file or itself.
+    """
     if len(content) < _HEAD.size:
         raise ValueError(f"{size} bytes are too few for the table of {items} items")
     magic, version, _, found, rows, count = _HEAD.unpack_from(content)
@@ -101,21 +117,28 @@ def _tables(content: memoryview, items: int, run: int, size: int) -> tuple[NDArr
 
 ARROW_END = b"LDARW01\0"
 BATCH_ROWS = 256
-# Length of the Arrow file, and the magic; before them length of the footer, and Arrow's magic.
+# A chunk ends with the length of the Arrow file and a magic. The Arrow file ends with the length of its footer and
+# Arrow's magic.
 _END_BYTES = 4 + len(ARROW_END)
 _FOOTER_END_BYTES = 4 + len(MAGIC)
 _SCHEMA_BYTES = 16 << 10
 
 
 def tail_bytes(items: int) -> int:
-    """Returns how many bytes are read of a chunk's end, with room for a footer of this many rows."""
+    """Returns the bytes that are read of the end of an Arrow chunk, with room for the footer of `items` rows."""
     return _SCHEMA_BYTES + PLACE.itemsize * -(-items // BATCH_ROWS)
 
 
 def arrow_blocks(record: ObjectRecord, items: int, growth: int) -> Indexing:
-    """Yields the blocks of a chunk: runs of record batches, each with the schema before it.
+    """Reads the end of an Arrow chunk, and yields blocks that are the schema and a run of record batches.
 
-    The index says how many rows it has, and about how many times as long (`growth`) these are as the batches.
+    Args:
+        record: the chunk.
+        items: number of its rows, by the index file.
+        growth: estimate of how many times longer records are than the batches.
+
+    Raises:
+        ManifestError: the chunk is damaged, has dictionaries, or does not have so many rows.
     """
     first = max(0, record.size - tail_bytes(items))
     tail = yield from read_range(first, record.size)
@@ -136,7 +159,14 @@ def arrow_blocks(record: ObjectRecord, items: int, growth: int) -> Indexing:
 
 
 def _batches(tail: memoryview, size: int) -> tuple[int, NDArray[np.void]]:
-    """Returns where the Arrow file begins, and the places of its record batches, relative to that."""
+    """Returns the byte of the chunk at which the Arrow file begins, and the places of its batches, counted from there.
+
+    Raises ValueError or struct.error if the chunk does not end with such a file.
+
+    Args:
+        tail: the last bytes of the chunk.
+        size: length of the chunk, bytes.
+    """
     if len(tail) < _END_BYTES + _FOOTER_END_BYTES or tail[-len(ARROW_END) :] != ARROW_END:
         raise ValueError("no rows of Arrow are at its end")
     (length,) = struct.unpack_from("<I", tail, len(tail) - _END_BYTES)
@@ -166,12 +196,18 @@ def _batches(tail: memoryview, size: int) -> tuple[int, NDArray[np.void]]:
 
 
 _RUN = msgspec.msgpack.Decoder(FrameRun)
-# Items, and bytes before they were compressed.
+# The hint of a chunk that is compressed as a whole: number of its items, and its decompressed bytes.
 _CHUNK = msgspec.json.Decoder(tuple[int, int])
 
 
 class ItemOpener(LengthsOpener):
-    """Splits items into leaves; a `whole` item is its only leaf, without a length, a `packed` one is compressed."""
+    """Opens samples that are items, by splitting them into leaves.
+
+    Args:
+        fields: the leaves of every item.
+        whole: whether the bytes of a sample are its only leaf, without a length before it.
+        packed: whether each item is compressed with Zstandard.
+    """
 
     def __init__(self, fields: Sequence[FieldSpec], *, whole: bool, packed: bool) -> None:
         super().__init__(fields, [0] * len(fields), "an item of LitData")
@@ -179,7 +215,7 @@ class ItemOpener(LengthsOpener):
         self._packed = packed
 
     def open(self, content: memoryview, name: SampleName) -> tuple[None, Sequence[Field]]:
-        """Returns the leaves in their order; an item has no key."""
+        """Returns no key, and a field for each leaf in their order; raises DecodeError for other bytes."""
         if self._packed:
             try:
                 content = decompress("zst", content, MAX_ITEM_BYTES)
@@ -191,13 +227,17 @@ class ItemOpener(LengthsOpener):
 
 
 class ItemRecoder:
-    """Decompresses whole chunks, and cuts tokens into samples of `sample_bytes`; 0: samples are items."""
+    """Makes records of chunks that are compressed as a whole, as a `Recoder`.
+
+    Args:
+        sample_bytes: bytes of a sample that is cut out of tokens; 0 if samples are items.
+    """
 
     def __init__(self, sample_bytes: int) -> None:
         self._sample_bytes = sample_bytes
 
     def recode(self, content: memoryview, samples: int, hint: bytes) -> Records:
-        """Makes records of a chunk."""
+        """Makes records of a chunk; raises RecodeError if it is not the one that the index file describes."""
         try:
             items, raw_bytes = _CHUNK.decode(hint)
             chunk = decompress_shard("zstd", content, raw_bytes)
@@ -214,10 +254,10 @@ class ItemRecoder:
 
 
 class RunRecoder:
-    """Decompresses runs of items; before them are the starts of the items."""
+    """Makes records of blocks of frames, as a `Recoder`: a block is the starts of its items, and its frames."""
 
     def recode(self, content: memoryview, samples: int, hint: bytes) -> Records:
-        """Makes records of a run."""
+        """Makes records of the items of a block; raises RecodeError if its frames are not what the table says."""
         table = 4 * (samples + 1)
         try:
             run = _RUN.decode(hint)

@@ -1,4 +1,8 @@
-"""Names LitData's leaves and columns, and says how they are decoded; raises ValueError for what is not read."""
+"""Finds the fields of LitData's items and Arrow chunks: their names, and the kinds by which they are decoded.
+
+`tables/litdata/format.py` uses it in surveys, and `tables/foreign.py` takes the tables of dtypes from here. A leaf is a
+value in the nested dict, list or tuple that an item is. What is not read raises ValueError.
+"""
 
 from __future__ import annotations
 
@@ -9,18 +13,19 @@ import msgspec
 
 from streamer.formats.base import FieldSpec
 
-# Dtypes by their numbers; behind the last one are objects and texts.
+# LitData's dtypes of numpy by their numbers; larger numbers are objects and texts.
 NUMPY_DTYPES = ("|i1", "<i2", "<i4", "<i8", "|u1", "<u2", "<u4", "<u8", "<f2", "<f4", "<f8", "<c8", "<c16", "|b1")
-# 10 is bfloat16.
+# LitData's dtypes of torch by their numbers; number 10, bfloat16, does not exist in numpy.
 TORCH_DTYPES = (
     *("<f4", "<f4", "<f8", "<f8", "<c8", "<c8", "<c16", "<c16", "<f2", "<f2", None, "|u1", "|i1", "<i2", "<i2"),
     *("<i4", "<i4", "<i8", "<i8", "|b1", "<u2"),
 )
-# An item that is not a dict, list or tuple has one leaf, without a name.
+# Name of the only leaf of an item that is no dict, list or tuple.
 ONLY_FIELD = "item"
 _MAPPINGS = frozenset({"builtins.dict", "collections.OrderedDict"})
 _SEQUENCES = frozenset({"builtins.list", "builtins.tuple"})
-# Others, also those of serializers that a user has made, are bytes: a `decode` rule reads them.
+# Kinds of fields by LitData's words for leaves. Leaves with other words, such as those of a user's own serializers, are
+# bytes: a `decode` rule reads them.
 _KINDS = {
     **dict.fromkeys(["str", "text"], "txt"),
     "bool": "?",
@@ -37,13 +42,19 @@ _KINDS = {
     "graph:pickle": "pickle",
 }
 _HEADLESS = {"no_header_numpy": NUMPY_DTYPES, "no_header_tensor": TORCH_DTYPES}
-# The columns of Arrow chunks, by LitData's words for them.
+# Kinds of fields by LitData's words for the columns of Arrow chunks.
 _COLUMNS = {"str": "txt", "int": "<i8", "float": "<f8", "bool": "?", "bytes": "bytes"}
 NESTED = "litdata-value"
 
 
 class _TreeNode(msgspec.Struct):
-    """A node of torch's pytree as JSON."""
+    """A node of torch's pytree, as its JSON has it.
+
+    Attributes:
+        type: type of a dict, list or tuple; None for a leaf.
+        context: names of a dict, as JSON in a text.
+        children_spec: nodes right below it.
+    """
 
     type: str | None
     context: str | None
@@ -55,7 +66,15 @@ _NAMES = msgspec.json.Decoder(list[str | int])
 
 
 def item_specs(tree: str, formats: Sequence[str]) -> tuple[FieldSpec, ...]:
-    """Returns name and kind of each leaf from the index's tree; a name is the path to it: "image", "boxes.0"."""
+    """Returns name and kind of each leaf of items; the name is the path to the leaf ("image", "boxes.0").
+
+    Args:
+        tree: JSON of torch's pytree, from the index file (`data_spec`).
+        formats: word for each leaf, from the index file (`data_format`).
+
+    Raises:
+        ValueError, msgspec.MsgspecError: the two do not fit, or have something that is not read.
+    """
     names = [path or ONLY_FIELD for path in _paths(_TREE.decode(tree)[1], "")]
     if len(names) != len(formats):
         raise ValueError(f"an item has {len(names)} leaves, and {len(formats)} formats of leaves")
@@ -63,7 +82,7 @@ def item_specs(tree: str, formats: Sequence[str]) -> tuple[FieldSpec, ...]:
 
 
 def field_kind(word: str) -> str:
-    """Returns the kind of a leaf."""
+    """Returns the kind of a field for LitData's word for a leaf; raises ValueError for a dtype that is not read."""
     name, _, detail = word.partition(":")
     if name in _HEADLESS:
         return f"{dtype_of(_HEADLESS[name], int(detail))}[]"
@@ -71,7 +90,16 @@ def field_kind(word: str) -> str:
 
 
 def column_specs(types: object, tree: str, formats: Sequence[str]) -> tuple[FieldSpec, ...]:
-    """Returns name and kind of each column of Arrow chunks, from the types, or from the tree if there are none."""
+    """Returns name and kind of each column of Arrow chunks.
+
+    Args:
+        types: the types of columns in the index file; if it has none, the next two are used.
+        tree: JSON of torch's pytree, from the index file.
+        formats: word for each leaf, from the index file.
+
+    Raises:
+        ValueError, msgspec.MsgspecError: the index file has something that is not read.
+    """
     words: Mapping[str, Any]
     if isinstance(types, Mapping) and types:
         words = types
@@ -109,7 +137,7 @@ def _child_names(node: _TreeNode) -> list[str]:
 
 
 def dtype_of(dtypes: tuple[str | None, ...], number: int) -> str:
-    """Returns the dtype of a number; raises ValueError if it has none."""
+    """Returns the dtype with this number in NUMPY_DTYPES or TORCH_DTYPES; raises ValueError if there is none."""
     found = dtypes[number] if 0 <= number < len(dtypes) else None
     if found is None:
         raise ValueError(f"dtype {number} has no numbers that numpy can read without a pickle")

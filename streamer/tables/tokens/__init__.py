@@ -1,1 +1,4 @@
-"""Files of tokens: what language models are trained on."""
+"""The format "tokens": files of tokens, on which language models are trained.
+
+`formats/registry.py` makes it, and `shards/outputs/tokens.py` writes such files and their index files.
+"""

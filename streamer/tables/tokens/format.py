@@ -1,15 +1,17 @@
-"""Tokens: windows of one length, cut out of the tokens of a file one after the other; or sequences as written.
+"""The format "tokens": samples are windows of one length, cut out of the tokens of a file, or sequences as written.
 
-| file | tokens |
+`formats/registry.py` makes it, and `shards/outputs/tokens.py` packs samples into such files. These files are read:
+
+| file | its tokens |
 | --- | --- |
-| `x.bin` with `x.idx` beside it | Megatron-LM, NeMo: of the dtype that the index says |
-| `x.bin` of llm.c | behind a head of 1,024 bytes, which says the dtype |
-| `x.npy` | one array of one dimension; where there is no `.bin` |
-| `x.ds` of datatrove | nothing else: `x.ds.index` beside it says how many |
-| `x.bin` of nanoGPT, `x.npy` of OLMo without a header | nothing else: the user says the dtype |
+| `x.bin` with `x.idx` beside it | the whole file (Megatron-LM, NeMo); the index file says the dtype |
+| `x.bin` of llm.c | all behind a head of 1,024 bytes, which says the dtype |
+| `x.npy`, if there is no `.bin` | an array of one dimension |
+| `x.ds` of datatrove | the whole file; `x.ds.index` beside it says their number |
+| `x.bin` of nanoGPT, `x.npy` of OLMo without a header | the whole file; the user says the dtype |
 
-A window has one token more than the model reads, and begins with the last token of the one before: so Megatron cuts an
-epoch of documents that are in the order of the file. Because windows overlap they are made by a recoder.
+A window has one token more than the model reads, and begins with the last token of the window before. Megatron cuts
+documents in the order of the file in the same way. Because windows overlap, they are made by a recoder.
 """
 
 from __future__ import annotations
@@ -40,18 +42,19 @@ POSITIONS = "position_ids"
 DOCUMENTS = "document_ids"
 _CUT = "Tokens(sequence_length=2048) cuts windows"
 _EOS = "Tokens(sequence_length=2048, eos=...) tells them by the token that ends one"
-# llm.c, dev/data/data_common.py: magic, version, tokens; the rest of the head is empty.
+# The head of a file of llm.c (dev/data/data_common.py): magic, version, number of tokens; the rest is empty.
 _LLM_C = Struct("<iii")
 _LLM_C_BYTES = 1024
 _LLM_C_DTYPES = {(20240520, 1): "<u2", (20240801, 7): "<u4"}
-# Magics of its files of tokens, and of those of its evaluations.
+# Magics of llm.c's files of tokens, and of its files for evaluation.
 _LLM_C_MAGICS = frozenset([20240520, 20240801, 20240522])
 _LLM_C_MOST_VERSION = 64
-# datatrove: the ends of the documents, in tokens.
+# The files of datatrove. Their index files have the end of each document, counted in tokens.
 _DATATROVE = ".ds"
 _END = np.dtype("<u8")
 _WRITE = "; streamer pack --output-format tokens makes files of tokens of its samples"
-# Four bytes or more: tokens of two begin with the same ones less than once in 2**32 files.
+# First bytes of files that are no plain tokens, and what the refusal says. They are four bytes or more, so that less
+# than one of 2**32 files of tokens begins with them by chance.
 _STARTS = {
     b"PAR1": f"is Parquet: format='parquet'{_WRITE}",
     b"ARROW1": f"is Arrow: format='arrow'{_WRITE}",
@@ -69,7 +72,13 @@ _STARTS = {
 
 
 class Stream(msgspec.Struct, frozen=True):
-    """The tokens of a file: dtype, byte at which the first begins, and the head of the index file, if there is one."""
+    """Where the tokens of a file are.
+
+    Attributes:
+        dtype: dtype of a token.
+        start: byte at which the first token begins.
+        index: head of the index file of Megatron; None if there is none.
+    """
 
     dtype: str
     start: int = 0
@@ -80,16 +89,17 @@ _STREAM = msgspec.msgpack.Decoder(Stream)
 
 
 class Tokens(Format, frozen=True, forbid_unknown_fields=True):
-    """Files of tokens: Megatron's (`.bin` with `.idx`), those of llm.c, `.npy` of one dimension, and plain ones.
+    """Reads files of tokens: Megatron's (`.bin` with `.idx`), those of llm.c, `.npy` of one dimension, and plain ones.
 
     Attributes:
-        sequence_length: a sample is a window of this many tokens and the one after them; windows go on over the ends of
-            documents, not of files. None: a sample is a sequence, as Megatron's index has it.
-        dtype: dtype of the tokens of plain files ("<u2" for nanoGPT's); the others say it. With it, files called `.npy`
-            need no header.
-        eos: the token that ends a document. A window then also has "position_ids", from 0 in each document, and
-            "document_ids", 1, 2, ... in each window: int32, one per token.
-        documents: the same, with documents that begin where Megatron's index says.
+        sequence_length: number of tokens of a window that a model reads; a sample has them and the token after them.
+            Windows go on over the ends of documents, but not of files. With None a sample is a sequence of Megatron's
+            index file.
+        dtype: dtype of the tokens of plain files ("<u2" for nanoGPT); other files say it themselves. If it is given,
+            files called `.npy` need no header.
+        eos: the token that ends a document. A window then also has the fields "position_ids", which count from 0 in
+            each document, and "document_ids", which count documents from 1 in each window: int32, one per token.
+        documents: whether windows have the same two fields by the documents in Megatron's index file.
     """
 
     name = "tokens"
@@ -101,7 +111,7 @@ class Tokens(Format, frozen=True, forbid_unknown_fields=True):
     documents: bool = False
 
     def __post_init__(self) -> None:
-        """Refuses a dtype that is not of integers, and documents of sequences."""
+        """Raises ConfigError for a dtype that is not of integers, and for options that exclude each other."""
         if self.dtype and not is_dtype(self.dtype, "iu"):
             raise ConfigError(f"Tokens: dtype={self.dtype!r} is not a type of integers", field="format")
         given = [name for name, is_given in (("eos", self.eos is not None), ("documents", self.documents)) if is_given]
@@ -115,7 +125,14 @@ class Tokens(Format, frozen=True, forbid_unknown_fields=True):
             raise ConfigError("Tokens: either eos or the index says where documents end: leave one out", field="format")
 
     def survey(self, accepted: Sequence[ObjectRecord], others: Mapping[str, ObjectRecord]) -> Surveying:
-        """Reads the heads of all index files, and of files that have none; all tokens must have one dtype."""
+        """Reads the heads of index files, and of files that have none, to find the dtype and the places of tokens.
+
+        `.npy` files are only taken if there are no others.
+
+        Raises:
+            ManifestError: a file is not read, or does not say what the options need, or dtypes differ.
+            ConfigError: `eos` is no number of the dtype.
+        """
         if accepted and all(map(_is_npy, accepted)):
             starts: Sequence[memoryview] = ()
             if self.dtype:
@@ -137,11 +154,11 @@ class Tokens(Format, frozen=True, forbid_unknown_fields=True):
                     streams.append(Stream(head.kind, head.rows.start))
                 return self._make_survey([Source(record) for record in accepted], streams)
         else:
-            # Megatron keeps its own tables beside the tokens, as .npy.
+            # Beside other files, `.npy` files are left out: Megatron keeps tables of its own in them.
             accepted = [record for record in accepted if not _is_npy(record)]
         sources = pair_sidecars(accepted, others, ("/.idx",), 0).sources
         contents = yield from read_ranges(list(map(_head_of, sources)))
-        # Files of datatrove say at the ends of their indexes how many tokens they have.
+        # The index file of a file of datatrove says at its end how many tokens there are.
         indexes = {
             record.url: others[f"{record.url}.index"]
             for record in accepted
@@ -158,6 +175,7 @@ class Tokens(Format, frozen=True, forbid_unknown_fields=True):
         return self._make_survey(sources, streams)
 
     def _make_survey(self, sources: Sequence[Source], streams: Sequence[Stream]) -> Survey:
+        """Returns the survey of files whose tokens were found; raises ManifestError and ConfigError as `survey`."""
         for source, stream in zip(sources, streams, strict=True):
             if stream.dtype != streams[0].dtype:
                 raise ManifestError(
@@ -180,10 +198,16 @@ class Tokens(Format, frozen=True, forbid_unknown_fields=True):
         return Survey(noted, facts, sum(self._read_bytes(source) for source in sources))
 
     def index(self, source: Source, facts: Facts, start: int = 0) -> Indexing:
-        """Finds the windows, for which only the end of the index file is read; or its sequences."""
+        """Finds the windows, or without `sequence_length` the sequences.
+
+        Of an index file, all is read for sequences, the tables for `documents`, and otherwise the last sequence only.
+
+        Raises:
+            ManifestError: the index file contradicts itself or the tokens, or the file ends inside of a token.
+        """
         stream = _STREAM.decode(source.notes)
         if self.sequence_length is None:
-            assert stream.index is not None  # `_stream` refuses the others
+            assert stream.index is not None  # `_stream` refuses files without an index file
             yield from spans_between((yield from megatron.sequence_edges(source, stream.index)), start)
             return
         if stream.index is not None:
@@ -194,16 +218,16 @@ class Tokens(Format, frozen=True, forbid_unknown_fields=True):
         )
 
     def opener(self, facts: Facts) -> Opener:
-        """Opens arrays of tokens, and tells their documents apart."""
+        """Returns what opens windows or sequences, and adds the fields about documents."""
         return TokenOpener(facts.fields[0].kind, self.eos, documents=self.documents)
 
     def recoder(self, facts: Facts) -> Recoder:
-        """Cuts windows."""
+        """Returns what cuts windows."""
         assert self.sequence_length is not None
         return TokenWindowRecoder(self.sequence_length, np.dtype(facts.fields[0].kind.partition("[")[0]))
 
     def find_token_bytes(self, facts: Facts) -> int:
-        """Returns the width of a token of sequences, which have nothing else; see `Format.find_token_bytes`."""
+        """Returns the bytes of a token if samples are sequences, which are tokens only; else 0."""
         kinds = [spec.kind for spec in facts.fields]
         return np.dtype(kinds[0].removesuffix("[]")).itemsize if len(kinds) == 1 and kinds[0].endswith("[]") else 0
 
@@ -216,7 +240,13 @@ class Tokens(Format, frozen=True, forbid_unknown_fields=True):
         return source.sidecar.size if self.sequence_length is None or self.documents else 12
 
     def _stream(self, source: Source, content: memoryview, count: int | None = None) -> Stream:
-        """Finds the tokens of a file by its first bytes, and by how many a file beside it says there are."""
+        """Finds the tokens of a file; raises ManifestError if it cannot, or if the options need an index file.
+
+        Args:
+            source: the file, and its index file if there is one.
+            content: the first bytes of the index file; of the file itself if there is none.
+            count: number of tokens by datatrove's index file; None if there is none.
+        """
         record = source.record
         if source.sidecar is not None:
             head = megatron.read_head(content, source)
@@ -245,7 +275,7 @@ class Tokens(Format, frozen=True, forbid_unknown_fields=True):
         return Stream(np.dtype(self.dtype).str.replace("|", ""))
 
     def _check_index(self, record: ObjectRecord, what: str) -> None:
-        """Refuses a file without an index of documents, if the options need one."""
+        """Raises ManifestError for a file without an index file, which `what` says, if the options need one."""
         if self.sequence_length is None:
             raise make_refusal(record, f"{what}, so where its documents end is not known; {_CUT}")
         if self.documents:
@@ -257,7 +287,7 @@ def _is_npy(record: ObjectRecord) -> bool:
 
 
 def _head_of(source: Source) -> Need:
-    """Asks for the bytes that say the dtype."""
+    """Returns the need for the first bytes of the index file or file, which may say the dtype; raises ManifestError."""
     target, length = (source.sidecar, megatron.HEAD_BYTES) if source.sidecar else (source.record, _LLM_C.size)
     if not target.size:
         raise make_refusal(target, "has no bytes")
@@ -265,7 +295,10 @@ def _head_of(source: Source) -> Need:
 
 
 def _llm_c(record: ObjectRecord, content: memoryview) -> Stream | None:
-    """Returns the tokens of a file of llm.c; None if it is another file."""
+    """Returns the tokens of a file of llm.c from its first bytes; None if it is another file.
+
+    Raises ManifestError for a kind that is not read, or another length.
+    """
     if len(content) < _LLM_C.size:
         return None
     magic, version, tokens = _LLM_C.unpack(content)
@@ -285,12 +318,12 @@ def _llm_c(record: ObjectRecord, content: memoryview) -> Stream | None:
 
 
 class TokenOpener:
-    """Opens samples: the tokens, and behind those of a window the places at which its documents begin.
+    """Opens samples that are tokens; records of windows may have behind them the places at which documents begin.
 
     Args:
-        kind: kind of the field: "<u2[2049]", or "<u2[]" for sequences.
-        eos: the token that ends a document of a window; None: not said.
-        documents: whether records say where documents begin.
+        kind: kind of the field "tokens": "<u2[2049]" for windows, "<u2[]" for sequences.
+        eos: the token that ends a document; None if none is given.
+        documents: whether records have places of documents.
     """
 
     def __init__(self, kind: str, eos: int | None = None, *, documents: bool = False) -> None:
@@ -303,14 +336,18 @@ class TokenOpener:
         self._bytes = int(count) * self._token_bytes if count else None
 
     def open(self, content: memoryview, name: SampleName) -> tuple[None, Sequence[Field]]:
-        """Returns one field, "tokens"; two more where documents are told apart."""
+        """Returns no key, and the field "tokens"; with `eos` or `documents` also "position_ids" and "document_ids".
+
+        Raises:
+            DecodeError: the bytes are not such tokens, or not the places of documents.
+        """
         tokens = content[: self._bytes] if self._documents else content
         length = len(tokens)
         if length % self._token_bytes or self._bytes not in {None, length}:
             raise DecodeError(f"{length} bytes are not tokens of {self._kind}", offset=0)
         starts: NDArray[np.integer]
         if self._documents:
-            # Documents begin at the places behind the tokens.
+            # Behind the tokens are the places at which documents begin.
             rest = content[length:]
             starts = np.frombuffer(rest[: len(rest) // PLACE.itemsize * PLACE.itemsize], PLACE)
             if len(rest) % PLACE.itemsize or not ascends(starts, length // self._token_bytes - 1):
@@ -323,7 +360,7 @@ class TokenOpener:
         positions, documents = documents_of(length // self._token_bytes, starts)
         kind = f"<i4[{len(positions)}]"
         return None, [
-            # The checksum of tokens that have been looked at is compared: they are not read past this.
+            # With `eos` the tokens have been looked at, so they must not be read again, straight into a batch.
             Field(FIELD, tokens, self._kind, checked=self._eos is not None),
             Field(POSITIONS, positions.view(np.uint8).data, kind),
             Field(DOCUMENTS, documents.view(np.uint8).data, kind),
@@ -331,9 +368,13 @@ class TokenOpener:
 
 
 def documents_of(tokens: int, starts: NDArray[np.integer]) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-    """Returns for each token of a window its place in its document, and the number of the document, from 1.
+    """Returns, for each token of a window, its place in its document, and the number of the document, from 1.
 
-    `starts` are the tokens at which documents begin, ascending; one that began before the window begins with it.
+    A document that began before the window counts as beginning with it.
+
+    Args:
+        tokens: number of tokens of the window.
+        starts: the places, ascending, of tokens other than the first at which a document begins.
     """
     numbers = np.arange(tokens, dtype=np.int32)
     begun = np.zeros_like(numbers)
@@ -344,7 +385,7 @@ def documents_of(tokens: int, starts: NDArray[np.integer]) -> tuple[NDArray[np.i
 
 
 def check_plain(record: ObjectRecord, content: memoryview) -> None:
-    """Refuses a file whose first bytes say that it is something else, and names what reads it."""
+    """Raises ManifestError for a file that is something else than tokens by its first bytes, and says what reads it."""
     start = bytes(content[:12])
     for magic, what in _STARTS.items():
         if start.startswith(magic):

@@ -1,9 +1,11 @@
-"""Reads Megatron's index files: `x.idx` beside `x.bin`, whose sequences follow each other without a gap.
+"""Reads and writes Megatron's index files: `x.idx` beside `x.bin`, whose sequences have no gaps between them.
+
+`tables/tokens/format.py` and `windows.py` read them, and `shards/outputs/tokens.py` writes one (`encode_index`).
 
     "MMIDIDX", 2 zeros | u64 version 1 | u8 dtype | u64 sequences | u64 documents
     i32 tokens of each sequence | i64 byte at which each begins | i64 first sequence of each document | (i8 modes)
 
-A file that contradicts itself, or the tokens beside it, is a `ManifestError`.
+An index file that contradicts itself, or the file of tokens beside it, raises `ManifestError`.
 Source: Megatron-LM, megatron/core/datasets/indexed_dataset.py.
 """
 
@@ -23,17 +25,21 @@ from streamer.manifest.protocols import Need, Source
 _MAGIC = b"MMIDIDX\0\0"
 _HEAD = Struct("<9sQBQQ")
 HEAD_BYTES = _HEAD.size
-# Dtypes by their numbers.
+# Dtypes by their numbers, which begin with 1.
 _DTYPES = ("u1", "i1", "<i2", "<i4", "<i8", "<f8", "<f4", "<u2")
 _LENGTH = np.dtype("<i4")
 _POINTER = np.dtype("<i8")
+# Entries of the table of documents that are read at a time.
 _PIECE = 1 << 18
 
 
 class MegatronHead(msgspec.Struct, frozen=True):
-    """The head of an index file: dtype of the tokens, number of sequences, and entries of the table of documents.
+    """The head of an index file.
 
-    That table has the end of the last document, too.
+    Attributes:
+        dtype: dtype of a token.
+        sequences: number of sequences.
+        documents: entries of the table of documents, which is one more than there are documents; 0 without a table.
     """
 
     dtype: str
@@ -42,7 +48,13 @@ class MegatronHead(msgspec.Struct, frozen=True):
 
 
 class MegatronTables(msgspec.Struct, frozen=True):
-    """How far the tables have been read: entries of that of documents, the sequences of these, and their tokens."""
+    """How far the tables of an index file have been read.
+
+    Attributes:
+        entries: entries of the table of documents that were read.
+        sequences: sequences before the document of the last entry.
+        tokens: tokens of these sequences.
+    """
 
     entries: int = 0
     sequences: int = 0
@@ -50,7 +62,7 @@ class MegatronTables(msgspec.Struct, frozen=True):
 
 
 def read_head(content: memoryview, source: Source) -> MegatronHead:
-    """Parses the first `HEAD_BYTES` of an index file."""
+    """Parses the first `HEAD_BYTES` of the index file of a source; raises ManifestError."""
     if len(content) < HEAD_BYTES:
         raise contradicts(source, f"its head has {len(content)} of {HEAD_BYTES} bytes")
     magic, version, code, sequences, documents = _HEAD.unpack(content)
@@ -67,12 +79,12 @@ def read_head(content: memoryview, source: Source) -> MegatronHead:
 
 
 def _entries(table: int, dtype: np.dtype[np.generic], first: int, stop: int) -> Range:
-    """Returns the bytes of entries of a table that begins at byte `table`."""
+    """Returns the byte range of the entries `[first, stop)` of a table that begins at byte `table`."""
     return table + dtype.itemsize * first, table + dtype.itemsize * stop
 
 
 def check_end(source: Source, head: MegatronHead) -> Reading[None]:
-    """Reads the last sequence alone: it must end where the tokens end."""
+    """Reads the entry of the last sequence; raises ManifestError if it does not end where the file of tokens ends."""
     if not head.sequences:
         raise contradicts(source, "it has no sequences")
     last = head.sequences - 1
@@ -88,9 +100,19 @@ def check_end(source: Source, head: MegatronHead) -> Reading[None]:
 def next_documents(
     source: Source, head: MegatronHead, at: MegatronTables
 ) -> Reading[tuple[NDArray[np.int64], MegatronTables]]:
-    """Returns where the next documents begin, and how far the tables are read then.
+    """Reads the next piece of the table of documents, and the lengths of the sequences before them.
 
-    These are the numbers of their first tokens, int64; the last entry is where the last document ends.
+    Args:
+        source: the file and its index file.
+        head: head of the index file.
+        at: how far the tables have been read.
+
+    Returns:
+        The number of the first token of each next document, int64, ascending; and how far the tables are read then.
+        The last entry of the whole table gives the end of the last document.
+
+    Raises:
+        ManifestError: the index file contradicts itself or the tokens.
     """
     stop = min(at.entries + _PIECE, head.documents)
     table = HEAD_BYTES + (_LENGTH.itemsize + _POINTER.itemsize) * head.sequences
@@ -111,7 +133,11 @@ def next_documents(
 
 
 def sequence_edges(source: Source, head: MegatronHead) -> Reading[list[int]]:
-    """Returns where the sequences begin, and the end, in bytes."""
+    """Reads the whole index file; returns the bytes at which sequences begin, and the one at which the last one ends.
+
+    Raises:
+        ManifestError: the index file contradicts itself or the tokens.
+    """
     content = yield from read_sidecar(source)
     lengths = np.frombuffer(content, _LENGTH, head.sequences, HEAD_BYTES).astype(np.int64)
     pointers = np.frombuffer(content, _POINTER, head.sequences, HEAD_BYTES + _LENGTH.itemsize * head.sequences)
@@ -125,11 +151,11 @@ def sequence_edges(source: Source, head: MegatronHead) -> Reading[list[int]]:
 
 
 def encode_index(dtype: str, lengths: NDArray[np.int32]) -> bytes:
-    """Returns the index file of documents with one sequence each, as Megatron's own writer makes it.
+    """Returns the content of the index file for documents of one sequence each, as Megatron's own writer makes it.
 
     Args:
-        dtype: dtype of a token, as `MegatronHead` has it.
-        lengths: tokens of each document: int32, shape (n,).
+        dtype: dtype of a token, one of `_DTYPES`; another raises ValueError.
+        lengths: number of tokens of each document: int32, shape (n,).
     """
     sizes = lengths.astype(_POINTER) * np.dtype(dtype).itemsize
     head = _HEAD.pack(_MAGIC, 1, _DTYPES.index(dtype) + 1, len(lengths), len(lengths) + 1)

@@ -1,8 +1,9 @@
-"""Finds windows of tokens in a file, and cuts them out of the runs in which they are fetched.
+"""Finds windows of tokens in a file, and cuts them out of the runs of windows that are fetched.
 
-A record of the chunk file is the tokens of a window. Where an index file says where documents begin, the places in the
-window at which one does follow: int32, ascending, from 1 to the length. The manifest has those of a run in the hint of
-its block: uint32, counted from the first token of the run. So nothing but tokens is fetched in an epoch.
+`tables/tokens/format.py` uses it, in the index (`cut_windows`) and in the recoder (`TokenWindowRecoder`). A record is
+the tokens of a window. With `Tokens(documents=True)` the places in the window at which documents begin follow: int32,
+ascending, from 1 to the length of a window. The index has them from the index file, and puts those of a run into the
+hint of its block: uint32, counted from the first token of the run. Therefore an epoch fetches tokens only.
 """
 
 from __future__ import annotations
@@ -26,14 +27,17 @@ _MAX_HINTED = LONGEST_HINT // _HINTED.itemsize
 def cut_windows(
     source: Source, dtype: str, start: int, length: int, documents: megatron.MegatronHead | None
 ) -> Indexing:
-    """Yields runs of windows, each about as long as a chunk, that begin with the last token of the one before.
+    """Yields the windows of a file as blocks: runs of windows, each at most as long as a chunk, or of one window.
 
     Args:
         source: the file.
         dtype: dtype of a token.
         start: byte at which the first token begins.
-        length: tokens from the beginning of a window to that of the next.
-        documents: head of the index file that says where documents begin; None: nothing says it.
+        length: tokens from the beginning of a window to that of the next one; a window has one more.
+        documents: head of the index file, if hints must say where documents begin; else None.
+
+    Raises:
+        ManifestError: the file ends inside of a token, a window has too many documents, or the index file is wrong.
     """
     token = np.dtype(dtype).itemsize
     tokens, rest = divmod(source.record.size - start, token)
@@ -59,7 +63,12 @@ def cut_windows(
 
 
 class DocumentStarts:
-    """Finds where documents begin, from the first to the last; reads the index file, if there is one, in pieces."""
+    """Finds where documents begin, forward through a file, by reading the index file in pieces.
+
+    Args:
+        source: the file and its index file.
+        head: head of the index file; with None no document is found.
+    """
 
     def __init__(self, source: Source, head: megatron.MegatronHead | None) -> None:
         self._source = source
@@ -68,27 +77,37 @@ class DocumentStarts:
         self._known = np.empty(0, np.int64)
 
     def find_starts(self, first: int, tokens: int) -> Reading[NDArray[np.int64]]:
-        """Returns where documents begin in the `tokens` behind the token `first`, counted from it.
+        """Returns the places at which documents begin among the `tokens` tokens behind token `first`.
 
-        The places ascend. Later calls ask for later tokens.
+        The places are counted from token `first`, and ascend from 1 on. Each call must ask for later tokens than the
+        one before. Raises ManifestError if the index file is wrong.
         """
         while self._head and self._at.entries < self._head.documents and self._at.tokens <= first + tokens:
             found, self._at = yield from megatron.next_documents(self._source, self._head, self._at)
             self._known = np.concatenate([self._known, found])
         self._known = self._known[np.searchsorted(self._known, first, "right") :]
-        # Documents without a token begin where the next one does.
+        # A document without tokens begins where the next one does, and is not told apart from it.
         return np.unique(self._known[: np.searchsorted(self._known, first + tokens, "right")]) - first
 
 
 class TokenWindowRecoder:
-    """Copies windows out of runs of tokens; `length` is from the beginning of a window to that of the next."""
+    """Makes records of windows by copying them out of runs of tokens, as a `Recoder`.
+
+    Args:
+        length: tokens from the beginning of a window to that of the next one; a window has one more.
+        dtype: dtype of a token.
+    """
 
     def __init__(self, length: int, dtype: np.dtype[np.generic]) -> None:
         self._length = length
         self._dtype = dtype
 
     def recode(self, content: memoryview, samples: int, hint: bytes) -> Records:
-        """Makes records of the windows of a run, each with the places at which documents begin in it."""
+        """Makes records of the windows of a run, with the places at which documents begin if there is a hint.
+
+        Raises:
+            RecodeError: content or hint are not those of so many windows.
+        """
         expected = (samples * self._length + 1) * self._dtype.itemsize
         if samples < 1 or len(content) != expected:
             raise RecodeError(
@@ -117,5 +136,5 @@ class TokenWindowRecoder:
 
 
 def ascends(places: NDArray[np.integer], limit: int) -> bool:
-    """Whether each is larger than the one before, and all are of 1 to `limit`."""
+    """Whether each place is larger than the one before, and all are in 1 to `limit`; true without places."""
     return not len(places) or bool(places[0] >= 1 and places[-1] <= limit and (np.diff(places) > 0).all())

@@ -1,1 +1,4 @@
-"""Zarr of versions 2 and 3: rows of its arrays, found by metadata, names of objects and indexes of shards."""
+"""The format "zarr", of versions 2 and 3: rows are found by metadata, names of objects and indexes of shards.
+
+`formats/registry.py` makes it. Rows of chunks become samples by `tables/tiles.py`, as those of HDF5.
+"""

@@ -1,6 +1,7 @@
-"""Finds the chunks of zarr arrays and decodes them, in recoders.
+"""Finds the chunks of zarr arrays, and decodes them.
 
-Each is an object, or in a shard, which has an index of its chunks.
+`tables/zarr/format.py` uses it in the engine (`Stored`) and in the recoder (`ZarrChunkDecoder`). A chunk is an object,
+or a part of an object that is a shard, which has an index of its chunks.
 """
 
 from __future__ import annotations
@@ -23,16 +24,21 @@ from streamer.tables.tiles import NO_TILES, Array, ColumnHint, Int64Array, TileC
 from streamer.tables.zarr.metadata import ZarrArray, ZarrCodec
 
 _CHECKSUM_BYTES = 4
-# Names of codecs, and of what decompresses them.
+# Codecs that `formats/compressed.py` decompresses, and its names for them.
 _OWN_NAMES = {"gzip": "gz", "zstd": "zst", "bz2": "bz2"}
-# Bytes of the heads of what numcodecs decompresses.
+# Bytes of the head of a content, by codec, for those that numcodecs decompresses.
 _LEAST_BYTES = {"blosc": 16, "lz4": 4}
-# A compressed chunk may be compressed again.
+# Bytes that a codec may give beyond those of the chunk: a compressed chunk, which is longer, may be compressed again.
 _SPARE_BYTES = 1 << 16
 
 
 class ZarrChunkDecoder:
-    """Decodes chunks of one shape."""
+    """Decodes the chunks of one array.
+
+    Args:
+        dtype: dtype of the items.
+        column: hint with shape and codecs of the chunks.
+    """
 
     def __init__(self, dtype: np.dtype[np.generic], column: ColumnHint) -> None:
         self._dtype = dtype
@@ -47,7 +53,12 @@ class ZarrChunkDecoder:
         self._bytes = dtype.itemsize * math.prod(column.tile)
 
     def __call__(self, stored: memoryview, mask: int) -> Array:
-        """Returns the items of a chunk; raises RecodeError if it cannot be decompressed, or has another length."""
+        """Returns the items of a chunk, in its shape; `mask` has no meaning for zarr.
+
+        Raises:
+            RecodeError: the chunk cannot be decompressed, or has another length.
+            ConfigError: a library for its codecs is not installed.
+        """
         for compression in self._compressions:
             try:
                 stored = self._decompress(compression, stored)
@@ -58,6 +69,7 @@ class ZarrChunkDecoder:
         return np.frombuffer(stored, self._dtype).reshape(self._stored).transpose(self._axes)
 
     def _decompress(self, compression: str, stored: memoryview) -> memoryview:
+        """Undoes one codec (of `metadata.COMPRESSIONS`); raises DecompressError or zlib.error."""
         limit = self._bytes + _SPARE_BYTES
         if compression in _OWN_NAMES:
             return decompress(_OWN_NAMES[compression], stored, limit)
@@ -73,7 +85,7 @@ class ZarrChunkDecoder:
             if checksum_of(checked) != int.from_bytes(checksum, "little"):
                 raise DecompressError("its checksum is wrong")
             return checked
-        # numcodecs decompresses the others. The length, and for blosc that of what is compressed, are what it believes.
+        # numcodecs decompresses the others, and trusts the lengths in the head: so these are checked first.
         head = stored[4:8] if compression == "blosc" else stored[:4]
         length = int.from_bytes(head, "little")
         least = _LEAST_BYTES.get(compression, 0)
@@ -84,7 +96,7 @@ class ZarrChunkDecoder:
         place = np.empty(length, np.uint8)
         library = _library(f"numcodecs.{compression}")
         if compression == "blosc":
-            # There are as many recoders as there are cores to spare.
+            # Threads would not help, because there are as many recoders as there are cores to spare.
             library.use_threads = False
         try:
             library.decompress(stored, place)
@@ -94,7 +106,7 @@ class ZarrChunkDecoder:
 
 
 def checksum_of(content: memoryview) -> int:
-    """Returns the CRC-32C of the content."""
+    """Returns the CRC-32C of a content; raises ConfigError if google_crc32c is not installed."""
     found: int = _library("google_crc32c").value(bytes(content))
     return found
 
@@ -108,20 +120,29 @@ _UNWRITTEN = (1 << 64) - 1
 
 
 class Stored(msgspec.Struct, frozen=True):
-    """The objects of an array, or of some of its rows, sorted by `origins`, the first item of each."""
+    """The objects of an array, or those of some of its rows.
+
+    Attributes:
+        array: metadata of the array.
+        origins: place of the first item of each object, sorted.
+        objects: the objects, in the order of `origins`.
+    """
 
     array: ZarrArray
     origins: list[tuple[int, ...]]
     objects: list[ObjectRecord]
 
     def column(self, tiles: Tiles = NO_TILES) -> TileColumn:
-        """Returns the rows of the array."""
+        """Returns the rows of the array as a column with these tiles."""
         array = self.array
         codecs = msgspec.to_builtins(array.codecs)
         return TileColumn(np.dtype(array.dtype), array.shape, array.tile, tiles, codecs=codecs, fill=array.fill)
 
     def tiles(self) -> Tiles:
-        """Returns the chunks, each an object; raises ManifestError if one is not as long as a chunk."""
+        """Returns the objects as tiles, for an array without shards.
+
+        Raises ManifestError if an object is empty, or has no codecs and another length than a chunk.
+        """
         array = self.array
         sizes = [record.size for record in self.objects]
         expected = math.prod(array.tile) * np.dtype(array.dtype).itemsize
@@ -136,7 +157,11 @@ class Stored(msgspec.Struct, frozen=True):
         return Tiles(origins=origins, starts=none, lengths=lengths, masks=none, objects=self.objects)
 
     def chunks(self) -> Reading[Tiles]:
-        """Returns the chunks; reads the indexes of all shards at once, and raises ManifestError if one is damaged."""
+        """Returns the chunks as tiles; reads the indexes of all shards at once.
+
+        Raises:
+            ManifestError: an object or the index of a shard is damaged.
+        """
         shard = self.array.shard
         if shard is None or not self.objects:
             return self.tiles()
@@ -161,7 +186,16 @@ class Stored(msgspec.Struct, frozen=True):
         )
 
     def _find_shard_chunks(self, place: int, index: memoryview, at: int) -> tuple[Int64Array, Int64Array, Int64Array]:
-        """Returns the chunks of one shard that were written: first item, start and length, number of the object."""
+        """Returns the chunks of one shard that were written, sorted as in the index.
+
+        Args:
+            place: number of the shard among `objects`.
+            index: the bytes of its index.
+            at: byte of the object at which the index begins, for errors.
+
+        Returns:
+            Place of the first item of each chunk; its start and length in the object; and `place` for each.
+        """
         array = self.array
         record = self.objects[place]
         assert array.shard is not None

@@ -1,7 +1,8 @@
-"""Zarr of versions 2 and 3: rows of arrays are samples, the index is the metadata, and the indexes of shards.
+"""The format "zarr", of versions 2 and 3: rows of arrays are samples.
 
-Rows of one array without codecs, in chunks of whole rows, are read where they lie. All others are put together once,
-before the cache: the chunks of a run of rows, which are many objects.
+`formats/registry.py` makes it. The index comes from the metadata of a store, the listing of its objects, and the
+indexes of shards. Rows of a single array without codecs, in chunks of whole rows, are read where they lie. All other
+rows are in blocks, which consist of chunks from many objects: a recoder decodes and joins them, once.
 """
 
 from __future__ import annotations
@@ -29,18 +30,23 @@ from streamer.tables.zarr.metadata import CHUNK_NAME, NAMES, ZarrArray, nodes_of
 
 _CHOOSE = 'name the arrays that you want: Zarr(arrays={"image": "images"})'
 _MAX_METADATA_BYTES = 16 << 20
-# Objects of the longest array that are indexed together.
+# Number of objects, of the array with the longest rows, whose rows are indexed with the first of them.
 _TOGETHER = 1024
 
 
+# Fields of `_ZarrNotes` that are only encoded if they are not empty.
 _BESIDE = ("before", "after")
 
 
 class _ZarrNotes(msgspec.Struct, frozen=True):
-    """The survey's facts about an object: its rows, if they are plain.
+    """What the survey tells the index of an object: which rows are indexed with it.
 
-    Else it has the first and last row that are found here, and the objects of the store with these rows, by field.
-    `before` and `after` are of stores without an object, whose rows come before and after those of this one.
+    Attributes:
+        plain: the rows of the object, if they are samples as they are stored; else None.
+        rows: first row, and the row behind the last one, that are indexed with this object.
+        stored: the objects of the store that have these rows, by field.
+        before: notes of stores without objects, whose rows come before those of this object.
+        after: notes of stores without objects, whose rows come after those of this object.
     """
 
     plain: ArrayRows | None = None
@@ -50,18 +56,18 @@ class _ZarrNotes(msgspec.Struct, frozen=True):
     after: list[_ZarrNotes] = msgspec.field(default_factory=list)
 
     def encode(self) -> bytes:
-        """Encodes with the JSON of the standard library: a url may have bytes that are not UTF-8."""
-        # Empty fields are left out, as earlier versions did.
+        """Returns the notes as JSON, by the standard library, because a url may have bytes that are not UTF-8."""
+        # Without stores before or after, the JSON is that of earlier versions.
         found = {name: value for name, value in msgspec.to_builtins(self).items() if value or name not in _BESIDE}
         return json.dumps(found).encode()
 
 
 class Zarr(RowFormat, frozen=True, forbid_unknown_fields=True):
-    """Zarr stores: a sample is a row along axis 0 of one array, or of several ones of a group, of the same length.
+    """Reads zarr stores: a sample is a row along axis 0 of one array, or of several arrays of the same length.
 
     Attributes:
-        arrays: paths in the group by the name of their field, {"image": "images"}; empty: all arrays of the group but
-            scalars, by their names. Of a store that is one array, the rows are the field "array".
+        arrays: paths of arrays in the store by the name of their field, {"image": "images"}; empty for all arrays of
+            the store's group but scalars. If the store is a single array, its rows are the field "array".
     """
 
     name = "zarr"
@@ -69,11 +75,11 @@ class Zarr(RowFormat, frozen=True, forbid_unknown_fields=True):
     arrays: dict[str, str] = msgspec.field(default_factory=dict)
 
     def accepts(self, key: str) -> bool:
-        """Accepts objects with names of chunks."""
+        """Whether an object has the name of a chunk or shard."""
         return CHUNK_NAME.fullmatch(base_name(key)) is not None
 
     def explain_empty(self, keys: Sequence[str]) -> str:
-        """Says that nothing was written but metadata: samples are read of objects, and here is none."""
+        """Returns a text that says that a store has metadata and no chunks; "" if there is no metadata."""
         if not any(base_name(key) in NAMES for key in keys):
             return ""
         return (
@@ -82,7 +88,11 @@ class Zarr(RowFormat, frozen=True, forbid_unknown_fields=True):
         )
 
     def survey_rows(self, accepted: Sequence[ObjectRecord], others: Mapping[str, ObjectRecord]) -> Surveying:
-        """Reads the metadata; the listing says which chunks there are."""
+        """Reads the metadata of all stores; the listing says which of their chunks exist.
+
+        Raises:
+            ManifestError: there is no store, an array is missing or not read, or stores or lengths of arrays differ.
+        """
         nodes = nodes_of(others)
         if not nodes:
             raise ManifestError(
@@ -91,7 +101,7 @@ class Zarr(RowFormat, frozen=True, forbid_unknown_fields=True):
         objects = sorted(accepted, key=_url)
         stores: list[tuple[dict[str, Stored], ObjectRecord]] = []
         facts = Facts()
-        # Nodes that are in no other one are the roots.
+        # The nodes that are inside of no other node are the roots of stores.
         roots: list[str] = []
         for node in sorted(nodes):
             if not roots or not node.startswith(roots[-1]):
@@ -108,12 +118,16 @@ class Zarr(RowFormat, frozen=True, forbid_unknown_fields=True):
                 facts = own
                 stores.append((stored, sidecar))
         sources, left_out = _sources_of(stores, windows=self.window is not None)
-        # The shards of other arrays than the longest may be read in two places.
+        # The index of a shard may be read twice, if its array has shorter rows than another one.
         shards = [each.array.index_bytes * len(each.objects) for stored, _ in stores for each in stored.values()]
         return Survey(sources, facts, read_bytes=2 * sum(shards), left_out=left_out)
 
     def index_rows(self, source: Source, facts: Facts, start: int) -> Indexing:
-        """Finds the rows whose first object this is."""
+        """Finds the rows that are indexed with this object; none for most objects.
+
+        Raises:
+            ManifestError: an object or the index of a shard is damaged, or long runs of rows were never written.
+        """
         if not source.notes:
             return
         notes = msgspec.convert(json.loads(source.notes), _ZarrNotes)
@@ -128,24 +142,37 @@ class Zarr(RowFormat, frozen=True, forbid_unknown_fields=True):
                 yield from blocks_of(columns, each.rows, source.chunk_bytes)
 
     def narrow(self, facts: Facts, fields: Collection[str]) -> Zarr:
-        """Returns the format of these arrays, whose chunks are objects of their own; see `Format.narrow`."""
+        """Returns the format with these arrays only, never None; itself if there is a single one."""
         if len(facts.fields) == 1:
-            # The only array may be the root, which has no path.
+            # The only array may be the root of the store, which has no path.
             return self
         return msgspec.structs.replace(self, arrays={name: self.arrays.get(name, name) for name in sorted(fields)})
 
     def open_rows(self, facts: Facts) -> Opener:
-        """Opens rows."""
+        """Returns what opens rows."""
         return opener_of(facts)
 
     def recode_rows(self, facts: Facts) -> Recoder:
-        """Decompresses chunks."""
+        """Returns what decodes chunks."""
         return TileRecoder(facts, ZarrChunkDecoder)
 
     def _arrays(
         self, root: str, nodes: Mapping[str, str], others: Mapping[str, ObjectRecord]
     ) -> Reading[dict[str, tuple[str, ZarrArray]]]:
-        """Reads the wanted arrays of a store, each with the address of its node, by the name of their field."""
+        """Reads the metadata of the wanted arrays of a store.
+
+        Args:
+            root: url of the store, with a slash at the end.
+            nodes: names of the metadata of all nodes, by their urls (`nodes_of`).
+            others: the objects that are no chunks, by url.
+
+        Returns:
+            For each field, the url of the array's node and the array.
+
+        Raises:
+            ArraysError: there is no such array, or it is not read.
+            ManifestError: the metadata of an array are empty or too long.
+        """
         if self.arrays:
             wanted = {name: f"{root}{path.strip('/')}/" for name, path in self.arrays.items()}
         else:
@@ -176,7 +203,13 @@ def _url(record: ObjectRecord) -> str:
 
 
 def _find_objects(objects: Sequence[ObjectRecord], node: str, array: ZarrArray) -> Stored:
-    """Returns the objects of an array, in the order of their first items."""
+    """Returns the objects of an array.
+
+    Args:
+        objects: all objects of the dataset, sorted by url.
+        node: url of the array, with a slash at the end.
+        array: metadata of the array.
+    """
     below = objects[bisect_left(objects, node, key=_url) : bisect_left(objects, node[:-1] + "0", key=_url)]
     found = [(origin, record) for record in below if (origin := array.origin(record.url[len(node) :])) is not None]
     found.sort(key=lambda pair: pair[0])
@@ -186,12 +219,19 @@ def _find_objects(objects: Sequence[ObjectRecord], node: str, array: ZarrArray) 
 def _sources_of(
     stores: Sequence[tuple[dict[str, Stored], ObjectRecord]], *, windows: bool
 ) -> tuple[list[Source], list[LeftOut]]:
-    """Returns the objects of all stores with which runs of rows are indexed, and the stores that have no place.
+    """Returns the sources of all stores, in the order of the rows, and the stores that are left out.
 
-    The rows of a store without an object, all of the fill value, are indexed with an object of the store before it, or
-    behind it. Windows go on over the rows of an object, so that they have no such store.
+    The rows of a store without objects are all fill values. They are indexed with an object of the store before it, or
+    of the one behind it. Such a store is left out if samples are windows, which must not go over the end of a store.
+
+    Args:
+        stores: for each store, its arrays by field, and the object of its metadata.
+        windows: whether samples are windows.
+
+    Raises:
+        ManifestError: no store has an object, or the arrays of a store cannot be read by rows.
     """
-    # Sources by store, each of which begins with those that have rows.
+    # The sources by store; in each list those with which rows are indexed come first.
     found: list[list[Source]] = []
     first: list[_ZarrNotes] = []
     left_out: list[LeftOut] = []
@@ -227,20 +267,24 @@ def _is_unwritten(stored: Mapping[str, Stored]) -> bool:
 
 
 def _add_stores(source: Source, before: list[_ZarrNotes], after: list[_ZarrNotes]) -> Source:
-    """Returns a source with rows of other stores."""
+    """Returns a source with which the rows of further stores are indexed, before and after its own rows."""
     notes = msgspec.convert(json.loads(source.notes), _ZarrNotes)
     notes = msgspec.structs.replace(notes, before=[*notes.before, *before], after=[*notes.after, *after])
     return msgspec.structs.replace(source, notes=notes.encode())
 
 
 def _sources(stored: Mapping[str, Stored], sidecar: ObjectRecord, *, together: bool, plain: bool) -> list[Source]:
-    """Returns the objects of a store with which runs of rows are indexed, in the order of the rows, then the others.
+    """Returns the sources of a store: objects with which runs of rows are indexed, in their order, then the others.
 
     Args:
-        stored: Arrays by field.
-        sidecar: Metadata of the store.
-        together: Whether all rows are indexed with the first one, because samples go on from object to object.
+        stored: Arrays of the store by field.
+        sidecar: Object of the store's metadata.
+        together: Whether all rows are indexed with the first object, because samples go on from object to object.
         plain: Whether rows may be samples as they are stored.
+
+    Raises:
+        ArraysError: the arrays cannot be read by rows.
+        ManifestError: an object is damaged.
     """
     columns = {name: each.column() for name, each in stored.items()}
     rows = common_rows(columns)
@@ -272,7 +316,14 @@ def _sources(stored: Mapping[str, Stored], sidecar: ObjectRecord, *, together: b
 
 
 def _between(stored: Mapping[str, Stored], tops: Mapping[str, list[int]], first: int, stop: int) -> dict[str, Stored]:
-    """Returns the objects that have a part of these rows; `tops` has the first row of each."""
+    """Returns, by field, the objects that have a part of the rows `[first, stop)`.
+
+    Args:
+        stored: Arrays of the store by field.
+        tops: For each field, the first row of each object.
+        first: The first row.
+        stop: The row behind the last one.
+    """
     found = {}
     for name, each in stored.items():
         begin = first - each.array.object_shape[0] + 1
@@ -283,7 +334,7 @@ def _between(stored: Mapping[str, Stored], tops: Mapping[str, list[int]], first:
 
 @contextmanager
 def _errors_of(record: ObjectRecord) -> Iterator[None]:
-    """Names the object of an error."""
+    """Turns an ArraysError that is raised within the context into a ManifestError about the object."""
     try:
         yield
     except ArraysError as error:

@@ -1,4 +1,7 @@
-"""Parses the metadata of a zarr array, in the terms of version 3; raises `ArraysError`.
+"""Parses the metadata of a zarr array, of version 2 or 3, into one description in the terms of version 3.
+
+`tables/zarr/format.py` reads metadata with it, and `tables/zarr/codecs.py` uses the description. What cannot be read
+raises `ArraysError`.
 
 Source: https://zarr-specs.readthedocs.io, "Zarr core specification (version 3)", "sharding-indexed", "Zarr storage
 specification version 2".
@@ -21,7 +24,8 @@ ZARR_3 = "zarr.json"
 ARRAY_2 = ".zarray"
 GROUP_2 = ".zgroup"
 NAMES = (ZARR_3, ARRAY_2, GROUP_2)
-# "c/0/1" and "c.0.1" of version 3, "0/1" and "0.1" of version 2.
+# Objects with chunks have names such as "c/0/1" and "c.0.1" in version 3, "0/1" and "0.1" in version 2. `CHUNK_NAME`
+# is the part behind the last slash.
 _NUMBER = re.compile(r"\d{1,15}", re.ASCII)
 CHUNK_NAME = re.compile(r"(?:c\.)?\d+(?:\.\d+)*")
 _DTYPES = {
@@ -35,19 +39,25 @@ _CHECKSUM = "crc32c"
 _SHARDS = "sharding_indexed"
 _TRANSPOSE = "transpose"
 _BYTES = "bytes"
-# Codecs of bytes to bytes.
+# Names of codecs that make bytes of bytes.
 COMPRESSIONS = ("blosc", "bz2", _CHECKSUM, "gzip", "lz4", "zlib", "zstd")
 
 
 class ZarrCodec(msgspec.Struct, frozen=True, forbid_unknown_fields=False):
-    """How bytes, or items, are stored."""
+    """A codec of an array, or another thing with a name and a configuration: grid of chunks, encoding of names."""
 
     name: str
     configuration: dict[str, Any] = msgspec.field(default_factory=dict)
 
 
 class Shard(msgspec.Struct, frozen=True):
-    """Chunks of one shape that share an object; their index is at its start or end, and may end with its CRC-32C."""
+    """The layout of objects that are shards.
+
+    Attributes:
+        chunk: shape of the chunks in a shard.
+        at_end: whether the index of the chunks is at the end of a shard; else it is at the beginning.
+        has_checksum: whether the index ends with its CRC-32C.
+    """
 
     chunk: tuple[int, ...]
     at_end: bool
@@ -55,17 +65,17 @@ class Shard(msgspec.Struct, frozen=True):
 
 
 class ZarrArray(msgspec.Struct, frozen=True):
-    """An array.
+    """The metadata of an array.
 
     Attributes:
         dtype: dtype of the items as stored.
-        shape: rows first.
-        object_shape: items of an object: of a chunk, or of a shard.
-        start: beginning of the names of its objects, below the array.
-        separator: between the numbers in these names.
-        codecs: codecs of a chunk; empty: its items, one after the other.
-        fill: an item that was never written.
-        shard: layout of the shards; None: every object is a chunk.
+        shape: shape of the array; axis 0 are the rows.
+        object_shape: shape of the part of the array that an object has: a chunk or a shard.
+        start: beginning of the names of its objects, below the array ("c/").
+        separator: text between the numbers in these names.
+        codecs: codecs of a chunk; empty if a chunk is its items, one after the other.
+        fill: bytes of an item that was never written.
+        shard: layout of the shards; None if every object is a chunk.
     """
 
     dtype: str
@@ -84,14 +94,14 @@ class ZarrArray(msgspec.Struct, frozen=True):
 
     @property
     def index_bytes(self) -> int:
-        """Bytes of the index of a shard."""
+        """Bytes of the index of a shard; 0 if there are no shards."""
         if self.shard is None:
             return 0
         axes = zip(self.object_shape, self.shard.chunk, strict=True)
         return 16 * math.prod(length // step for length, step in axes) + 4 * self.shard.has_checksum
 
     def origin(self, name: str) -> tuple[int, ...] | None:
-        """Returns the first item of the object of this name; None if the object has no part of the array."""
+        """Returns the place of the first item of the object with this name; None if it has no part of the array."""
         numbers = name.removeprefix(self.start).split(self.separator)
         if (
             not name.startswith(self.start)
@@ -105,6 +115,8 @@ class ZarrArray(msgspec.Struct, frozen=True):
 
 
 class _Array3(msgspec.Struct, frozen=True):
+    """The metadata of an array in version 3, as its JSON has them."""
+
     shape: tuple[int, ...]
     data_type: Any
     chunk_grid: ZarrCodec
@@ -115,6 +127,8 @@ class _Array3(msgspec.Struct, frozen=True):
 
 
 class _Array2(msgspec.Struct, frozen=True):
+    """The metadata of an array in version 2, as its JSON has them."""
+
     shape: tuple[int, ...]
     chunks: tuple[int, ...]
     dtype: Any
@@ -126,12 +140,22 @@ class _Array2(msgspec.Struct, frozen=True):
 
 
 class _ZarrNode(msgspec.Struct, frozen=True):
+    """What the metadata of any node say: the version, and in version 3 "array" or "group"."""
+
     zarr_format: Any = None
     node_type: str = ""
 
 
 def read_metadata(name: str, content: memoryview) -> ZarrArray | None:
-    """Parses an object called `name`, one of `NAMES`; returns an array, or None for a group."""
+    """Parses the metadata of a node; returns an array, or None for a group.
+
+    Args:
+        name: name of the object, one of `NAMES`.
+        content: its bytes.
+
+    Raises:
+        ArraysError: the metadata are damaged, or of an array that is not read.
+    """
     try:
         node = msgspec.json.decode(content, type=_ZarrNode)
         if node.zarr_format != (3 if name == ZARR_3 else 2):
@@ -159,7 +183,7 @@ def _array_3(found: _Array3) -> ZarrArray:
     shard = None
     if codecs and codecs[0].name == _SHARDS:
         shard, codecs = _shard(codecs, outer)
-    # The codec that makes bytes of items says their byte order; the others remain.
+    # The codec "bytes", which makes bytes of items, only says their byte order, and is taken out. The others remain.
     names = [codec.name for codec in codecs]
     place = names.index(_BYTES) if _BYTES in names else -1
     unknown = [name for name in names[:place] if name != _TRANSPOSE] + [
@@ -220,7 +244,7 @@ def _array_2(found: _Array2) -> ZarrArray:
 
 
 def _lengths(found: object, shape: Sequence[int]) -> tuple[int, ...]:
-    """Returns the shape of a chunk."""
+    """Returns the shape of a chunk in an array of this shape; raises ArraysError if it is none."""
     try:
         chunk = msgspec.convert(found, tuple[int, ...])
     except msgspec.ValidationError:
@@ -235,7 +259,12 @@ def _are_lengths(numbers: Sequence[int], least: int = 1) -> bool:
 
 
 def _shard(codecs: Sequence[ZarrCodec], outer: tuple[int, ...]) -> tuple[Shard, list[ZarrCodec]]:
-    """Returns the shards, and the codecs of the chunks in them."""
+    """Returns the layout of shards, and the codecs of the chunks in them; raises ArraysError.
+
+    Args:
+        codecs: codecs of the array, the first of which is that of shards.
+        outer: shape of a shard.
+    """
     try:
         settings = msgspec.convert(codecs[0].configuration, _Sharding)
     except msgspec.ValidationError as error:
@@ -256,6 +285,8 @@ def _shard(codecs: Sequence[ZarrCodec], outer: tuple[int, ...]) -> tuple[Shard, 
 
 
 class _Sharding(msgspec.Struct, frozen=True):
+    """The configuration of the codec of shards, as its JSON has it."""
+
     chunk_shape: tuple[int, ...]
     codecs: list[ZarrCodec]
     index_codecs: list[ZarrCodec]
@@ -271,7 +302,7 @@ def _order(codec: ZarrCodec) -> str:
 
 
 def _fill(value: object, dtype: np.dtype[np.generic]) -> bytes:
-    """Returns the bytes of an item."""
+    """Returns the bytes of a fill value, from JSON in any form of version 2 or 3; raises ArraysError."""
     try:
         if isinstance(value, list) and dtype.kind == "c":
             value = complex(*map(float, value))
@@ -285,11 +316,11 @@ def _fill(value: object, dtype: np.dtype[np.generic]) -> bytes:
 
 
 def nodes_of(urls: Mapping[str, object]) -> dict[str, str]:
-    """Returns the name of the metadata of each node, by the address of the node, which ends with "/"."""
+    """Returns the name of the metadata of each node (array or group), by the node's url, which ends with a slash."""
     found: dict[str, str] = {}
     for url in urls:
         folder, slash, name = url.rpartition("/")
-        # A group of version 2 that is an array, too, is the array.
+        # A node with metadata of several kinds has the first one of `NAMES`: an array rather than a group.
         if name in NAMES and NAMES.index(name) <= NAMES.index(found.get(folder + slash, GROUP_2)):
             found[folder + slash] = name
     return found
