@@ -339,11 +339,11 @@ class Format(msgspec.Struct, frozen=True, forbid_unknown_fields=True, metaclass=
         return None
 
     def find_decode_cost(self, manifest: Manifest, ordinal: int | None = None) -> DecodeCost | None:
-        """Returns what decoding takes, by the index; None if the index does not say.
+        """Returns what decoding takes, by the index, or None if the index does not say.
 
         Args:
             manifest: manifest of the dataset.
-            ordinal: ordinal of a sample; None for the mean over all samples.
+            ordinal: ordinal of a sample, or None for the mean over all samples.
         """
         return None
 

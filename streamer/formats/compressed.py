@@ -99,7 +99,7 @@ class _Inflate:
     def decompress(self, data: memoryview | bytes, max_length: int) -> bytes:
         found: bytes = self._object.decompress(self._rest or data, max_length)
         self._rest = self._object.unconsumed_tail
-        # After an answer of full length, zlib may hold more output, so it is asked again before it gets input.
+        # If an answer has the full length, zlib may hold more output, so it is asked again before it gets input.
         self.needs_input = not self._rest and len(found) < max_length
         return found
 
@@ -226,7 +226,7 @@ def _standard_library(name: str, compression: str) -> ModuleType:
         ) from error
 
 
-# By extension of a file: what decompresses its content to at most so many bytes.
+# Functions that decompress a content to at most so many bytes, by extension of the file.
 DECOMPRESSORS: dict[str, Callable[[memoryview, int], memoryview]] = {
     "gz": _decompress_streams(lambda: (_Inflate, (inflate.error,))),
     "bz2": _decompress_streams(_bzip2),

@@ -23,7 +23,7 @@ from streamer.formats.tar import INDEX_ENDINGS
 from streamer.formats.webdataset import WebDataset
 from streamer.manifest.beside import is_hidden, is_hidden_folder
 
-# By ending of a file: title of a format that is not read.
+# Titles of formats that are not read, by ending of a file.
 _NOT_READ = {
     **dict.fromkeys(["nc", "nc4"], "NetCDF"),
     **dict.fromkeys(["array_record", "arrayrecord"], "ArrayRecord"),
@@ -66,20 +66,19 @@ def chooser(
     extensions: Iterable[str] | None = None,
     on_note: Callable[[str], None] = lambda note: None,
 ) -> Callable[[Iterable[str]], Format]:
-    """Returns a function that the builder of a manifest calls with the paths of all objects to get the format.
+    """Returns a function by which the builder of a manifest gets the format from the paths of all objects.
 
-    That function raises ConfigError for extensions that no file has, objects of several formats, and a format that is
-    not read. If the name is "auto", it also raises it for several splits, and for tables with a log (Delta Lake).
+    That function raises ConfigError if no file has the extensions, or if the objects are of several formats or of one
+    that is not read. Under "auto" it also does so for several splits, and for a table with a log (Delta Lake).
 
     Args:
         name: name of a format, or "auto" to find it from the paths of the objects.
-        options: options of the named format; with "auto", `classes` of a `Folder` or nothing.
-        extensions: extensions of the raw files that are samples; the format is then `Folder`. With None, a `Folder`
-            takes the files that `folder.class_folders` chooses.
+        options: options of the named format. With "auto" only `classes` of a `Folder` count.
+        extensions: extensions of the raw files that are samples. With None `folder.class_folders` chooses them.
         on_note: called with a line about files that are not samples, or about splits.
 
     Raises:
-        ConfigError: there is no format of this name, or it does not have such options.
+        ConfigError: no format has this name and such options.
     """
     fixed = None if name == AUTO else find_format(name, options)
     # The client gives the extensions and classes of a Folder under "auto", so that a file of annotations is found.

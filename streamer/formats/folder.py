@@ -39,7 +39,7 @@ class Folder(Format, frozen=True, forbid_unknown_fields=True):
     Attributes:
         extensions: extensions of the files that are samples; capitals do not matter, and jpeg is jpg. With None the
             index chooses (see `class_folders`): the commonest one if most files are in class folders, else all.
-        metadata: path of the file of annotations among the files, which is not a sample; "" if there is none. The
+        metadata: path of the file of annotations among the files, which is not a sample, or "" if there is none. The
             index sets it.
         classes: names of the classes in the order of their numbers, such as `classes` of the training data. A
             validation set that lacks a class then has the same labels, and a folder with another name is an error.

@@ -82,7 +82,7 @@ def walk_sidecar(
 
     Args:
         source: the object and its index file.
-        start: byte of the object at which a sample begins; samples before it are left out.
+        start: byte of the object at which a sample begins. Samples before it are left out.
         edges_of: finds the starts of the samples and the end of the last one, from the content of the index file and
             the size of the object; raises ValueError for another content.
         head_bytes: length of the head of a sample.

@@ -3,7 +3,7 @@
 Used by `formats/webdataset.py`, which finds samples with it and opens them. Headers are checked strictly (checksum,
 sizes, ends). An entry is only a byte range: nothing is unpacked to disk. Damaged bytes raise `DamagedError`, and a
 compressed archive raises `UnreadError`.
-Source: POSIX.1-2017 `pax`, "ustar Interchange Format" and "pax Extended Header"; GNU tar manual, "Basic Tar Format".
+Source: POSIX.1-2017 `pax`, "ustar Interchange Format" and "pax Extended Header". GNU tar manual, "Basic Tar Format".
 
 Index files beside tars say where samples are (`sample_edges`):
 
@@ -82,8 +82,8 @@ class Parser(msgspec.Struct):
         """Parses the header block at byte `offset`.
 
         Returns:
-            An entry; or, for an extended header, the byte range of its content, which the caller gives to `meta` next;
-            or None for the end mark.
+            An entry. For an extended header, the byte range of its content, which the caller gives to `meta` next. For
+            the end mark, None.
 
         Raises:
             DamagedError: the block is no header, or is of an entry that cannot be read.
@@ -119,6 +119,7 @@ class Parser(msgspec.Struct):
             raise DamagedError("a global PAX header renames or resizes all entries", offset)
 
     def _entry(self, kind: int, name: str, size: int, offset: int) -> TarEntry:
+        """Makes the entry of a header, with what extended headers before it say; raises DamagedError."""
         if self._pax:
             # The PAX header before an entry may name and size it.
             pax, self._pax = self._pax, {}
@@ -170,7 +171,7 @@ def parse_header(block: bytes, offset: int) -> tuple[int, int, str]:
         if stored != body - 256 * high:
             raise DamagedError(f"not a tar header: checksum {stored}, expected {body}", offset)
     text = _text(name)
-    # Only POSIX archives have a prefix: GNU's old format keeps times there.
+    # The prefix exists in POSIX archives only: GNU's old format keeps times there.
     if magic == b"ustar\0" and prefix[0]:
         text = f"{_text(prefix)}/{text}"
     return kind, _number(size, offset), text

@@ -217,7 +217,7 @@ class RowPiece(msgspec.Struct, frozen=True):
     Attributes:
         ranges: byte ranges, as in `Block`; a single one if the bytes are the rows.
         rows: number of rows.
-        hint: hint of the block of rows; None if the bytes are the rows.
+        hint: hint of the block of rows, or None if the bytes are the rows.
         objects: the object of each range, as in `Block`.
     """
 
@@ -383,6 +383,7 @@ class WindowRecoder:
         )
 
     def _piece(self, content: memoryview, piece: PieceHint) -> list[memoryview]:
+        """Returns the rows of a piece as buffers; raises RecodeError for another number of rows."""
         buffers = [content]
         if piece.hint is not None:
             assert self._rows is not None, "formats with blocks have a recoder"

@@ -254,8 +254,8 @@ class _Head(msgspec.Struct):
         method: number of the compression method.
         behind: whether checksum and lengths are behind the content.
         checksum: CRC-32 of the decompressed content, unless it is behind it.
-        packed_bytes: length of the content in the archive; 0 if it may be behind the content.
-        bytes: length of the decompressed content; 0 if it may be behind the content.
+        packed_bytes: length of the content in the archive, or 0 if it may be behind the content.
+        bytes: length of the decompressed content, or 0 if it may be behind the content.
         rest: the bytes of the sample behind the head: the content, and what follows it.
     """
 
@@ -337,7 +337,7 @@ def _wide_numbers(extra: memoryview, numbers: list[int], at: int) -> list[int]:
 
     Args:
         extra: the extra field of the entry.
-        numbers: numbers of the entry; 2^32 - 1 stands for one that needs 64 bits.
+        numbers: numbers of the entry, with 2^32 - 1 for one that needs 64 bits.
         at: byte at which the extra field begins, for errors.
 
     Raises:

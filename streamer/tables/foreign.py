@@ -66,7 +66,7 @@ def decode_litdata_tensor(content: memoryview) -> Array:
 
 
 def decode_pixels(content: memoryview) -> Stored:
-    """Decodes an image that was written as Pillow's pixels: uint32 width, height, length of the mode; mode; pixels.
+    """Decodes an image of Pillow's pixels: uint32 width, height and length of the mode, then mode, pixels.
 
     Returns:
         uint8, height x width x RGB, as `decode_image` returns encoded images. Modes with more than 8 bits per pixel
@@ -214,7 +214,7 @@ class _Nested:
         return taken
 
 
-# What decodes a value, by the byte before it. Bytes above 15 stand before the fields of rows.
+# Functions that decode a value, by the byte before it. Bytes above 15 stand before the fields of rows.
 _TAGS: dict[int, Callable[[_Nested], object]] = {
     0: _Nested.json,
     1: _Nested.texts,

@@ -58,7 +58,7 @@ def read_indexes(
     decode: Callable[[memoryview], Index],
     names: Callable[[Index], Iterable[str]],
 ) -> Reading[list[tuple[ListedChunks, Index]]]:
-    """Reads the index files above the shards; returns each with what it says, in the order of their first shards.
+    """Reads the index files above the shards, and returns each with what it says, in the order of their first shards.
 
     An index file is not read if those of folders above it name all of its shards: large datasets are joined from parts
     that have index files, too.

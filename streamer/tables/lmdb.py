@@ -297,7 +297,7 @@ class LMDBTree(msgspec.Struct, frozen=True):
     Attributes:
         page_bytes: size of a page.
         pages: number of pages in use; every page number is below it.
-        depth: levels of pages from the root to the leaves; 0 if there are no entries.
+        depth: levels of pages from the root to the leaves, or 0 if there are no entries.
         root: number of the topmost page.
         entries: number of entries.
         key_pages: number of pages that have keys: branches and leaves.

@@ -101,9 +101,9 @@ class _MdsNotes(msgspec.Struct, frozen=True, array_like=True):
         samples: number of its samples.
         object_bytes: length of the object that is read.
         raw_bytes: length of the decompressed shard.
-        compression: how the object is compressed; "" if it is not.
+        compression: how the object is compressed, or "" if it is not.
         blocked: whether the shard is read as a block.
-        hashes: hashes of the object by their names; empty if it is not read as a block.
+        hashes: hashes of the object by their names, or empty if it is not read as a block.
     """
 
     samples: int
@@ -202,9 +202,10 @@ class _MdsRecoder:
     """Makes records of the samples of whole shards, as a `Recoder`; the hint is `_MdsNotes` in JSON."""
 
     def recode(self, content: memoryview, samples: int, hint: bytes) -> Records:
+        """Makes records of a shard; raises RecodeError if it is not the one that its index.json describes."""
         try:
             notes = _NOTES.decode(hint)
-            # Only the first hash that hashlib can compute is checked; it has none of xxhash.
+            # The first hash that hashlib can compute is checked. It can compute none of xxhash.
             known = [
                 name for name in notes.hashes if name in hashlib.algorithms_available and not name.startswith("shake_")
             ]

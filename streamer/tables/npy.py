@@ -143,7 +143,7 @@ class RawArrays(RowFormat, frozen=True, forbid_unknown_fields=True):
     def survey_rows(self, accepted: Sequence[ObjectRecord], others: Mapping[str, ObjectRecord]) -> Surveying:
         """Takes all objects, and reads nothing."""
         yield from ()
-        # Without windows the options say the field. Manifests of version 0.1 have no fields, and must stay equal.
+        # The options say the field if there are no windows: manifests of version 0.1 have no fields, and stay valid.
         fields = (FieldSpec(FIELD, self._kind),) if self.window is not None else ()
         return Survey([Source(record) for record in accepted], Facts(fields=fields), read_bytes=0)
 

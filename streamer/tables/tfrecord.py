@@ -82,7 +82,7 @@ class TFRecord(Format, frozen=True, forbid_unknown_fields=True):
         if not self.example or filled is None:
             return survey
         lists = yield from self._lists_in(filled)
-        # Without lists the facts get no notes, so that they equal those of earlier versions.
+        # The facts get no notes if there are no lists, so that they equal those of earlier versions.
         return msgspec.structs.replace(survey, facts=Facts(notes={_LISTS: lists})) if lists else survey
 
     def _lists_in(self, record: ObjectRecord) -> Asking[list[str]]:

@@ -56,7 +56,7 @@ class ColumnHint(msgspec.Struct, frozen=True, array_like=True):
         kind: kind of the field. The recoder compares it with the facts.
         tile: shape of each tile.
         codecs: how tiles are encoded, in a form that the format chooses; None or empty if they are items as they are.
-        fill: bytes of an item that is in no tile; empty for zero.
+        fill: bytes of an item that is in no tile, or empty for zero.
         tiles: the tiles, in the order of their bytes in the block.
     """
 
@@ -102,10 +102,10 @@ class TileColumn(msgspec.Struct, frozen=True):
 
     Attributes:
         dtype: dtype of the items as stored.
-        shape: shape of the array; axis 0 are the rows.
-        tile: shape of each tile, with as many axes; the shape of the array if it has no tiles.
+        shape: shape of the array, whose rows are along axis 0.
+        tile: shape of each tile, with as many axes, or the shape of the array if it has no tiles.
         tiles: places of the tiles that were written.
-        start: byte of the object at which an array without tiles begins; -1 if it has tiles.
+        start: byte of the object at which an array without tiles begins, or -1 if it has tiles.
         codecs: see `ColumnHint`.
         fill: see `ColumnHint`.
     """

@@ -32,9 +32,9 @@ class Column(msgspec.Struct, frozen=True):
     Attributes:
         values: numbers of a fixed field, shape (rows, ...); or all bytes of a variable field, one value after the
             other, uint8.
-        lengths: bytes of each value of a variable field, int64, shape (rows,); None for a fixed field.
-        nulls: bool, shape (rows,): which rows have no value; None if all have one.
-        pieces: the values in pieces, in place of `values`; empty if `values` has them.
+        lengths: bytes of each value of a variable field, int64, shape (rows,), or None for a fixed field.
+        nulls: bool, shape (rows,): which rows have no value, or None if all have one.
+        pieces: the values in pieces, in place of `values`, or empty if `values` has them.
     """
 
     values: NDArray[np.generic]

@@ -75,7 +75,7 @@ class _Chosen(msgspec.Struct, frozen=True):
 
     Attributes:
         buffers: Numbers of the buffers of each column of the object; see `Schema`.
-        columns: Numbers of the wanted columns; None if all are wanted.
+        columns: Numbers of the wanted columns, or None if all are wanted.
     """
 
     buffers: Sequence[tuple[int, int]]
@@ -96,8 +96,8 @@ class ArrowIPC(Format, frozen=True, forbid_unknown_fields=True):
     """Reads Arrow IPC streams and files, Feather 2, and what Hugging Face's `save_to_disk` writes.
 
     Attributes:
-        columns: Names of the wanted fields ("image", "meta.caption"; "meta" for all parts of a struct), in any order;
-            empty for all fields. The bytes of other columns are not fetched.
+        columns: Names of the wanted fields ("image", "meta.caption", or "meta" for all parts of a struct), in any
+            order. Empty for all fields. The bytes of other columns are not fetched.
     """
 
     name = "arrow"

@@ -63,8 +63,8 @@ class ArrowFileHint(msgspec.Struct, frozen=True, array_like=True):
 
     Attributes:
         has_dictionaries: Whether the block has dictionaries before its batches.
-        schema: The message of the file's own schema; empty if it is the schema of the facts.
-        partitions: Values of the fields in the file's path; None in it is a null.
+        schema: The message of the file's own schema, or empty if it is the schema of the facts.
+        partitions: Values of the fields in the file's path, with None for a null.
         layout: `ArrowColumns.layout`. It makes chunks whose records have another layout get another key; the recoder
             does not read it.
     """
@@ -92,7 +92,7 @@ class ArrowMessage(msgspec.Struct, frozen=True):
 
 
 def read_prefix(content: memoryview) -> int:
-    """Returns the length of the metadata of the message at the beginning of `content`; 0 for the end mark.
+    """Returns the length of the metadata of the message at the beginning of `content`, or 0 for the end mark.
 
     Raises DamagedError if no message begins there; struct.error if there are less than `PREFIX_BYTES`.
     """

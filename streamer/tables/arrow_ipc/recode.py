@@ -56,7 +56,7 @@ class BatchRecoder:
 
         Args:
             batch: the batch.
-            nodes: for each field that is a column, its node in the file and in the dataset (`ArrowColumns.nodes`).
+            nodes: result of `ArrowColumns.nodes` for the file.
             file: hint of the block.
             primitives: number of primitives in the file's schema.
         """
@@ -176,7 +176,7 @@ def read_columns(
 
     Args:
         schema: The message of the schema.
-        content: Consecutive messages; those of dictionaries are whole.
+        content: Consecutive messages, of which those of dictionaries are whole.
         buffers: Numbers of the buffers of each column of the file; see `Schema`.
         columns: Numbers of the columns.
     """

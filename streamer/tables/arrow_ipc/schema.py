@@ -106,7 +106,7 @@ def read_schema(message: memoryview) -> Schema:
 def _count_buffers(field: Table) -> tuple[int, int]:
     """Returns the number of a column's buffers, and the number of its parts that are views."""
     if field.has(4):
-        # In a batch the column has indexes into a dictionary, in two buffers.
+        # The column has indexes into a dictionary, which take two buffers of a batch.
         return 2, 0
     kind = field.number(2, "<B")
     count = _BUFFERS.get(kind, 2)
@@ -230,14 +230,14 @@ class ArrowColumns(msgspec.Struct, frozen=True):
     """The columns of a dataset, decoded from its facts for index and recoder.
 
     Attributes:
-        names: Names of the wanted fields; empty for all.
+        names: Names of the wanted fields, or empty for all.
         fields: Fields of the samples that are columns.
         partitions: Fields that are in the paths of files; in a sample they follow the columns.
         paths: For each field that is a column, the path of its node.
         message: The message of the first file's schema.
         first: The schema in `message`.
-        united: Root of the wanted part of the schema of all files together; None if all files have the columns of the
-            first one.
+        united: Root of the wanted part of the schema of all files together, or None if all files have the columns of
+            the first one.
         meanings: `ColumnField.meanings` of all fields together, by path.
     """
 

@@ -55,9 +55,9 @@ class ArrowFileNotes(msgspec.Struct, frozen=True, array_like=True):
     """What the survey tells the index of a file.
 
     Attributes:
-        head: The head of the file; None if it was not kept.
-        problem: Why the file does not fit into the dataset; "" if it does.
-        key: The part of the file's url that has the partitions; "" if the dataset has no partitions.
+        head: The head of the file, or None if it was not kept.
+        problem: Why the file does not fit into the dataset, or "" if it does.
+        key: The part of the file's url that has the partitions, or "" if the dataset has no partitions.
     """
 
     head: FileHead | None = None
@@ -93,7 +93,7 @@ def survey_files(
 
     Args:
         records: The files, at least one.
-        names: Names of the wanted fields; empty for all.
+        names: Names of the wanted fields, or empty for all.
         context: The context of the survey; with None, folders in paths are no partitions.
 
     Raises:
@@ -155,10 +155,10 @@ def _describe(
     """Returns the facts about files, and adds to `problems` the files that do not fit.
 
     Args:
-        counted: The files that have rows, with their columns; if there are none, all files.
+        counted: The files that have rows (all files if none has rows), with their columns.
         first: The file that describes the others if all have columns of the same types.
         head: Head of the file `first`.
-        names: Names of the wanted fields; empty for all.
+        names: Names of the wanted fields, or empty for all.
         partitions: Fields that the paths of the files have.
         problems: Reasons why files do not fit, by url; more are added.
     """

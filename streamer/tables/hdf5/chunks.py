@@ -269,9 +269,9 @@ class _Extensible(msgspec.Struct, frozen=True):
 
         Args:
             first: number of the first element of the group.
-            addresses: addresses of the blocks; UNDEFINED for one that was not written.
+            addresses: addresses of the blocks, or UNDEFINED for one that was not written.
             size: elements of each block.
-            written: whether each page of all blocks was written, 0 or 1; empty if blocks are not divided.
+            written: whether each page of all blocks was written, 0 or 1, or empty if blocks are not divided.
         """
         found = []
         for number, address in enumerate(addresses):
@@ -431,12 +431,13 @@ def fletcher32(content: memoryview) -> int:
     words = np.frombuffer(bytes(content) + bytes(len(content) % 2), ">u2").astype(np.uint64)
     weights = np.arange(len(words), 0, -1, dtype=np.uint64) % np.uint64(_MODULUS)
     sums = int(words.sum()), int((words * weights).sum())
-    # As in HDF5, a sum that is not zero does not become zero.
+    # The sums are reduced as in HDF5: one that is not zero does not become zero.
     first, second = ((total - 1) % _MODULUS + 1 if total else 0 for total in sums)
     return second << 16 | first
 
 
-# By number of a filter: what undoes it, given the stored bytes, bytes of an item, and bytes of a decoded chunk.
+# Functions that undo a filter, by its number. They get the stored bytes, the length of an item, and that of a decoded
+# chunk.
 UNDO: dict[int, Callable[[memoryview, int, int], memoryview]] = {
     DEFLATE: _inflate,
     SHUFFLE: _unshuffle,

@@ -49,10 +49,10 @@ class _HDF5Dataset(msgspec.Struct, frozen=True):
 
     Attributes:
         dtype: dtype of an item.
-        shape: shape of the dataset; () for a scalar, or if it has no data.
+        shape: shape of the dataset, or () for a scalar, or if it has no data.
         layout: where and how the items are stored.
         filters: filters of its chunks, in the order in which they were applied.
-        fill: bytes of an item that was never written; empty for zeros.
+        fill: bytes of an item that was never written, or empty for zeros.
     """
 
     dtype: np.dtype[np.generic]
@@ -293,7 +293,7 @@ def _walk(held: HeldBytes, root: Links, path: str, first: Links | None = None) -
         held: the file.
         root: links of the root group.
         path: the path.
-        first: links of the group at which the path begins; None for the root group.
+        first: links of the group at which the path begins, or None for the root group.
 
     Raises:
         _MissingError: there is no such object.
@@ -404,7 +404,7 @@ def _column(held: HeldBytes, dataset: _HDF5Dataset) -> Reading[TileColumn]:
             return TileColumn(
                 dataset.dtype, dataset.shape, dataset.shape, tiles.no_tiles(len(dataset.shape)), fill=dataset.fill
             )
-        # Without rows the address may be missing.
+        # The address may be missing if there are no rows.
         if length and column.start + length > held.record.size:
             raise ArraysError(f"its {length} bytes are behind the end of the file, which is cut off")
         return column

@@ -76,7 +76,7 @@ class Cursor:
 
 
 class HeldBytes:
-    """The parts of one file that were read; reads more when they are needed.
+    """Keeps the parts of one file that were read, and reads more when they are needed.
 
     Attributes:
         record: the file.
@@ -188,8 +188,8 @@ class Layout(msgspec.Struct, frozen=True):
     """Where and how the items of a dataset are stored.
 
     Attributes:
-        address: address of the items, or of the index of the chunks; UNDEFINED if nothing was written.
-        chunk: shape of the chunks; empty if the items are contiguous.
+        address: address of the items, or of the index of the chunks, or UNDEFINED if nothing was written.
+        chunk: shape of the chunks, or empty if the items are contiguous.
         index: kind of the index of the chunks.
         length: bytes of a single filtered chunk (index SINGLE).
         mask: filters that were left out for that chunk, one bit each.

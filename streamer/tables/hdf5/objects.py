@@ -48,7 +48,7 @@ class Path(msgspec.Struct, frozen=True):
     path: str
 
 
-# What a group contains, by name: the address of an object's header, or a soft link.
+# Content of a group by name: the address of an object's header, or a soft link.
 Links: TypeAlias = dict[str, int | Path]
 
 
@@ -101,7 +101,7 @@ def read_header(held: HeldBytes, address: int) -> Reading[Header]:
     """Reads the header of an object, all its blocks; raises DamagedError or UnreadError."""
     start = yield from held.read(address, _HEADER_BYTES)
     prefix = Cursor(start, address)
-    # With flag 4 each message of version 2 has two more bytes, its place in the order of creation.
+    # Messages of version 2 have two more bytes with flag 4: their places in the order of creation.
     if bytes(start[:4]) == b"OHDR":
         prefix.expect(b"OHDR", (2,))
         flags = prefix.number(1)

@@ -53,6 +53,8 @@ _GROWTH = 4
 
 
 class _Config(msgspec.Struct):
+    """The settings in an index.json of LitData, the same for all of its chunks."""
+
     data_format: list[str] | None = None
     data_spec: str | None = None
     compression: str | None = None
@@ -65,12 +67,16 @@ class _Config(msgspec.Struct):
 
 
 class _Chunk(msgspec.Struct):
+    """A chunk in index.json: its path from there, number of items, and bytes (before whole compression)."""
+
     filename: str
     chunk_size: _Count
     chunk_bytes: _Count
 
 
 class _LitDataIndex(msgspec.Struct):
+    """The content of an index.json of LitData."""
+
     chunks: list[_Chunk]
     config: _Config
 

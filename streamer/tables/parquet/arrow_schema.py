@@ -42,14 +42,14 @@ def annotate(root: SchemaNode, metadata: Mapping[bytes, bytes]) -> None:
     """Sets `logical` of those nodes of a schema that are durations, tensors or integers of 128 bits.
 
     Args:
-        root: root of the schema; its nodes are changed.
-        metadata: metadata of the footer; nothing is changed if they have no schema of Arrow.
+        root: root of the schema, whose nodes are changed.
+        metadata: metadata of the footer. Without a schema of Arrow in them, nothing is changed.
 
     Raises:
         UnreadError: a tensor has permuted dimensions, or is inside of a list.
         DamagedError: the metadata do not have a schema of Arrow under its name.
     """
-    # With more columns Arrow's schema is not read, because that would take longer than reading the footer.
+    # Arrow's schema of more columns is not read, because that would take longer than reading the footer.
     if not (encoded := metadata.get(ARROW_SCHEMA)) or len(root.children) > _MAX_COLUMNS:
         return
     try:

@@ -54,7 +54,7 @@ def column_of(
         spec: the field.
         node: the node that has its values, in the schema of the file.
         known: the same node in the schema that all files have together.
-        tables: for each primitive of the file's schema, a table with its values; several may share one.
+        tables: a table for each primitive of the file's schema, which has its values. Several may share one.
         rows: number of rows of each table.
         meanings: see `ColumnField.meanings`.
     """
@@ -92,7 +92,7 @@ def _check_contents(files: pa.StructArray, contents: pa.Array, path_field: str =
     Args:
         files: Struct of each file, with "path" or without; a null is no file.
         contents: Bytes of each file.
-        path_field: Name of the field that has the paths; "" if there is none.
+        path_field: Name of the field that has the paths, or "" if there is none.
     """
     if not contents.null_count:
         return
@@ -184,7 +184,7 @@ _LIST = 0xDD
 _MAP = 0xDF
 _PAIR = b"\x92"
 _NO_BYTES = np.empty(0, np.uint8)
-# By kind of a dtype: first byte of a number in MessagePack, and the dtype of the bytes behind it.
+# First byte of a number in MessagePack, and dtype of the bytes behind it, by kind of the number's dtype.
 _NUMBERS = {"i": (0xD3, ">i8"), "u": (0xCF, ">u8"), "f": (0xCB, ">f8")}
 _EXTENSIONS = {"": Extension.BYTES, "image": Extension.IMAGE, "json": Extension.JSON}
 
@@ -236,7 +236,7 @@ class NestedColumns:
             node: the node, as the file has it.
             known: the node as all files have it together.
             arrays: see `column`.
-            inside: for `node` and for `known`: whether it is a repeated node of which one item is meant, not a list.
+            inside: whether `node`, and whether `known`, is a repeated node of which one item is meant, not a list.
         """
         if node.has_no_values:
             return [_nulls(len(arrays[0]))]
@@ -325,6 +325,7 @@ class NestedColumns:
         return [pc.if_else(pa.array(has_null), as_lists, join(pieces))]
 
     def _primitive(self, node: SchemaNode, known: SchemaNode, values: pa.Array) -> Pieces:
+        """Makes numbers, truth values, texts, bytes or extensions of a primitive's values."""
         element = node.element
         if self._for_json and element.meaning == "decimal":
             return _bytes(values.cast(pa.string()), "text")

@@ -37,7 +37,7 @@ class ParquetNotes(msgspec.Struct, frozen=True, omit_defaults=True):
 
     Attributes:
         schema: the elements of the wanted part of the schema.
-        paths: for each field that is a column, the path of the node with its values.
+        paths: path of the node with the values of each field that is a column.
         meanings: `ColumnField.meanings` of all fields together.
         logicals: `SchemaNode.logical` of nodes that have one, with their places in `schema`.
         leading: number of columns, counted from the first, that the first file has; -1 if it has all.
@@ -117,10 +117,10 @@ class Own(msgspec.Struct, frozen=True):
 
     Attributes:
         root: root of the part.
-        nodes: for each field that is a column, the node that has its values; None if the file does not have it.
-        paths: for each wanted primitive, the nodes from the column down to it.
-        widths: for each wanted primitive, the bytes of a value in a record (0 if values differ in length), and whether
-            it is part of a nested value.
+        nodes: node with the values of each field that is a column; None if the file does not have the field.
+        paths: nodes from the column down to each wanted primitive.
+        widths: bytes of a value of each wanted primitive in a record (0 if values differ in length), and whether it is
+            part of a nested value.
     """
 
     root: SchemaNode
@@ -168,7 +168,7 @@ class WantedColumns(msgspec.Struct, frozen=True):
     Attributes:
         fields: fields of the samples that are columns.
         partitions: fields that are in the paths of files; in a sample they follow the columns.
-        paths: for each field that is a column, the path of its node.
+        paths: path of the node of each field that is a column.
         all: the wanted part of the schema of all files together.
         meanings: `ColumnField.meanings` of all fields together, by path.
     """
@@ -261,7 +261,7 @@ class SchemaUnion:
     """Unites the schemas of files that are added one after the other.
 
     Args:
-        columns: Names of the wanted fields; empty for all.
+        columns: Names of the wanted fields, or empty for all.
         remedy: Advice for the user if a column has two types, as an imperative clause.
 
     Attributes:
@@ -290,7 +290,7 @@ class SchemaUnion:
             metadata: JSON in which Hugging Face's datasets describe the columns; empty or "null" if there is none.
 
         Returns:
-            A text that says why the columns do not fit to those of other files; "" if they do.
+            A text that says why the columns do not fit to those of other files, or "" if they do.
         """
         features = features_of(metadata)
         fields = list_fields(root, features)
@@ -299,7 +299,7 @@ class SchemaUnion:
             # The file has no wanted column, so that nothing can contradict.
             self.first = self.first or record
             if self._other is None:
-                # One of the file's columns is kept, a column of numbers if there is any.
+                # A column of the file is kept, one of numbers if there is any.
                 chosen = next(
                     (child for child in root.children if not child.is_nested and child.element.width), root.children[0]
                 )

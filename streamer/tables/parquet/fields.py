@@ -1,4 +1,4 @@
-"""Finds the fields that samples get from the columns of a schema; used by Parquet and by Arrow.
+"""Finds the fields that samples get from the columns of a schema. Parquet and Arrow use it.
 
 | column | field |
 | --- | --- |
@@ -104,7 +104,7 @@ def _fields(node: SchemaNode, feature: object) -> list[ColumnField]:
             ColumnField(name, of_list, node.path, meanings=tuple(_meanings(node, feature)) if of_list == NESTED else ())
         ]
     if not node.children:
-        # In such a column a text is the path of a file, and no content.
+        # A text in such a column is the path of a file, and no content.
         if kind in _BYTES_FEATURES and _is_bytes(node) and node.element.meaning != "text":
             return [ColumnField(name, "image" if kind == "Image" else "bytes", node.path)]
         if kind == "Json" and _is_bytes(node):

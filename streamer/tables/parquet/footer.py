@@ -43,15 +43,15 @@ class ColumnChunk(msgspec.Struct, frozen=True):
     """The values of one primitive in one row group.
 
     Attributes:
-        start: byte of the file at which the pages begin; a dictionary is the first page.
+        start: byte of the file at which the pages begin. A dictionary is the first page.
         stop: byte at which the pages end.
         codec: number of the compression, as in `CODECS`.
         values: number of values, nulls included.
         value_bytes: bytes of all its byte arrays together, each counted as often as it occurs; estimated if the writer
             did not say it.
-        dictionary_pages: number of pages, counted from the first, that need the dictionary; None if it is not known.
+        dictionary_pages: number of pages, counted from the first, that need the dictionary, or None if it is not known.
             Once a dictionary is too large, a writer uses it for no further page.
-        page_index: byte range of its offset index in the file; None if it has none.
+        page_index: byte range of its offset index in the file, or None if it has none.
         is_encrypted: whether its pages are encrypted.
     """
 
@@ -118,7 +118,8 @@ class Descriptions:
     """Reads the descriptions in the footers of many files; those with the same schema and metadata are parsed once."""
 
     def __init__(self) -> None:
-        # By the bytes of a footer before its number of rows: the bytes behind its row groups, and the description.
+        # The keys are the bytes of a footer before its number of rows. The values are the bytes behind the row groups,
+        # and the description.
         self._known: dict[bytes, list[tuple[bytes, Description]]] = {}
 
     def read(self, content: bytes) -> Description:

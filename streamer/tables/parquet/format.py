@@ -57,8 +57,8 @@ class Parquet(RowFormat, frozen=True, forbid_unknown_fields=True):
     """Reads Parquet files.
 
     Attributes:
-        columns: names of the wanted fields ("image", "meta.caption"; "meta" for all parts of a struct), in any order;
-            empty for all fields. Only their bytes are fetched.
+        columns: names of the wanted fields ("image", "meta.caption", or "meta" for all parts of a struct), in any
+            order. Empty for all fields. Only their bytes are fetched.
     """
 
     name = "parquet"
@@ -177,7 +177,7 @@ class Parquet(RowFormat, frozen=True, forbid_unknown_fields=True):
         return ParquetRecoder(facts)
 
     def has_tables(self, facts: Facts) -> bool:
-        """True: also a row with one field is a record of `table.records`."""
+        """Returns True, because a row with a single field is also a record of `table.records`."""
         return True
 
 

@@ -78,7 +78,7 @@ def number_list(spec: FieldSpec, node: SchemaNode, way: Sequence[SchemaNode]) ->
 def read_lists(
     content: memoryview, hint: PrimitiveHint, field: NumberList, rows: int
 ) -> tuple[NDArray[np.generic], NDArray[np.int64]] | None:
-    """Returns the numbers of one field in the rows of a block; None if the pages are left to pyarrow.
+    """Returns the numbers of one field in the rows of a block, or None if the pages are left to pyarrow.
 
     Args:
         content: the pages of the field's primitive.

@@ -19,8 +19,8 @@ from streamer.tables.parquet.footer import ColumnChunk
 from streamer.tables.parquet.schema import Element
 from streamer.tables.parquet.thrift import read_struct
 
-# Where two blocks meet, pages of some columns are read for both. Most bytes that all blocks together may read, as a
-# multiple of the row group: reading more is not worth smaller chunks.
+# Most bytes that the blocks of a row group may read together, as a multiple of its bytes: pages with rows of two blocks
+# are read for both. Reading more is not worth smaller chunks.
 _MAX_EXTRA = 1.05
 # A row group that is at most this many chunks long is not cut.
 _UNCUT = 1.5
@@ -69,9 +69,9 @@ class ParquetFileHint(msgspec.Struct, frozen=True, omit_defaults=True):
 
     Attributes:
         primitives: hints of the primitives of the file's own schema.
-        schema: elements of the wanted part of that schema; empty if it is the schema of the facts.
+        schema: elements of the wanted part of that schema, or empty if it is the schema of the facts.
         logicals: `SchemaNode.logical` of nodes that have one, with their places in `schema`.
-        partitions: values of the fields in the file's path; None in it is a null.
+        partitions: values of the fields in the file's path, with None for a null.
         layout: `WantedColumns.layout`. It makes chunks whose records have another layout get another key; the recoder
             does not read it.
     """
@@ -88,8 +88,8 @@ class Primitive(msgspec.Struct, frozen=True):
 
     Attributes:
         column: its column chunk.
-        pages: its pages; None if the file has no page index, or the row group is not cut.
-        width: bytes of a value in a record; 0 if values differ in length.
+        pages: its pages, or None if the file has no page index, or the row group is not cut.
+        width: bytes of a value in a record, or 0 if values differ in length.
         nested: whether its values are part of nested values.
     """
 
@@ -169,7 +169,7 @@ def blocks_of(group: RowGroupParts, chunk_bytes: int, most_bytes: int) -> Iterat
     there is one block.
     """
     total = group.fetch_bytes
-    # Without page indexes the row group is not cut.
+    # The row group is not cut if its pages are not known.
     count = round(total / chunk_bytes) if all(primitive.pages for primitive in group.primitives) else 1
     while count > 1:
         edges = _cuts(group, count)

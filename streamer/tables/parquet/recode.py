@@ -1,4 +1,4 @@
-"""Makes records of the pages of a Parquet block; the recoders of Parquet and of LeRobot use it (`ParquetRecoder`).
+"""Makes records of the pages of a Parquet block. The recoders of Parquet and of LeRobot use it (`ParquetRecoder`).
 
 pyarrow reads the pages where they lie: it is given the footer of a made-up file that has only these pages. If all
 primitives have exactly the rows of the block, it is one file; otherwise (runs of pages) it is one file for each
@@ -109,7 +109,7 @@ class _Plan:
             start, stop = places[number]
             if found := read_lists(content[start:stop], primitives[number], field, samples):
                 lists[number] = lists_column(found[0], field.kind, found[1])
-        # Each other primitive gets a table with the rows of the block; several may share one.
+        # The other primitives get tables with the rows of the block. Several may share one.
         chunks = [
             _column_chunk(path, primitive, start)
             for path, primitive, (start, _) in zip(self._paths, primitives, places, strict=True)

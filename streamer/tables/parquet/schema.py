@@ -32,7 +32,7 @@ _CONVERTED = {
     19: "json",
 }
 _LOGICAL = {1: "text", 2: "map", 3: "list", 4: "text", 5: "decimal", 12: "json", 15: "<f2"}
-# What a LogicalType or ConvertedType says besides the layout of values (`SchemaNode.logical`), by number.
+# Meanings that a LogicalType or ConvertedType has besides the layout of values (`SchemaNode.logical`), by number.
 _TIME = 7
 _TIMESTAMP = 8
 _LOGICAL_NAMES = {6: "date", 11: "null", 14: "uuid", 16: "variant", 17: "geometry", 18: "geography"}
@@ -51,8 +51,8 @@ class Element(msgspec.Struct, frozen=True, array_like=True):
 
     Attributes:
         name: name of the column, or of a part of it.
-        children: number of nodes right below this one; 0 for a primitive.
-        type: type of a primitive's values (BOOLEAN to FIXED); -1 for a group.
+        children: number of nodes right below this one, or 0 for a primitive.
+        type: type of a primitive's values (BOOLEAN to FIXED), or -1 for a group.
         length: bytes of each value of the type FIXED; else 0.
         repetition: REQUIRED, OPTIONAL or REPEATED.
         meaning: "text", "json", "list", "map", "decimal", a dtype for integers and float16, or "".
@@ -283,6 +283,7 @@ def prune(node: SchemaNode, paths: Sequence[tuple[str, ...]]) -> SchemaNode:
 
 
 def _prune(node: SchemaNode, paths: set[tuple[str, ...]], primitive: int) -> tuple[SchemaNode, int]:
+    """Copies a node with what `prune` keeps of it; returns the copy, and the number of the next primitive."""
     kept = SchemaNode(node.element, node.path, primitive, logical=node.logical)
     for child in node.children:
         whole = child.path in paths

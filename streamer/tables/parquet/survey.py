@@ -38,9 +38,9 @@ class ParquetFileNotes(msgspec.Struct, frozen=True, array_like=True):
     """What the survey tells the index of a file.
 
     Attributes:
-        end: The last bytes of the file, with the footer; empty if they were not kept.
-        problem: Why the file does not fit into the dataset; "" if it does.
-        key: The part of the file's url that has the partitions; "" if the dataset has no partitions.
+        end: The last bytes of the file, with the footer, or empty if they were not kept.
+        problem: Why the file does not fit into the dataset, or "" if it does.
+        key: The part of the file's url that has the partitions, or "" if the dataset has no partitions.
     """
 
     end: bytes = b""
@@ -55,8 +55,8 @@ def describe_files(
 
     Args:
         records: The files.
-        columns: Names of the wanted fields; empty for all.
-        base: Folder below which `key=value` in paths are fields; "" for the whole path; None if they are no fields.
+        columns: Names of the wanted fields, or empty for all.
+        base: Folder below which `key=value` in paths are fields ("" for the whole path). None if they are no fields.
         memory: The schemas that earlier surveys have read.
 
     Returns:

@@ -19,7 +19,7 @@ _DEEPEST = 32
 
 T = TypeVar("T")
 Value: TypeAlias = "bool | int | bytes | list[Value] | dict[int, Value]"
-# What `write_struct` takes: (type, value) by number of the field. The value of a list is (type of the items, items).
+# Argument of `write_struct`: (type, value) by number of the field. The value of a list is (type of the items, items).
 Fields: TypeAlias = Mapping[int, tuple[int, object]]
 
 
@@ -88,7 +88,7 @@ def read_struct(content: bytes, last: int | None = None) -> tuple[Struct, int]:
 
     Args:
         content: the bytes.
-        last: number of the last field to read; None to read all.
+        last: number of the last field to read, or None to read all.
 
     Raises:
         DamagedError: the bytes are no struct, or end inside of it.
@@ -120,7 +120,10 @@ def read_varint(content: bytes | memoryview, position: int) -> tuple[int, int]:
 
 
 class _Reader:
-    """Parses values one after the other from `position` on; raises DamagedError, or IndexError at the end."""
+    """Parses values one after the other from `position` on.
+
+    Its methods raise DamagedError, or IndexError if the bytes end.
+    """
 
     def __init__(self, content: bytes) -> None:
         self._content = content

@@ -4,11 +4,11 @@
 
 | file | its tokens |
 | --- | --- |
-| `x.bin` with `x.idx` beside it | the whole file (Megatron-LM, NeMo); the index file says the dtype |
+| `x.bin` with `x.idx` beside it | the whole file, of the dtype that the index file says (Megatron-LM, NeMo) |
 | `x.bin` of llm.c | all behind a head of 1,024 bytes, which says the dtype |
 | `x.npy`, if there is no `.bin` | an array of one dimension |
-| `x.ds` of datatrove | the whole file; `x.ds.index` beside it says their number |
-| `x.bin` of nanoGPT, `x.npy` of OLMo without a header | the whole file; the user says the dtype |
+| `x.ds` of datatrove | the whole file, as many as `x.ds.index` beside it says |
+| `x.bin` of nanoGPT, `x.npy` of OLMo without a header | the whole file, of the dtype that the user gives |
 
 A window has one token more than the model reads, and begins with the last token of the window before. Megatron cuts
 documents in the order of the file in the same way. Because windows overlap, they are made by a recoder.
@@ -92,7 +92,7 @@ class Tokens(Format, frozen=True, forbid_unknown_fields=True):
     """Reads files of tokens: Megatron's (`.bin` with `.idx`), those of llm.c, `.npy` of one dimension, and plain ones.
 
     Attributes:
-        sequence_length: number of tokens of a window that a model reads; a sample has them and the token after them.
+        sequence_length: number of tokens of a window that a model reads. A sample has them and the token after them.
             Windows go on over the ends of documents, but not of files. With None a sample is a sequence of Megatron's
             index file.
         dtype: dtype of the tokens of plain files ("<u2" for nanoGPT); other files say it themselves. If it is given,
@@ -244,8 +244,8 @@ class Tokens(Format, frozen=True, forbid_unknown_fields=True):
 
         Args:
             source: the file, and its index file if there is one.
-            content: the first bytes of the index file; of the file itself if there is none.
-            count: number of tokens by datatrove's index file; None if there is none.
+            content: the first bytes of the index file, or of the file itself if there is none.
+            count: number of tokens by datatrove's index file, or None if there is none.
         """
         record = source.record
         if source.sidecar is not None:
@@ -322,7 +322,7 @@ class TokenOpener:
 
     Args:
         kind: kind of the field "tokens": "<u2[2049]" for windows, "<u2[]" for sequences.
-        eos: the token that ends a document; None if none is given.
+        eos: the token that ends a document, or None if none is given.
         documents: whether records have places of documents.
     """
 
@@ -360,7 +360,7 @@ class TokenOpener:
         positions, documents = documents_of(length // self._token_bytes, starts)
         kind = f"<i4[{len(positions)}]"
         return None, [
-            # With `eos` the tokens have been looked at, so they must not be read again, straight into a batch.
+            # The tokens have been looked at if `eos` is given. Then they must not be read again, straight into a batch.
             Field(FIELD, tokens, self._kind, checked=self._eos is not None),
             Field(POSITIONS, positions.view(np.uint8).data, kind),
             Field(DOCUMENTS, documents.view(np.uint8).data, kind),

@@ -33,7 +33,7 @@ def cut_windows(
         source: the file.
         dtype: dtype of a token.
         start: byte at which the first token begins.
-        length: tokens from the beginning of a window to that of the next one; a window has one more.
+        length: tokens from the beginning of a window to that of the next one. A window has one more.
         documents: head of the index file, if hints must say where documents begin; else None.
 
     Raises:

@@ -194,7 +194,7 @@ class Stored(msgspec.Struct, frozen=True):
             at: byte of the object at which the index begins, for errors.
 
         Returns:
-            Place of the first item of each chunk; its start and length in the object; and `place` for each.
+            Place of the first item of each chunk, its start and length in the object, and `place` for each.
         """
         array = self.array
         record = self.objects[place]

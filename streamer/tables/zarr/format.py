@@ -57,7 +57,7 @@ class _ZarrNotes(msgspec.Struct, frozen=True):
 
     def encode(self) -> bytes:
         """Returns the notes as JSON, by the standard library, because a url may have bytes that are not UTF-8."""
-        # Without stores before or after, the JSON is that of earlier versions.
+        # The JSON is that of earlier versions if there are no stores before or after.
         found = {name: value for name, value in msgspec.to_builtins(self).items() if value or name not in _BESIDE}
         return json.dumps(found).encode()
 
@@ -225,7 +225,7 @@ def _sources_of(
     of the one behind it. Such a store is left out if samples are windows, which must not go over the end of a store.
 
     Args:
-        stores: for each store, its arrays by field, and the object of its metadata.
+        stores: arrays by field, and object of the metadata, of each store.
         windows: whether samples are windows.
 
     Raises:

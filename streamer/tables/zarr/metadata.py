@@ -73,9 +73,9 @@ class ZarrArray(msgspec.Struct, frozen=True):
         object_shape: shape of the part of the array that an object has: a chunk or a shard.
         start: beginning of the names of its objects, below the array ("c/").
         separator: text between the numbers in these names.
-        codecs: codecs of a chunk; empty if a chunk is its items, one after the other.
+        codecs: codecs of a chunk, or empty if a chunk is its items, one after the other.
         fill: bytes of an item that was never written.
-        shard: layout of the shards; None if every object is a chunk.
+        shard: layout of the shards, or None if every object is a chunk.
     """
 
     dtype: str
@@ -170,6 +170,7 @@ def read_metadata(name: str, content: memoryview) -> ZarrArray | None:
 
 
 def _array_3(found: _Array3) -> ZarrArray:
+    """Returns the description of an array of version 3; raises ArraysError for what is not read."""
     if found.storage_transformers:
         raise ArraysError("it has storage transformers")
     if found.chunk_grid.name != "regular":
@@ -214,6 +215,7 @@ def _array_3(found: _Array3) -> ZarrArray:
 
 
 def _array_2(found: _Array2) -> ZarrArray:
+    """Returns the description of an array of version 2; raises ArraysError for what is not read."""
     if not isinstance(found.dtype, str) or not is_dtype(found.dtype, "biufc"):
         raise ArraysError(f"it holds {found.dtype!r}, not numbers")
     dtype = np.dtype(found.dtype)
