@@ -1,10 +1,11 @@
-"""Formats find the samples in the bytes of objects, and the fields in the bytes of a sample. They do no I/O.
+"""Lists the built-in formats, and lets users import their classes from here.
 
     StreamingDataset(url, format=TFRecord(features={"label": "int"}))
 
-Users import the classes of formats from here. `BUILT_IN` is the table of this package's formats: `formats/registry.py`
-finds a format in it by the name that the user writes, and `formats/detect.py` by the names of files (`format="auto"`).
-A class is imported when it is first used. `docs/formats.md` explains the formats.
+A format finds the samples in the bytes of objects, and the fields in the bytes of a sample; it does no I/O. `BUILT_IN`
+is the table of formats: `formats/registry.py` finds a format in it by the name that the user writes, and
+`formats/detect.py` by the names of files (`format="auto"`). A class is imported when it is first used.
+`docs/formats.md` explains the formats.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class BuiltIn(NamedTuple):
     Attributes:
         module: module of its class.
         class_name: name of its class.
-        title: its name in messages of `format="auto"`; "" if these do not name it.
+        title: name of the format in messages of `format="auto"`, or "" if these never name it.
         endings: endings of file names, in lower case and without the dot. "auto" takes the format if most files of a
             dataset have one of them.
         files: names of files, in lower case, of which a single one is enough for "auto": the other files of the format

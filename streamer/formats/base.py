@@ -1,6 +1,6 @@
 """The interface of a format: `Format`, the base class of every format, and the types that its methods take and return.
 
-Every format derives from `Format`; engine, recoders, workers and the commands call its methods. None of them does I/O.
+Every format derives from `Format`. Engine, recoders, workers and commands call its methods, none of which does I/O.
 
 A format is *plain* if each sample is one byte range of an object: `index` yields spans, and chunks are kept as they are
 fetched. It is *blocked* if bytes can only be decoded together (a compressed shard): `index` yields blocks, and a
@@ -61,8 +61,8 @@ class Field(msgspec.Struct, frozen=True):
             "txt", "npy"), "image" (an image of any kind), "bytes" (not decoded), "nested" (see
             `streamer.decode.values`), "null" (no value), a numpy dtype for one number ("<i8", "?"), or a dtype with a
             shape for an array in C order. One length of a shape may be open: "<f4[3,224,224]", "<i4[]", "<f4[-1,4]".
-        checked: whether `open` has looked at all bytes of the content, such as for a checksum. The content is then not
-            read straight into a batch.
+        checked: whether `open` looks at all bytes of the content, for example to compare a checksum. The content is
+            then not read straight into a batch.
     """
 
     name: str
@@ -121,7 +121,7 @@ class Records(msgspec.Struct, frozen=True):
 
 
 class Recoder(Protocol):
-    """Makes records of the blocks of one dataset, in a process of its own; each format with blocks has one."""
+    """Makes records of the blocks of one dataset, in a process of its own. Each format with blocks has such a class."""
 
     def recode(self, content: memoryview, samples: int, hint: bytes) -> Records:
         """Decodes one block and returns the records of its samples.
@@ -164,7 +164,7 @@ FieldPacker: TypeAlias = Callable[[Field, str], "Iterable[tuple[str, object]] | 
 class DecodeCost(Protocol):
     """Effort of decoding a sample, which the stall report, `streamer show` and `streamer plan` print by `str`.
 
-    These import no format. Of the built-in formats those of video have a cost; formats of other packages may have one.
+    They import no format. Of the built-in formats those of video have a cost. Formats of other packages may have one.
     """
 
     @property
@@ -279,7 +279,7 @@ class Format(msgspec.Struct, frozen=True, forbid_unknown_fields=True, metaclass=
         return ""
 
     def survey(self, accepted: Sequence[ObjectRecord], others: Mapping[str, ObjectRecord]) -> Surveying:
-        """Chooses the objects with samples and finds the facts (see `Indexer.survey`). Here: all, and no facts."""
+        """Chooses the objects with samples and finds the facts, as `Indexer.survey`. Here all objects, and no facts."""
         yield from ()
         return Survey([Source(record) for record in accepted])
 
@@ -294,7 +294,7 @@ class Format(msgspec.Struct, frozen=True, forbid_unknown_fields=True, metaclass=
         raise NotImplementedError
 
     def opener(self, facts: Facts) -> Opener:
-        """Returns what opens the samples of the dataset with these facts. Here it is the format itself."""
+        """Returns what opens the samples of the dataset with these facts. The default is the format itself."""
         return self
 
     def open(self, content: memoryview, name: SampleName) -> tuple[str | None, Sequence[Field]]:
@@ -321,7 +321,7 @@ class Format(msgspec.Struct, frozen=True, forbid_unknown_fields=True, metaclass=
         return None
 
     def find_codecs(self, hint: bytes) -> Iterable[str]:
-        """Returns FFmpeg's names of the codecs of the samples of a block, from its hint; none for formats without.
+        """Returns FFmpeg's names of the codecs of the samples of a block, from its hint. The default is no names.
 
         A dataset whose codecs cannot be decoded is refused when it is opened.
         """

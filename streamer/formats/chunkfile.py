@@ -5,7 +5,7 @@ The cache (`cache/chunk_files.py`) writes chunk files and trainers read them (`c
 
     offset 0            header, 64 bytes (below)
     offset 64           the chunk's bytes, `local_bytes`
-    64 + local_bytes    one little-endian uint32 CRC-32 (zlib's) per sample, `samples` of them
+    64 + local_bytes    one little-endian uint32 CRC-32 (zlib's) per entry, `samples` of them
 
 A chunk's bytes consist of entries, each of which has a CRC. With codec 0 the entries are the samples. A recoded chunk
 (codec 1 or 2) has other entries, too: the table of its records, which is the last one, and with codec 2 the parts that
@@ -18,7 +18,8 @@ numbers of the table are little-endian uint32:
 
 With codec 2 the record of a sample is its head, which no other sample has, and behind it the parts of its k half-open
 ranges. A part is stored once, however many samples have it. The entries of the file are the parts, the heads and the
-table. Only the reader of chunk files knows of parts: the rest of the package sees whole records (`RecordTable.bounds`).
+table. Only recoders and readers of chunk files know of parts: the rest of the package sees whole records, at their
+`bounds`.
 
 The header repeats key and lengths and ends with its own CRC, so that a torn or swapped file is found. With the CRC of
 each entry a reader checks just the bytes that it uses (4 us per 100 KB, 2026-11-20).
@@ -199,7 +200,7 @@ class RecordTable(msgspec.Struct, frozen=True):
 
     @property
     def local_bytes(self) -> int:
-        """Length of the chunk's bytes."""
+        """Length of the chunk's bytes, table included."""
         return int(self.starts[-1])
 
     def entries_of(self, sample: int) -> list[tuple[int, int]]:

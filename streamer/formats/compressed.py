@@ -44,7 +44,7 @@ _REPEATED = 1
 _FILES = {"bz2": "bz2", "gz": "gz", "zstd": "zst"}
 _OTHERS = {"br": ("brotli", "decompress_into"), "snappy": ("snappy", "decompress_raw_into")}
 COMPRESSIONS = tuple(sorted([*_FILES, *_OTHERS]))
-# Most bytes to which an item of LitData decompresses that is compressed alone.
+# Most decompressed bytes of an item of LitData that is compressed alone.
 MAX_ITEM_BYTES = 1 << 30
 
 

@@ -123,7 +123,7 @@ def chooser(
 
 
 def _check_splits(splits: Sequence[str], on_note: Callable[[str], None] | None) -> None:
-    """Raises ConfigError for splits below one url, or calls `on_note` with them if it is given (format named)."""
+    """Raises ConfigError for splits below one url. If the format is named, `on_note` is given, and called instead."""
     text = f"below one url are the splits {', '.join(splits)}"
     if on_note is not None:
         on_note(f"{text}: they are one dataset here; name the url of each for datasets of their own")

@@ -71,7 +71,7 @@ def make_damage_error(record: ObjectRecord, reason: str, offset: int, remedy: st
 
 
 def check_not_empty(record: ObjectRecord) -> None:
-    """Raises the error of a damaged object (ManifestError) if it has no byte: a writer that was killed leaves such."""
+    """Raises the error of a damaged object (ManifestError) if an object is empty, as a killed writer can leave it."""
     if not record.size:
         raise make_damage_error(record, "it is empty", 0, "delete it if it has no samples")
 

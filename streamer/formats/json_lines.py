@@ -1,6 +1,6 @@
 """The format "jsonl": every line of a file is one sample, and the values of its JSON object are the fields.
 
-`formats/registry.py` makes it.
+`formats/registry.py` makes it for engine, recoders and workers.
 """
 
 from __future__ import annotations
@@ -40,9 +40,10 @@ class JsonLines(Format, frozen=True, forbid_unknown_fields=True):
         return _ENDINGS.search(key.lower()) is not None and not is_hidden(key)
 
     def survey(self, accepted: Sequence[ObjectRecord], others: Mapping[str, ObjectRecord]) -> Surveying:
-        """Takes the objects whose names say most clearly that they have lines; `.json` beside `.jsonl` are documents.
+        """Takes the objects whose names say most clearly that they have lines.
 
-        The best names are those of JSON lines, then `.json` with the name of a shard, then other `.json`.
+        The best names are those of JSON lines, then `.json` with the name of a shard, then other `.json`. So `.json`
+        beside `.jsonl` are left out, as documents.
         """
         yield from ()
         doubts = [_doubt(record.url) for record in accepted]
@@ -92,8 +93,8 @@ class JsonLines(Format, frozen=True, forbid_unknown_fields=True):
     def open(self, content: memoryview, name: SampleName) -> tuple[str | None, Sequence[Field]]:
         """Returns the key and the fields of a line.
 
-        Each value of an object is a field. Its text "__key__", if it has one, is no field but the key. A value that is
-        no object is the only field, "json".
+        Each value of a JSON object is a field, but a text "__key__" is the key. A line that is no JSON object is a
+        single field, "json". Without a key the first result is None.
 
         Raises:
             DecodeError: the line is not JSON, or "__key__" is not a text.
@@ -115,7 +116,7 @@ class JsonLines(Format, frozen=True, forbid_unknown_fields=True):
 def reason_of(content: memoryview, error: Exception) -> str:
     """Returns a text that says why a line is not JSON.
 
-    It explains what Python's `json` writes and JSON does not have, and UTF-16; for anything else it is that of `error`.
+    It explains what Python's `json` writes and JSON does not have, and UTF-16. For anything else it is that of `error`.
     """
     if half := _HALF_PAIR.search(bytes(content)):
         return (

@@ -1,7 +1,7 @@
-"""Generators with which surveys and indexes of formats ask for bytes of objects: they yield `Need`s and are sent bytes.
+"""Lets surveys and indexes ask for bytes of objects: its generators yield `Need`s, and are sent the bytes.
 
-Most formats and the readers of `media/` use them. What runs an index (`indexing/`) does the I/O. A `Window` moves
-forward over one object, for formats whose samples are found one after the other.
+Most formats and the readers of `media/` use it. The I/O is done by what runs a survey or an index (`indexing/`). A
+`Window` moves forward over one object, for formats whose samples are found one after the other.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ def collect_samples(
 ) -> Generator[Need | tuple[Need, ...] | Examine, Answer, None]:
     """Runs an index inside of another one: yields its needs, and calls `add` with each sample or block.
 
-    Its notes, and what it says about samples that are left out, are dropped.
+    Notes of the inner index, and what it says about samples that are left out, are dropped.
     """
     answer: Answer = None
     with suppress(StopIteration):

@@ -86,7 +86,7 @@ def walk_sidecar(
         edges_of: finds the starts of the samples and the end of the last one, from the content of the index file and
             the size of the object; raises ValueError for another content.
         head_bytes: length of the head of a sample.
-        is_head: whether a sample may begin with these bytes.
+        is_head: tells whether a sample can begin with these bytes.
 
     Raises:
         ManifestError: the index file is of another object, lists no samples, or cannot be read.

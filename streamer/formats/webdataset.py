@@ -1,9 +1,10 @@
-"""The format "webdataset": tars in which consecutive entries with the same key are one sample.
+"""The format "webdataset" reads tars, in which consecutive entries with the same key are one sample.
 
-`formats/registry.py` and `formats/detect.py` make it; `shards/values.py` checks names of new tars by `split_name`. The
-key of an entry is its path up to the first dot of its basename. The field is the rest in lower case, as in the
-`webdataset` library, but "jpg" for "jpeg". Hidden files, names without a dot and `__metadata__` entries belong to no
-sample. A key that comes back later in the tar is another sample. A sample's bytes are its entries with their headers.
+`formats/registry.py` and `formats/detect.py` make it for engine, recoders and workers; `shards/values.py` checks names
+of new tars by `split_name`. The key of an entry is its path up to the first dot of its basename. The field is the rest
+in lower case, as in the `webdataset` library, but "jpg" for "jpeg". Hidden files, names without a dot and
+`__metadata__` entries belong to no sample. A key that comes back later in the tar is another sample. A sample's bytes
+are its entries with their headers.
 """
 
 from __future__ import annotations

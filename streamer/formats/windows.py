@@ -56,7 +56,7 @@ class RowFormat(Format, frozen=True, kw_only=True, forbid_unknown_fields=True):
             )
 
     def survey(self, accepted: Sequence[ObjectRecord], others: Mapping[str, ObjectRecord]) -> Surveying:
-        """Surveys objects as `Format.survey`; the fields of the facts have the shapes of windows, if there are any."""
+        """Surveys objects as `Format.survey`. If samples are windows, the fields of the facts have their shapes."""
         return (yield from self.survey_windows(self.survey_rows(accepted, others)))
 
     def survey_windows(self, rows: Surveying) -> Surveying:

@@ -1,9 +1,9 @@
 """The format "zip": every entry of an archive is one sample, stored as it is or deflated.
 
-`formats/registry.py` makes it. The index comes from the directory at the end of an archive. The bytes of a sample begin
-at the head of the entry, which has its name, and go on to the head of the next entry; the worker that opens a sample
-decompresses it. The directory is read here and not by zipfile: an entry takes 2.2 us and 225 bytes of memory, and with
-zipfile 5.3 us and 700 bytes (200,000 entries, 2026-11-25).
+`formats/registry.py` makes it for engine and workers. The index comes from the directory at the end of an archive. The
+bytes of a sample begin at the head of the entry, which has its name, and go on to the head of the next entry; the
+worker that opens a sample decompresses it. The directory is read here and not by zipfile: an entry takes 2.2 us and 225
+bytes of memory, and with zipfile 5.3 us and 700 bytes (200,000 entries, 2026-11-25).
 
 Source: PKWARE, APPNOTE.TXT, 4.3 and 4.5.
 """
@@ -253,9 +253,9 @@ class _Head(msgspec.Struct):
         name: path in the archive.
         method: number of the compression method.
         behind: whether checksum and lengths are behind the content.
-        checksum: CRC-32 of the decompressed content, unless it is behind it.
-        packed_bytes: length of the content in the archive, or 0 if it may be behind the content.
-        bytes: length of the decompressed content, or 0 if it may be behind the content.
+        checksum: CRC-32 of the decompressed content, unless `behind` is true.
+        packed_bytes: length of the content in the archive. It may be 0 if `behind` is true.
+        bytes: length of the decompressed content. It may be 0 if `behind` is true.
         rest: the bytes of the sample behind the head: the content, and what follows it.
     """
 

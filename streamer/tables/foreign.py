@@ -36,7 +36,7 @@ _MDS_DTYPES = {
 
 
 def decode_mds_array(content: memoryview, dtype: str = "") -> Array:
-    """Decodes an array of MDS, for example a field "mds-ndarray".
+    """Decodes an array of MDS, a field of kind "mds-ndarray".
 
     The bytes are: number of the dtype (one byte), number of axes and width of lengths (together one byte), length of
     each axis, items. With `dtype`, the first byte is missing.
@@ -60,7 +60,7 @@ def decode_litdata_array(content: memoryview) -> Array:
 
 
 def decode_litdata_tensor(content: memoryview) -> Array:
-    """Decodes a tensor of LitData, laid out as its arrays; since version 0.2.70 the head is big-endian."""
+    """Decodes a tensor of LitData: as an array of LitData, but since version 0.2.70 with a big-endian head."""
     # The numbers of dtype and axes are below 256, so their zero bytes tell the order.
     return _make_array(content, "<" if not any(content[1:4]) and not any(content[5:8]) else ">", TORCH_DTYPES)
 

@@ -26,7 +26,7 @@ INDEX = "index.json"
 MAX_INDEX_BYTES = 1 << 30
 Index = TypeVar("Index")
 _NUMBER = np.dtype("<u4")
-# Most bytes of the items that are joined to one block.
+# Most bytes of the frames or record batches that are joined to one block.
 _BLOCK_BYTES = 8 << 20
 
 
@@ -120,13 +120,12 @@ def _levels(accepted: Sequence[ObjectRecord], others: Mapping[str, ObjectRecord]
 
 
 def runs_of(lengths: NDArray[np.integer[Any]]) -> Iterator[tuple[int, int]]:
-    """Yields runs of consecutive items for one block each: a run has at most 8 MiB, or a single item.
+    """Yields runs of consecutive frames or record batches, one for each block, as half-open ranges of their numbers.
+
+    A run has at most 8 MiB, or is a single frame or batch.
 
     Args:
-        lengths: bytes of each item.
-
-    Yields:
-        Half-open ranges of numbers of items.
+        lengths: bytes of each frame or batch.
     """
     first = 0
     filled = 0

@@ -1,15 +1,16 @@
 """The format "lmdb": a sample is an entry of an LMDB database, and the index reads the pages with keys, not the values.
 
-`formats/registry.py` makes it. The tree is read level by level, the pages of a level at once. Values that follow each
-other in the file are a block. Its hint has their keys, which are elsewhere in the file, so a recoder puts each key
-before its value: `u16 key bytes, key, value`. Samples are in the order of the file, not of the keys: about the order in
-which they were written.
+`formats/registry.py` makes it for engine, recoders and workers. The tree is read level by level, the pages of a level
+at once. Values that follow each other in the file are a block. Its hint has their keys, which are elsewhere in the
+file, so a recoder puts each key before its value: `u16 key bytes, key, value`. Samples are in the order of the file,
+not of the keys: about the order in which they were written.
 
 Files are of data format 1 (LMDB 0.9) of 64 bits, little-endian. A page is `u64 number, u16 -, u16 flags, u16 lower, u16
 upper`, then the places of its nodes (u16 each, up to `lower`), and the nodes. A node is `u16 low, u16 high, u16 flags,
-u16 key bytes, key, value`: of branch pages the number of the page below (48 bits, with the flags), of leaf pages the
-length of the value, which is there or, if it is long, on overflow pages, whose number is there. These are consecutive,
-and only the first has a head. Other bytes raise `DamagedError`, whose offsets are in the file.
+u16 key bytes, key, value`. On branch pages `low`, `high` and `flags` are the 48-bit number of the page below. On leaf
+pages `low` and `high` are the length of the value. A long value is on overflow pages instead, and the node has the
+number of the first one. Overflow pages are consecutive, and only the first has a head. Damaged bytes raise
+`DamagedError`, whose offsets are in the file.
 Source: LMDB 0.9, libraries/liblmdb/mdb.c, `MDB_page`, `MDB_node`, `MDB_meta`, `MDB_db`.
 """
 

@@ -1,8 +1,9 @@
-"""The format "mds": shards of MosaicML Streaming.
+"""The format "mds" reads shards of MosaicML Streaming.
 
-`formats/registry.py` makes it. A shard is: uint32 samples, uint32 starts of the samples and the end, the columns as
-JSON, the samples. An `index.json` lists the shards with their lengths, so that only their heads are read. A compressed
-shard is one block. A sample is a uint32 length for each column of varying length, and then the columns.
+`formats/registry.py` makes it for engine, recoders and workers. A shard is: uint32 samples, uint32 starts of the
+samples and the end, the columns as JSON, the samples. An `index.json` lists the shards with their lengths, so that only
+their heads are read. A compressed shard is one block. A sample is a uint32 length for each column of varying length,
+and then the columns.
 """
 
 from __future__ import annotations
@@ -90,6 +91,8 @@ class _Shard(msgspec.Struct):
 
 
 class _MdsIndex(msgspec.Struct):
+    """The content of an index.json of MDS."""
+
     version: int
     shards: list[_Shard]
 

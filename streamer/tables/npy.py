@@ -1,7 +1,8 @@
 """The formats "npy" and "raw": rows of `.npy` files, and of files of numbers without a header, are samples.
 
-`formats/registry.py` makes them. Tokens read headers of `.npy` files with it (`read_heads`), and `tables/tiles.py` and
-zarr describe rows that are stored as they are with it (`ArrayRows`, `RowOpener`).
+`formats/registry.py` makes them for engine, recoders and workers. Tokens read headers of `.npy` files with it
+(`read_heads`), and `tables/tiles.py` and zarr describe rows that are stored as they are with it (`ArrayRows`,
+`RowOpener`).
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """The format "recordio" (MXNet): a sample is a record.
 
-`formats/registry.py` makes it. A record is one part, or several if its content contains the magic number. A part is
-`u32 magic, u32 kind << 29 | length, content`, padded to 4 bytes. Kind 0 is a whole record. 1, 2 and 3 are the first, a
-middle and the last part of one, between which the magic number was left out. The content of a record begins with `u32
-labels, f32 label, u64 id, u64 id2`. If `labels` is not 0, as many f32 labels follow, and `label` has no meaning.
+`formats/registry.py` makes it for engine and workers. A record is one part, or several if its content contains the
+magic number. A part is `u32 magic, u32 kind << 29 | length, content`, padded to 4 bytes. Kind 0 is a whole record. 1, 2
+and 3 are the first, a middle and the last part of one, between which the magic number was left out. The content of a
+record begins with `u32 labels, f32 label, u64 id, u64 id2`. If `labels` is not 0, as many f32 labels follow, and
+`label` has no meaning.
 Source: dmlc-core/include/dmlc/recordio.h; mxnet/recordio.py, `pack`.
 """
 

@@ -1,9 +1,9 @@
 """The format "tfrecord": a sample is a record in its frame.
 
-`formats/registry.py` makes it. A frame is `u64 length, u32 checksum of the length, payload, u32 checksum of the
-payload`, little-endian; the payload is the record. The checksum is CRC-32C, rotated and offset ("masked"). The checksum
-of a length is verified when the frames of a file are found. That of a payload is not verified: frames of wrong lengths
-are found anyway, and chunks have checksums of their own.
+`formats/registry.py` makes it for engine, recoders and workers. A frame is `u64 length, u32 checksum of the length,
+payload, u32 checksum of the payload`, little-endian; the payload is the record. The checksum is CRC-32C, rotated and
+offset ("masked"). The checksum of a length is verified when the frames of a file are found. That of a payload is not
+verified: damage to lengths is noticed anyway, and chunks have checksums of their own.
 
 Source: https://www.tensorflow.org/tutorials/load_data/tfrecord, "TFRecords format details".
 """

@@ -1,4 +1,4 @@
-"""Parts for formats of tables: records of rows, columns from Arrow's arrays, partitions in paths, logs of tables.
+"""Gives formats of tables what they share: records of rows, columns of Arrow's arrays, partitions in paths, and logs.
 
 The formats of `tables/`, the readers of `media/` and `annotations/` use them.
 """

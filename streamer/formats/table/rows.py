@@ -7,7 +7,7 @@ it. A column becomes a field:
 | --- | --- |
 | number, boolean | number |
 | text, date, time | text |
-| bytes | bytes; an image where they begin like one |
+| bytes | bytes, or an image if they begin like one |
 | list of numbers | array |
 | everything else | JSON |
 """
@@ -33,7 +33,7 @@ from streamer.formats.table.writer import Column, bytes_column, json_column, nul
 _LONGEST_ROW = 64 << 20
 _LONGEST_HEAD = 1 << 20
 _NUMBERS = ("?", "i1", "u1", "<i2", "<u2", "<i4", "<u4", "<i8", "<u8", "<f2", "<f4", "<f8")
-# Given the names of all columns, returns those that are read; the first one is taken as text.
+# Gets the names of all columns, and returns those to read. A CSV's column that is returned first is read as text.
 Choose: TypeAlias = Callable[[Sequence[str]], Sequence[str]]
 _DTYPES = {pa.from_numpy_dtype(np.dtype(dtype)): dtype for dtype in _NUMBERS}
 
@@ -118,7 +118,7 @@ _LONE_QUOTE = re.compile(rb'(?:^|[\t\n])"(?![^\t\r\n]*"(?:[\t\r\n]|$))')
 
 
 def _has_quotes(content: memoryview, wanted: Sequence[str]) -> bool:
-    """Whether quotes of a TSV enclose fields, as in CSV; otherwise they are letters, as the registered type has it.
+    """Whether quotes of a TSV enclose fields, as in CSV. If not, they are letters, as in the registered type of TSV.
 
     Raises:
         RecodeError: the file has quotes of both kinds, so that rows could be lost.

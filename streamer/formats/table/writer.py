@@ -45,7 +45,7 @@ class Column(msgspec.Struct, frozen=True):
 
 @contextmanager
 def catch_decode_errors(content: memoryview, samples: int, format_name: str) -> Iterator[None]:
-    """Turns any error that is raised within the context, such as one of pyarrow, into a RecodeError; keeps that as is.
+    """Turns any error that is raised within the context into a RecodeError, which itself passes unchanged.
 
     Args:
         content: bytes of the block, of which the message says the length.
@@ -102,13 +102,13 @@ def bytes_column(values: pa.Array) -> Column:
 def numbers_of(values: pa.Array, kind: str) -> NDArray[np.generic]:
     """Returns the numbers of an array in the dtype of `kind`, with 0 for a null.
 
-    Float16 values are given by Arrow as fixed-size bytes and taken as they are. Times become integers in their unit.
+    An array of fixed-size bytes holds float16, and decimals become float64. Times become integers in their unit.
     """
     dtype = find_dtype(kind)
     assert dtype is not None
     kind_ = values.type
     if pa.types.is_fixed_size_binary(kind_):
-        # The array has float16 values.
+        # Parquet has float16 as bytes of fixed size.
         return np.frombuffer(values.buffers()[1], dtype)[values.offset : values.offset + len(values)]
     if pa.types.is_decimal(kind_):
         # The cast goes through text, because the direct one is off by one in the last digit.

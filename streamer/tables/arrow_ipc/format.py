@@ -1,8 +1,8 @@
 """The format "arrow" (Arrow IPC): rows are samples, and blocks are runs of record batches.
 
-`formats/registry.py` makes it. The index comes from the heads of the batches' messages. A stream, as Hugging Face's
-`save_to_disk` writes it, is walked from message to message. A file (Feather 2, and what pyarrow's `new_file` writes)
-has a footer with the places of all messages.
+`formats/registry.py` makes it for engine, recoders and workers. The index comes from the heads of the batches'
+messages. A stream, as Hugging Face's `save_to_disk` writes it, is walked from message to message. A file (Feather 2,
+and what pyarrow's `new_file` writes) has a footer with the places of all messages.
 """
 
 from __future__ import annotations

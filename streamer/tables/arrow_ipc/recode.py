@@ -28,7 +28,7 @@ class BatchRecoder:
         self._fields = facts.fields
 
     def recode(self, content: memoryview, samples: int, hint: bytes) -> Records:
-        """Makes the records of a block; raises RecodeError. `messages.DICTIONARIES` and `FILE_HINT` say the hint."""
+        """Makes the records of a block; raises RecodeError. `messages.py` says what a hint is (`DICTIONARIES`)."""
         with catch_decode_errors(content, samples, "Arrow"):
             if hint.startswith(FILE_HINT):
                 file = _FILE_HINT.decode(hint[len(FILE_HINT) :])

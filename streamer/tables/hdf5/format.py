@@ -1,7 +1,8 @@
 """The format "hdf5": rows of datasets are samples, and the index comes from the metadata of each file.
 
-`formats/registry.py` makes it. Rows of a single dataset without filters are read where they lie. Rows of several
-datasets, or of filtered ones, are decoded and joined by a recoder, once. Here "dataset" is an array in an HDF5 file.
+`formats/registry.py` makes it for engine, recoders and workers. Rows of a single dataset without filters are read where
+they lie. Rows of several datasets, or of filtered ones, are decoded and joined by a recoder, once. Here "dataset" is an
+array in an HDF5 file.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The format "litdata": reads chunks in all layouts that versions of LitData write.
+"""The format "litdata" reads chunks in all layouts that versions of LitData write.
 
-`formats/registry.py` makes it. An `index.json` lists the chunks.
+`formats/registry.py` makes it for engine, recoders and workers. An `index.json` lists the chunks.
 
 | layout | bytes | samples |
 | --- | --- | --- |

@@ -1,8 +1,8 @@
-"""Reads, from Arrow's schema in the footer of a Parquet file, those types that Parquet's own schema cannot express.
+"""Reads the types that Arrow's schema has and Parquet's own schema cannot express: durations, tensors, wide integers.
 
-Many writers put Arrow's schema there. `footer.py` adds its types to the tree of a file (`annotate`), and
-`tables/arrow_ipc/schema.py` reads the same types in Arrow's own files. In Parquet a duration is a number of 64 bits,
-with any unit, and a tensor is a list. polars writes integers of 128 bits as bytes.
+Many writers put Arrow's schema into the footer of a Parquet file. `footer.py` adds its types to the tree of the file
+(`annotate`), and `tables/arrow_ipc/schema.py` reads the same types in Arrow's own files. In Parquet a duration is a
+number of 64 bits, with any unit, and a tensor is a list. polars writes integers of 128 bits as bytes.
 
 Source: https://arrow.apache.org/docs/format/CanonicalExtensions.html#fixed-shape-tensor; Schema.fbs for the numbers.
 """

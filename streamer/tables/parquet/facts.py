@@ -2,7 +2,7 @@
 
 The survey unites the schemas of all files (`SchemaUnion`); Arrow's survey does so, too. Index and recoder restore the
 facts (`WantedColumns`) and find what one file has of them (`Own`). The fields are columns, and after them partitions:
-the `key=value` in the paths of files.
+the `key=value` in the paths of files. A primitive is a node of the schema that has values (`schema.py`).
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 Survey and index of Parquet use it (`survey.py`, `format.py`). They run in the engine, which does without pyarrow; and
 pyarrow's metadata (26.0.1) lack what is needed to cut row groups: places of page indexes, lengths of byte arrays, and
-encodings of pages. A footer that is damaged or contradicts itself raises `DamagedError`.
+encodings of pages. A footer that is damaged or contradicts itself raises `DamagedError`. A primitive is a node of the
+schema that has values (`schema.py`). Its values in one row group are a column chunk, which consists of pages.
 
 Source: https://github.com/apache/parquet-format/blob/master/src/main/thrift/parquet.thrift
 """

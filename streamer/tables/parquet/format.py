@@ -1,9 +1,9 @@
 """The format "parquet": rows are samples, and the index comes from the footer of each file.
 
-`formats/registry.py` makes it, and `media/lerobot/format.py` reads its tables with it. The fields are those of all
-files together (`survey.py`). A chunk is one or several row groups. A row group that is much larger than a chunk is cut
-where pages begin, if it has a page index (pyarrow writes one with `write_page_index=True`, and Hugging Face's datasets
-since 5.0). Only the bytes of the wanted columns are fetched.
+`formats/registry.py` makes it for engine, recoders and workers, and `media/lerobot/format.py` reads its tables with it.
+The fields are those of all files together (`survey.py`). A chunk is one or several row groups. A row group that is much
+larger than a chunk is cut where pages begin, if it has a page index (pyarrow writes one with `write_page_index=True`,
+and Hugging Face's datasets since 5.0). Only the bytes of the wanted columns are fetched.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from streamer.tables.parquet.unify import DifferentError
 
 # The documentation of pandas calls files whose pages are compressed "df.parquet.gzip".
 SUFFIXES = (".parquet", ".pq", ".parq", *(f".parquet.{codec}" for codec in ("gzip", "gz", "snappy", "zstd", "brotli")))
-# Bytes: page indexes with less than this between them are read with one request.
+# Page indexes with fewer bytes than this between them are read with one request.
 _NEAR = 64 << 10
 _NOTES = msgspec.msgpack.Decoder(ParquetFileNotes)
 
@@ -70,8 +70,8 @@ class Parquet(RowFormat, frozen=True, forbid_unknown_fields=True):
     def accepts(self, key: str) -> bool:
         """Whether an object may be a Parquet file of the dataset: not one below `.cache/`, `_temporary/` and the like.
 
-        Files without an ending are accepted, because Athena, Trino and Hive write such. The survey leaves out those
-        that are not Parquet.
+        Files without an ending are accepted, because Athena, Trino and Hive write Parquet without one. The survey
+        leaves out those that are something else.
         """
         parts = key.lower().split("/")
         # "_run=1/" is a partition.
@@ -82,7 +82,7 @@ class Parquet(RowFormat, frozen=True, forbid_unknown_fields=True):
     def survey_with(
         self, context: SurveyContext, accepted: Sequence[ObjectRecord], others: Mapping[str, ObjectRecord]
     ) -> Surveying:
-        """Surveys files; folders `key=value` below the dataset's folder are partitions, and so are fields."""
+        """Surveys files as `survey_rows`, and takes folders `key=value` below the dataset's folder as fields."""
         return self.survey_windows(self.survey_rows(accepted, others, context))
 
     def survey_rows(

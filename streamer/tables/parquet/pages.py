@@ -1,7 +1,8 @@
 """Makes blocks of row groups: a row group that is much larger than a chunk is cut where pages begin.
 
 The index of Parquet (`format.py`) makes the blocks and their hints. The recoder (`recode.py`, `number_lists.py`) reads
-the hints.
+the hints. A primitive is a node of the schema that has values (`schema.py`). Its values in a row group are stored in
+pages of its own.
 """
 
 from __future__ import annotations

@@ -112,7 +112,7 @@ class SchemaNode:
         return next((child for child in self.children if child.element.name == name), None)
 
     def items(self, inside: bool = False) -> tuple[SchemaNode, bool] | None:
-        """Returns the node of a list's items, and whether it is the repeated node itself; None for no list.
+        """Returns the node of a list's items, and whether it is the repeated node itself; None if this is no list.
 
         A repeated node stands for a list and for each of its items. With `inside` the node is taken as one item, not as
         the list.

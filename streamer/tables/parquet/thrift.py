@@ -200,7 +200,7 @@ class _Reader:
 
 
 def write_struct(fields: Fields) -> bytes:
-    """Returns the bytes of a struct, whose values may be TRUE, FALSE, I16, I32, I64, BINARY, LIST and STRUCT."""
+    """Returns the bytes of a struct. Its fields may have the types TRUE, FALSE, I16, I32, I64, BINARY, LIST, STRUCT."""
     parts = []
     last = 0
     for number in sorted(fields):

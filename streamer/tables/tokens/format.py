@@ -1,6 +1,7 @@
 """The format "tokens": samples are windows of one length, cut out of the tokens of a file, or sequences as written.
 
-`formats/registry.py` makes it, and `shards/outputs/tokens.py` packs samples into such files. These files are read:
+`formats/registry.py` makes it for engine, recoders and workers, and `shards/outputs/tokens.py` packs samples into such
+files. These files are read:
 
 | file | its tokens |
 | --- | --- |

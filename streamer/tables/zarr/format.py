@@ -1,8 +1,9 @@
 """The format "zarr", of versions 2 and 3: rows of arrays are samples.
 
-`formats/registry.py` makes it. The index comes from the metadata of a store, the listing of its objects, and the
-indexes of shards. Rows of a single array without codecs, in chunks of whole rows, are read where they lie. All other
-rows are in blocks, which consist of chunks from many objects: a recoder decodes and joins them, once.
+`formats/registry.py` makes it for engine, recoders and workers. The index comes from the metadata of a store, the
+listing of its objects, and the indexes of shards. Rows of a single array without codecs, in chunks of whole rows, are
+read where they lie. All other rows are in blocks, which consist of chunks from many objects: a recoder decodes and
+joins them, once.
 """
 
 from __future__ import annotations
