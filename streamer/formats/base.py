@@ -1,4 +1,4 @@
-"""The interface of a format: `Format`, the base class of every format, and the types that its methods take and return.
+"""Defines the interface of a format: its base class `Format`, and the types that its methods take and return.
 
 Every format derives from `Format`. Engine, recoders, workers and commands call its methods, none of which does I/O.
 
@@ -205,7 +205,7 @@ class Format(msgspec.Struct, frozen=True, forbid_unknown_fields=True, metaclass=
         name: name of the format as the user writes it.
         revision: number that grows when the format changes its records or hints (see `Indexer.revision`).
         whole_objects: whether every object is one sample.
-        endings: endings of the names of objects that hold samples, in lower case.
+        endings: endings of the names of objects that hold samples, in lower case and with the dot.
         reads_tables: whether its files may belong to a table whose log says which of their rows are valid.
         part_mark: text between the name of a file and that of its part in the keys of samples, "#t=" in
             "a.wav#t=10,20". A row of annotations for the file is then for all its parts. "" if keys have no such parts.

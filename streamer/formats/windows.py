@@ -1,4 +1,4 @@
-"""The base class of formats whose samples are rows of a table or array, or windows of consecutive rows.
+"""Defines the base class of formats whose samples are rows of a table or array, or windows of consecutive rows.
 
 Parquet, `.npy` and raw arrays, HDF5 and zarr derive from `RowFormat`. A subclass only finds and decodes rows. Windows
 are made of them here.

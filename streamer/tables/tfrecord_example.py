@@ -1,4 +1,4 @@
-"""Parses tf.train.Example messages without protobuf, of whose wire format they use little.
+"""Parses tf.train.Example messages without the library protobuf.
 
 `tables/tfrecord.py` opens samples with it, and `tables/foreign.py` decodes lists of byte strings.
 

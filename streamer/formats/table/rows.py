@@ -112,7 +112,7 @@ def _no_utf_8(content: memoryview, column: str = "") -> RecodeError:
     return RecodeError(f"a text{in_column} is not UTF-8; write the file as UTF-8")
 
 
-# A field of TSV that begins with a quote and ends with one on the same line, and one that does not.
+# A field of TSV that begins and ends with a quote on one line, and one whose quote does not end on its line.
 _QUOTED_FIELD = re.compile(rb'(?:^|[\t\n])"[^\t\r\n]*"(?=[\t\r\n]|$)')
 _LONE_QUOTE = re.compile(rb'(?:^|[\t\n])"(?![^\t\r\n]*"(?:[\t\r\n]|$))')
 

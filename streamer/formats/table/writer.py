@@ -56,7 +56,7 @@ def catch_decode_errors(content: memoryview, samples: int, format_name: str) -> 
         yield
     except RecodeError:
         raise
-    except Exception as error:  # pyarrow has its own, and OSError, and those of Python
+    except Exception as error:  # pyarrow raises errors of its own, OSError, and those of Python
         raise RecodeError(
             f"{len(content)} bytes are not {samples} rows of {format_name}: {type(error).__name__}: {error}",
             samples=samples,

@@ -403,6 +403,7 @@ class FilteredChunks:
 
 
 def _inflate(stored: memoryview, item_bytes: int, limit: int) -> memoryview:
+    """Decompresses zlib to at most `limit` bytes and a checksum; raises RecodeError for damaged bytes."""
     unpacker = inflate.decompressobj()
     try:
         content: bytes = unpacker.decompress(stored, limit + _CHECKSUM_BYTES)
@@ -419,6 +420,7 @@ def _unshuffle(stored: memoryview, item_bytes: int, limit: int) -> memoryview:
 
 
 def _verify(stored: memoryview, item_bytes: int, limit: int) -> memoryview:
+    """Returns the content without the checksum behind it; raises RecodeError if that is wrong."""
     content = stored[:-_CHECKSUM_BYTES]
     found = int.from_bytes(stored[-_CHECKSUM_BYTES:], "little")
     if fletcher32(content) != found:

@@ -331,10 +331,7 @@ def _parts(path: str) -> list[str]:
 
 
 def _episodes(path: str, inside: Links) -> str:
-    """Returns the end of a message about groups that are episodes, such as those of robomimic (data/demo_0, ...).
-
-    Returns "" if `inside` has no two numbered names.
-    """
+    """Returns the end of a message about groups that are episodes (data/demo_0, ...); "" if there are not two."""
     numbered = [name for name in inside if name[-1:].isdigit()]
     if len(numbered) < 2:
         return ""
@@ -442,6 +439,7 @@ def _errors_of(record: ObjectRecord, there: Sequence[str]) -> Iterator[None]:
 
 
 def _choice_of(there: Sequence[str]) -> str:
+    """Returns the end of a message that says which datasets there are, and how to name them."""
     if not there:
         return _CHOOSE
     patterns = Counter(_NUMBERED.sub("/*", path, count=1) for path in there)

@@ -144,7 +144,7 @@ class LitData(Format, frozen=True, forbid_unknown_fields=True):
         return Survey([*sources.values()], facts[0], sum(_read_bytes(facts[0], chunk) for _, chunk, _ in found))
 
     def index(self, source: Source, facts: Facts, start: int = 0) -> Indexing:
-        """Finds the samples of a chunk. Nothing is read of chunks that are compressed as a whole, and of tokens.
+        """Finds the samples of a chunk. Nothing is read if it is compressed as a whole, or its tokens are cut.
 
         Raises:
             ManifestError: the chunk does not have what the index file says.

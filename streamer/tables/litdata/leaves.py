@@ -121,6 +121,7 @@ def column_specs(types: object, tree: str, formats: Sequence[str]) -> tuple[Fiel
 
 
 def _paths(node: _TreeNode, path: str) -> Iterator[str]:
+    """Yields the path to each leaf at or below a node, whose own path is `path`."""
     if node.type is None:
         yield path
         return
@@ -129,6 +130,7 @@ def _paths(node: _TreeNode, path: str) -> Iterator[str]:
 
 
 def _child_names(node: _TreeNode) -> list[str]:
+    """Returns the names of a dict's values, or the numbers of a list's; raises ValueError for another type."""
     if node.type in _MAPPINGS:
         return [str(name) for name in _NAMES.decode(node.context or "")]
     if node.type in _SEQUENCES:

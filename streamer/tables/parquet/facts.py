@@ -277,7 +277,7 @@ class SchemaUnion:
         # If only partitions are wanted, blocks have the bytes of this column.
         self._other: SchemaNode | None = None
         self._features: dict[str, object] = {}
-        # The first file that has a column, for messages.
+        # The first file that has a column, by the column's name, for messages.
         self._owners: dict[str, ObjectRecord] = {}
         self._names: dict[str, None] = {}
 

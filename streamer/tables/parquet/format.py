@@ -245,6 +245,7 @@ def _read_pages(
 
 
 def _check_size(record: ObjectRecord, number: int, block: Block) -> None:
+    """Raises ManifestError if a block of row group `number` is too long to be fetched or decoded."""
     if block.fetch_bytes > MOST_FETCH_BYTES or block.record_bytes > MOST_RECORD_BYTES:
         size = f"{block.fetch_bytes} bytes (about {block.record_bytes} decoded) of the wanted columns"
         raise make_refusal(

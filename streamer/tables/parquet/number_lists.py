@@ -1,9 +1,9 @@
-"""Reads long lists of numbers (embeddings, latents) from Parquet's pages without pyarrow; used by `recode.py`.
+"""Reads long lists of numbers (embeddings, latents) from Parquet's pages without pyarrow.
 
-Parquet stores two levels for each number of a list: whether a list begins there, and whether there is a value. pyarrow
-looks at each of them, so that records of float32 cost 1.9 CPU s/GB. In a page of long lists without nulls the levels
-are a few runs, and the numbers behind them need no decoding: this costs 0.35 CPU s/GB (2026-11-23). All other pages are
-left to pyarrow.
+`tables/parquet/recode.py` uses it. Parquet stores two levels for each number of a list: whether a list begins there,
+and whether there is a value. pyarrow looks at each of them, so that records of float32 cost 1.9 CPU s/GB. In a page of
+long lists without nulls the levels are a few runs, and the numbers behind them need no decoding: this costs 0.35 CPU
+s/GB (2026-11-23). All other pages are left to pyarrow.
 
 Source: https://github.com/apache/parquet-format/blob/master/Encodings.md (RLE / bit-packing hybrid, PLAIN)
 """
@@ -174,6 +174,7 @@ def _split_levels(content: memoryview) -> tuple[memoryview, memoryview]:
 
 
 def _decompress_page(content: memoryview, codec: str, size: int) -> memoryview:
+    """Returns the `size` decompressed bytes of a page; raises _UnusualError for a codec that is left to pyarrow."""
     if codec == "uncompressed":
         return content
     if codec not in _PLAIN_CODECS:

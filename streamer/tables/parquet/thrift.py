@@ -130,6 +130,7 @@ class _Reader:
         self.position = 0
 
     def struct(self, depth: int, last: int | None = None) -> dict[int, Value]:
+        """Returns the fields of a struct by number, up to the field `last`; `depth` counts the structs around it."""
         if depth > _DEEPEST:
             raise DamagedError(f"structs nested more than {_DEEPEST} deep", self.position)
         fields: dict[int, Value] = {}
