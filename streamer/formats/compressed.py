@@ -31,7 +31,7 @@ except ImportError:  # no wheel for this platform: half as fast, the same interf
     import zlib as inflate
 
 _GZIP_HEADER = 31
-# Most bytes that a decompressor is given at a time, and most that are taken from it.
+# Max bytes that a decompressor is given at a time, and max bytes that are taken from it.
 _FED_BYTES = 1 << 20
 _TAKEN_BYTES = 8 << 20
 _FRAME = b"\x28\xb5\x2f\xfd"
@@ -44,7 +44,7 @@ _REPEATED = 1
 _FILES = {"bz2": "bz2", "gz": "gz", "zstd": "zst"}
 _OTHERS = {"br": ("brotli", "decompress_into"), "snappy": ("snappy", "decompress_raw_into")}
 COMPRESSIONS = tuple(sorted([*_FILES, *_OTHERS]))
-# Most decompressed bytes of an item of LitData that is compressed alone.
+# Max decompressed bytes of an item of LitData that is compressed alone.
 MAX_ITEM_BYTES = 1 << 30
 
 
@@ -58,7 +58,7 @@ def decompress(compression: str, content: memoryview, limit: int) -> memoryview:
     Args:
         compression: a key of `DECOMPRESSORS`.
         content: bytes of the file.
-        limit: most bytes to which it may decompress.
+        limit: max bytes to which it may decompress.
 
     Raises:
         DecompressError: the file is damaged, cut off, or decompresses to more than `limit` bytes.
@@ -156,7 +156,7 @@ def _decompress_with_cramjam(module: str, function: str, content: memoryview, le
 
 
 def _zstd_bound(content: memoryview, limit: int) -> int:
-    """Returns the most bytes to which a Zstandard file can decompress, by the headers of its frames and blocks.
+    """Returns the max bytes to which a Zstandard file can decompress, by the headers of its frames and blocks.
 
     Raises DecompressError if it is more than `limit`, or for bytes that are not Zstandard. Source: RFC 8878, 3.1.
     """
@@ -175,7 +175,7 @@ def _zstd_bound(content: memoryview, limit: int) -> int:
 
 
 def _zstd_frame(content: memoryview, at: int) -> tuple[int, int]:
-    """Returns the most bytes to which the frame decompresses whose descriptor is at byte `at`, and where it ends."""
+    """Returns the max bytes to which the frame decompresses whose descriptor is at byte `at`, and where it ends."""
     descriptor = _little(content, at, 1)
     single = bool(descriptor & 0x20)
     checksum = bool(descriptor & 0x04)

@@ -26,7 +26,7 @@ _MARK = b"\xef\xbb\xbf"
 # White space within a line; JSON has no other.
 _BLANK = b" \t\r"
 _NEWLINE = 10
-# Most bytes of a line: a sample is read as a whole, and a file with a longer line is something else.
+# Max bytes of a line: a sample is read as a whole, and a file with a longer line is something else.
 LONGEST_LINE = 256 << 20
 
 

@@ -156,7 +156,7 @@ def spans_between(edges: Sequence[int], start: int) -> Generator[Span, Answer, N
             yield Span(first, stop)
 
 
-# Most bytes of a request. 8 MiB are best in cost and speed on object stores (AnyBlob, PVLDB 16(11); see config).
+# Max bytes of a request. 8 MiB are best in cost and speed on object stores (AnyBlob, PVLDB 16(11); see config).
 READ_BYTES = 8 << 20
 # A gap at least this long is jumped over. A request costs about as long as 3-4 MiB on one connection
 # (30 ms first byte + 90 MB/s), and what is read anyway warms the cache.

@@ -23,7 +23,7 @@ from streamer.manifest.blocks import decode_hints
 from streamer.manifest.table import Manifest
 
 ENTRY_POINTS = "streamer.formats"
-# Most chunks whose codecs are looked up when a dataset is opened: 30 us each (2026-11-26). A codec that only other
+# Max chunks whose codecs are looked up when a dataset is opened: 30 us each (2026-11-26). A codec that only other
 # chunks have is found when their samples are decoded.
 _MAX_CHUNKS = 1000
 

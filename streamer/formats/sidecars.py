@@ -14,9 +14,9 @@ from streamer.formats.reading import Reading, read_range, read_ranges, spans_bet
 from streamer.manifest.model import ObjectRecord
 from streamer.manifest.protocols import Indexing, Need, Source, Survey
 
-# Most bytes of an index file. With 20 to 40 bytes for each sample it is that of an object of 10^7 samples.
+# Max bytes of an index file. With 20 to 40 bytes for each sample it is that of an object of 10^7 samples.
 LONGEST_SIDECAR = 512 << 20
-# Most bytes of an index file for each byte of its object, besides 64 KiB that every index file may have. Documents of
+# Max bytes of an index file for each byte of its object, besides 64 KiB that every index file may have. Documents of
 # one token have 20 bytes there for 2 bytes of tokens.
 _BYTES_PER_BYTE = 16
 _FREE_BYTES = 64 << 10

@@ -29,9 +29,9 @@ from streamer.formats.reading import Window
 from streamer.manifest.protocols import Need
 
 BLOCK = 512
-# Most bytes of a long name or of PAX records. Linux paths have 4 KiB; a hostile archive must not fill the memory.
+# Max bytes of a long name or of PAX records. Linux paths have 4 KiB; a hostile archive must not fill the memory.
 META_BYTES = 1 << 20
-# Most bytes behind the end mark. GNU tar pads to 20 blocks; the largest padding in use is 1 MiB.
+# Max bytes behind the end mark. GNU tar pads to 20 blocks; the largest padding in use is 1 MiB.
 TRAILER_BYTES = 1 << 20
 
 _ZERO = bytes(BLOCK)

@@ -40,7 +40,7 @@ COMPRESSED_SUFFIXES = (
 _REMEDY = (
     "to repair it, unpack it with `tar -xif`, delete the file that is cut off and pack the rest with `tar --sort=name`"
 )
-# Most bytes of directories and the like between two samples that become a part of the second one, so that the chunk
+# Max bytes of directories and the like between two samples that become a part of the second one, so that the chunk
 # stays one range.
 _GAP_BYTES = 64 << 10
 _LINKS = (

@@ -206,7 +206,7 @@ PIECES = 16
 # A block is so long that at most a twelfth of it is fetched twice, but at most 64 MiB, both fetched and decoded.
 _SHARE = 12
 _MAX_BYTES = 64 << 20
-# Most bytes of a piece in the hint of a block, besides the piece's own hint; and most bytes of the whole hint.
+# Max bytes of a piece in the hint of a block, besides the piece's own hint; and max bytes of the whole hint.
 _HINT_BYTES = 16
 _MAX_HINT_BYTES = LONGEST_HINT - 1024
 

@@ -36,7 +36,7 @@ _BEHIND = 1 << 3
 _BEHIND_MAGIC = b"PK\x07\x08"
 _LENGTHS = (Struct("<LLL"), Struct("<LQQ"))
 _RAW = -15
-# Most bytes of a decompressed entry: a worker holds it as a whole. Deflate makes at most 1,032 bytes of one.
+# Max bytes of a decompressed entry: a worker holds it as a whole. Deflate makes at most 1,032 bytes of one.
 MAX_BYTES = 256 << 20
 _MAX_RATIO = 1032
 # An archive ends with the end record and a comment of at most 64 KiB. Large archives have two more records before it,
@@ -59,7 +59,7 @@ _SPLITS = (
 _MAX_32 = (1 << 32) - 1
 _ENCRYPTED = 1
 _UTF_8 = 1 << 11
-# Most bytes of a directory, for 5 million entries: each has 50 bytes and a name.
+# Max bytes of a directory, for 5 million entries: each has 50 bytes and a name.
 _MAX_DIRECTORY_BYTES = 512 << 20
 
 

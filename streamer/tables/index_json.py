@@ -22,11 +22,11 @@ from streamer.manifest.model import ObjectRecord
 from streamer.manifest.protocols import Need
 
 INDEX = "index.json"
-# Most bytes of an index.json: it then lists 2 million shards.
+# Max bytes of an index.json: it then lists 2 million shards.
 MAX_INDEX_BYTES = 1 << 30
 Index = TypeVar("Index")
 _NUMBER = np.dtype("<u4")
-# Most bytes of the frames or record batches that are joined to one block.
+# Max bytes of the frames or record batches that are joined to one block.
 _BLOCK_BYTES = 8 << 20
 
 

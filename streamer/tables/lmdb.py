@@ -44,9 +44,9 @@ _READ_BYTES = 1 << 20
 _HELD_BYTES = 32 << 20
 # Values with fewer bytes between them are fetched as one range, such as pages of keys, which lie between them.
 _NEAR_VALUES_BYTES = 64 << 10
-# Most bytes of the hint of a block, about: with many keys, blocks are shorter than a chunk.
+# Max bytes of the hint of a block, about: with many keys, blocks are shorter than a chunk.
 _MAX_HINT_BYTES = 32 << 10
-# Most bytes of a value in a hint, besides its key: two lengths, and the length of the key.
+# Max bytes of a value in a hint, besides its key: two lengths, and the length of the key.
 _HINT_BYTES = 13
 
 

@@ -27,7 +27,7 @@ from streamer.manifest.protocols import Answer, Indexing, Need, Source, Span, Su
 
 # Bytes of the first read. numpy pads headers to a multiple of 64 bytes, and headers of plain arrays have 128.
 _HEAD_BYTES = 512
-# Most bytes of a header. numpy refuses longer ones, too, because they are parsed as Python literals.
+# Max bytes of a header. numpy refuses longer ones, too, because they are parsed as Python literals.
 _LONGEST_HEAD_BYTES = 10_000
 FIELD = "array"
 

@@ -23,11 +23,11 @@ from streamer.tables.npy import ArrayRows, RowOpener, kind_of_rows
 
 Int64Array = NDArray[np.int64]
 
-# Most tiles of a block: its hint has 15 bytes for each (see `blocks.LONGEST_HINT`), and a manifest has all hints.
+# Max tiles of a block: its hint has 15 bytes for each (see `blocks.LONGEST_HINT`), and a manifest has all hints.
 _TILES_PER_BLOCK = 2000
-# Most bytes of the records of a block, unless a single tile has more: a recoder holds them in memory.
+# Max bytes of the records of a block, unless a single tile has more: a recoder holds them in memory.
 _RECORD_BYTES = 64 << 20
-# Most bytes of consecutive rows without a tile. They are part of the block before them.
+# Max bytes of consecutive rows without a tile. They are part of the block before them.
 _MAX_UNWRITTEN_BYTES = 128 << 20
 
 
@@ -297,7 +297,7 @@ def _edges(columns: Sequence[TileColumn], rows: tuple[int, int], chunk_bytes: in
     return [*edges, rows[1]]
 
 
-# Most decoders that are kept, because each has buffers.
+# Max decoders that are kept, because each has buffers.
 _MAX_DECODERS = 16
 
 _HINT = msgspec.msgpack.Decoder(tuple[ColumnHint, ...])

@@ -29,7 +29,7 @@ from streamer.errors import RecodeError
 from streamer.formats.base import FieldSpec
 from streamer.formats.table.writer import Column, bytes_column, json_column, nulls_of, whole_column
 
-# Most bytes of an object of JSON lines and of a line of CSV, and of the first line of CSV, which has the names.
+# Max bytes of an object of JSON lines and of a line of CSV, and of the first line of CSV, which has the names.
 _LONGEST_ROW = 64 << 20
 _LONGEST_HEAD = 1 << 20
 _NUMBERS = ("?", "i1", "u1", "<i2", "<u2", "<i4", "<u4", "<i8", "<u8", "<f2", "<f4", "<f8")

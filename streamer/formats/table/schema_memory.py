@@ -16,7 +16,7 @@ import numpy as np
 from streamer.manifest.model import ObjectRecord
 
 _NAME_BYTES = 16
-# Most bytes of a memory. One of 10^5 files has 2 MB, and their schemas.
+# Max bytes of a memory. One of 10^5 files has 2 MB, and their schemas.
 _MAX_BYTES = 64 << 20
 
 

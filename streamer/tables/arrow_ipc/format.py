@@ -43,9 +43,9 @@ _NOTES = msgspec.msgpack.Decoder(ArrowFileNotes)
 
 # Number of messages whose heads are in memory at a time.
 _HEADS_AT_ONCE = 4096
-# Estimate of how many times longer compressed buffers become: the most that texts became (2026-11-22).
+# Estimate of how many times longer compressed buffers become: the maximum for texts (2026-11-22).
 _GROWTH = 4
-# Most bytes of all dictionaries of a file, because each of its chunks has them all.
+# Max bytes of all dictionaries of a file, because each of its chunks has them all.
 _MAX_DICTIONARY_BYTES = 16 << 20
 
 

@@ -32,7 +32,7 @@ _RULE = "arrow-2"
 _HEAD_BYTES = 64 << 10
 # Number of files that are read at the same time.
 _BATCH_FILES = 256
-# Most bytes of schemas and footers that are kept for the index.
+# Max bytes of schemas and footers that are kept for the index.
 _MAX_KEPT_BYTES = 64 << 20
 _REMEDY = "name the files that agree, or the columns that do (columns=), or write the column anew"
 

@@ -1,4 +1,4 @@
-"""Finds the chunks of an HDF5 dataset, and decodes chunks that have the most common filters.
+"""Finds the chunks of a dataset in an HDF5 file, and decodes chunks that have the usual filters.
 
 `tables/hdf5/format.py` uses it in the engine (`find_chunks`) and in the recoder (`FilteredChunks`). Chunks with other
 filters are decoded by h5py (`tables/hdf5/recode.py`).
@@ -36,7 +36,7 @@ _MAX_BITS = 64
 # Kinds of elements of an array.
 _UNFILTERED = 0
 _FILTERED = 1
-# Most chunks of a dataset, more than a manifest can have; and a number that is accepted for a file of any size.
+# Max chunks of a dataset, more than a manifest can have; and a number that is accepted for a file of any size.
 _MAX_CHUNKS = 1 << 28
 _FEW_CHUNKS = 1 << 16
 

@@ -1,8 +1,9 @@
 """The format "hdf5": rows of datasets are samples, and the index comes from the metadata of each file.
 
 `formats/registry.py` makes it for engine, recoders and workers. Rows of a single dataset without filters are read where
-they lie. Rows of several datasets, or of filtered ones, are decoded and joined by a recoder, once. Here "dataset" is an
-array in an HDF5 file.
+they lie. Rows of several datasets, or of filtered ones, are decoded and joined by a recoder, once. Here a dataset is an
+array in an HDF5 file, and a chunk is a box of its items that is stored as a whole; but `chunk_bytes` is the size of
+streamer's chunks.
 """
 
 from __future__ import annotations
@@ -31,10 +32,10 @@ from streamer.tables.hdf5.objects import Header, Links, Path, read_group, read_h
 from streamer.tables.tiles import NO_TILES, ArraysError, ColumnHint, Decode, TileColumn, TileRecoder, Tiles
 
 _CHOOSE = 'name the datasets that you want: HDF5(datasets={"image": "/images"})'
-# Most datasets that a message names, and most objects that are looked at to find them.
+# Max datasets that a message names, and max objects that are looked at to find them.
 _MAX_NAMED = 20
 _MAX_LOOKED_AT = 100
-# Most soft links that are followed for one path, as in libhdf5.
+# Max soft links that are followed for one path, as in libhdf5.
 _MAX_LINKS = 16
 # Number of groups whose structures are read at once.
 _GROUPS_AT_ONCE = 64

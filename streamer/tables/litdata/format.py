@@ -236,7 +236,7 @@ def _facts(listed: ListedChunks, config: _Config, layout: str, block_size: int |
 
 
 def _read_bytes(facts: Facts, chunk: _Chunk) -> int:
-    """Returns the most bytes that the index will read of a chunk."""
+    """Returns the max bytes that the index will read of a chunk."""
     match facts.notes["layout"]:
         case "arrow":
             return tail_bytes(chunk.chunk_size)

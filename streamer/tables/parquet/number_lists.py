@@ -28,7 +28,7 @@ from streamer.tables.parquet.thrift import Struct, read_struct, read_varint
 _DTYPES = {INT32: "<i4", INT64: "<i8", FLOAT: "<f4", DOUBLE: "<f8"}
 # Least number of values per byte of levels. With fewer values the loop over the runs is slower than pyarrow.
 _LEAST_VALUES = 32
-# Most bytes of a page's header, which has some numbers, and the least and the greatest value.
+# Max bytes of a page's header, which has some numbers, and the least and the greatest value.
 _MAX_HEADER_BYTES = 1024
 _DATA_PAGE = 0
 _DATA_PAGE_V2 = 3

@@ -20,7 +20,7 @@ from streamer.tables.parquet.footer import ColumnChunk
 from streamer.tables.parquet.schema import Element
 from streamer.tables.parquet.thrift import read_struct
 
-# Most bytes that the blocks of a row group may read together, as a multiple of its bytes: pages with rows of two blocks
+# Max bytes that the blocks of a row group may read together, as a multiple of its bytes: pages with rows of two blocks
 # are read for both. Reading more is not worth smaller chunks.
 _MAX_EXTRA = 1.05
 # A row group that is at most this many chunks long is not cut.

@@ -29,7 +29,7 @@ _MAGICS = (MAGIC, ENCRYPTED_MAGIC)
 SCHEMA_RULE = "parquet-2"
 _DESCRIPTION = msgspec.msgpack.Decoder(tuple[list[Element], list[tuple[int, str]], bytes, bool])
 HUGGING_FACE = b"huggingface"
-# Number of files whose ends are read at the same time, and most bytes of ends that are kept for the index.
+# Number of files whose ends are read at the same time, and max bytes of ends that are kept for the index.
 _BATCH_FILES = 256
 _MAX_KEPT_BYTES = 64 << 20
 

@@ -3,7 +3,8 @@
 `formats/registry.py` makes it for engine, recoders and workers. The index comes from the metadata of a store, the
 listing of its objects, and the indexes of shards. Rows of a single array without codecs, in chunks of whole rows, are
 read where they lie. All other rows are in blocks, which consist of chunks from many objects: a recoder decodes and
-joins them, once.
+joins them, once. Here a chunk is a box of items that zarr stores as a whole; but `chunk_bytes` is the size of
+streamer's chunks.
 """
 
 from __future__ import annotations
