@@ -110,8 +110,8 @@ def _table(url: str, parsed: Parsed) -> Records:
     folders = {key.rpartition("/")[0] for key in keys}
     prefix = ""
     if len(folders) > 1:
-        # The prefix is the folder that contains all of them.
-        # Compared name by name: as texts, "img-2" lies between "img" and "img/sub".
+        # The prefix is the folder that contains all keys. Paths are compared name by name: as texts, "img-2" lies
+        # between "img" and "img/sub".
         paths = [folder.split("/") for folder in folders]
         first, last = min(paths), max(paths)
         shared = list(takewhile(lambda pair: pair[0] == pair[1], zip(first, last, strict=False)))
@@ -182,7 +182,7 @@ def _endings(keys: Sequence[str]) -> tuple[str, ...]:
 def _reorder_texts(
     lengths: NDArray[np.int64], content: object, order: NDArray[np.int64]
 ) -> tuple[NDArray[np.int32] | NDArray[np.int64], NDArray[np.uint8]]:
-    """Returns byte strings in another order: offsets and content."""
+    """Returns the offsets and the content of byte strings in another order; offsets are int32 if they fit."""
     edges = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
     strings = pa.Array.from_buffers(pa.large_binary(), len(lengths), [None, pa.py_buffer(edges), pa.py_buffer(content)])
     _, offsets, taken = strings.take(pa.array(order)).buffers()

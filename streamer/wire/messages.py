@@ -15,7 +15,7 @@ from msgspec import Meta
 from streamer.errors import Discreet
 from streamer.wire.store_options import NO_OPTIONS, StoreOptions
 
-# Increased when the meaning of a message changes. Client and engine must have the same version.
+# This number is increased when the meaning of a message changes. Client and engine must have the same one.
 PROTOCOL = 3
 
 # The bottlenecks that a loader may report (`streamer.loader.stall.advice.Bottleneck`). They are labels of /metrics, so
@@ -177,7 +177,7 @@ class Advance(Message, tag=5, frozen=True):
     want: Step
 
 
-# Begins the reason of a `Reject` where the operating system did not read the file.
+# The reason of a `Reject` begins so if the operating system did not read the file.
 UNREADABLE = "unreadable: "
 
 

@@ -124,7 +124,7 @@ class BatchWindow(Generic[Result]):
             yield result
 
     def abandon(self) -> Iterator[Result]:
-        """Ends the run: marks the batches that are being made, and yields the finished results."""
+        """Ends the run: marks the batches at work as abandoned, and yields the results that were not delivered."""
         for pending in self._at_work.values():
             pending.abandoned = True
         self._again.clear()
