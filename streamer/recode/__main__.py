@@ -1,6 +1,7 @@
-"""A recoder: `python -m streamer.recode SOCKET MEMORY`, two inherited descriptors.
+"""Runs a recoder: makes records of one job after the other, until the engine closes the socket.
 
-It waits for one job at a time and ends with its socket, even in the middle of a job.
+`recode/pool.py` starts it as `python -m streamer.recode SOCKET MEMORY`, with the numbers of two inherited descriptors.
+If the socket closes in the middle of a job, the process is killed.
 """
 
 from __future__ import annotations
@@ -25,20 +26,30 @@ _LIBRARY_BYTES = 512 << 20
 
 
 class Process:
-    """The recoder's side of the socket and of the shared memory."""
+    """Answers the jobs of the engine, in the recoder.
+
+    Args:
+        end: this process's end of the socket pair.
+        memory: where the engine puts each job, and this process its records.
+    """
 
     def __init__(self, end: MessageSocket, memory: SharedMemory) -> None:
         self._end = end
         self._memory = memory
         self._recoders = Recoders()
-        # Opened now: later no file may be.
+        # The sandbox forbids to open it later. It says how much address space this process uses.
         self._sizes = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
-        # During a job any event on the socket, which can only be its end, kills this process.
+        # With O_ASYNC any event on the socket sends SIGIO to this process, which kills it. `serve` sets the flag during
+        # a job, when the only possible event is that the engine has closed its end.
         fcntl.fcntl(end, fcntl.F_SETOWN, os.getpid())
         self._flags = fcntl.fcntl(end, fcntl.F_GETFL)
 
     def serve(self) -> None:
-        """Answers jobs until the engine closes its end."""
+        """Answers jobs until the engine closes its end.
+
+        Raises:
+            msgspec.MsgspecError: a message or job cannot be decoded. The process ends with it.
+        """
         while True:
             if (received := self._end.receive(messages.MOST_ANSWER_BYTES, max_descriptors=1)) is None:
                 return
@@ -49,8 +60,17 @@ class Process:
             self._end.send(encode(answer))
 
     def _answer(self, job_bytes: int, descriptors: list[int]) -> Answer:
+        """Recodes the job in the first `job_bytes` of the memory, and writes its records over it.
+
+        Limits the address space of this process to what the job may take. An error of the format is the answer.
+
+        Args:
+            job_bytes: length of the encoded job.
+            descriptors: the file with the fetched bytes, which is closed; if empty, they follow the job in the memory.
+        """
         job = messages.JOB.decode(self._memory.view(job_bytes))
-        # The libraries, the fetched bytes, and twice the records are what this process may take.
+        # What the process has mapped, the libraries that a format imports now, the fetched bytes, and three times the
+        # most bytes of records: once in the shared memory, twice in this process.
         pages = int(os.pread(self._sizes, 200, 0).split()[0])
         limit = pages * resource.getpagesize() + _LIBRARY_BYTES + job.fetch_bytes + 3 * job.most_bytes
         _, hard = resource.getrlimit(resource.RLIMIT_AS)
@@ -62,7 +82,7 @@ class Process:
             finally:
                 os.close(descriptors[0])
         else:
-            # Copied, because the records overwrite them.
+            # The fetched bytes are copied, because the records overwrite them.
             content = memoryview(bytes(self._memory.view(job_bytes + job.fetch_bytes)[job_bytes:]))
         end = 0
 
@@ -78,6 +98,7 @@ class Process:
 
 
 def _refusal(error: BaseException, job: RecodeJob) -> RecodeRefused:
+    """Makes the answer of an error; prints the traceback of one that is neither the package's nor lack of memory."""
     block = -1
     cause = error
     if isinstance(error, BlockError) and error.__cause__ is not None:
@@ -94,12 +115,16 @@ def _refusal(error: BaseException, job: RecodeJob) -> RecodeRefused:
 
 
 def main(arguments: list[str]) -> None:
-    """Runs with the descriptors that the engine has passed."""
+    """Runs the process and ends it with exit code 0; writes no core file.
+
+    Args:
+        arguments: numbers of the descriptors of socket and memory.
+    """
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     end, memory = map(int, arguments)
     os.set_inheritable(memory, False)
     process = Process(MessageSocket.adopt(end), SharedMemory("memory", memory))
-    # `streamer doctor` says what is not possible on this machine.
+    # What `enter` could not restrict is ignored: `streamer doctor` tells it.
     sandbox.enter()
     process.serve()
     # Nothing has to be cleaned up: the memory belongs to the engine.

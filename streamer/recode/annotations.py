@@ -1,4 +1,7 @@
-"""Builds tables of annotations: a file is fetched, parsed by a recoder, and written to the folder of manifests."""
+"""Builds tables of annotations: fetches a file, has it parsed, and writes the table to the folder of manifests.
+
+The engine calls `build_table` (`engine/manifests/manifests.py`), a pack `build_table_here` (`shards/annotations.py`).
+"""
 
 from __future__ import annotations
 
@@ -28,19 +31,26 @@ from streamer.recode.results import Recoded, whole_object
 from streamer.recode.shared import map_memory
 from streamer.recode.work import Recoders, recode_here
 
-# Read at once, into memory; the file itself goes to the disk, because it may be longer than that.
+# A file of annotations is copied to the disk in pieces of this length, since it may be longer than the memory allows.
 _WINDOW_BYTES = 64 << 20
 
 
 async def build_table(
     options: TableOptions, record: ObjectRecord, root: Path, fetcher: Fetcher, recoders: RecoderPool
 ) -> str:
-    """Makes the table of a file as `<root>/<digest>/`, and returns the digest.
+    """Writes the table of a file of annotations as `<root>/<digest>/`, and returns the digest.
+
+    Args:
+        options: url of the file, and the columns to use.
+        record: the file as it was listed.
+        root: folder of manifests.
+        fetcher: reads the file.
+        recoders: parse it, in another process.
 
     Raises:
-        ManifestError: the file cannot be parsed, for a reason that the error names.
-        ConfigError: it lacks a key or field, is of a kind that is not read, or a library is missing.
-        StoreError: it cannot be read.
+        ManifestError: the file cannot be parsed. The error names the reason.
+        ConfigError: the file lacks a key or field, is too long or of a kind that is not read, or a library is missing.
+        StoreError: the file cannot be read from the store.
     """
     with workplace(root) as place, _name_errors(options.url):
         loop = asyncio.get_running_loop()
@@ -52,7 +62,11 @@ async def build_table(
 
 
 async def build_table_here(options: TableOptions, record: ObjectRecord, root: Path, fetcher: Fetcher) -> Path:
-    """Does the same as `build_table` without an engine: parses in this process, and returns the folder."""
+    """Writes the table as `build_table` does, but parses in a thread of this process; returns the folder.
+
+    Raises:
+        ManifestError, ConfigError, StoreError: as `build_table`.
+    """
     with workplace(root) as place, _name_errors(options.url):
         with await _fetch_annotations(options, record, place, fetcher) as file:
             content = map_memory(file.fileno(), record.size)
@@ -64,7 +78,7 @@ async def build_table_here(options: TableOptions, record: ObjectRecord, root: Pa
 
 @contextmanager
 def _name_errors(url: str) -> Iterator[None]:
-    """Turns errors of a recoder into those of the file; raises ManifestError."""
+    """Turns a RecodeError of the code inside into a ManifestError that names the url."""
     try:
         yield
     except RecodeError as error:
@@ -73,7 +87,13 @@ def _name_errors(url: str) -> Iterator[None]:
 
 
 async def _fetch_annotations(options: TableOptions, record: ObjectRecord, place: Path, fetcher: Fetcher) -> BinaryIO:
-    """Fetches the file to the disk of `place`, as one without a name: the folder is published without it."""
+    """Copies the file to the disk and returns it open for reading; the caller closes it.
+
+    The file has no name any more, because the folder `place` is published without it.
+
+    Raises:
+        ConfigError: its extension is not read, or it is longer than `MOST_FILE_BYTES`.
+    """
     find_extension(options.url)
     if record.size > MOST_FILE_BYTES:
         raise ConfigError(
@@ -89,7 +109,7 @@ async def _fetch_annotations(options: TableOptions, record: ObjectRecord, place:
 
 
 async def fetch_file(record: ObjectRecord, file: Path, fetcher: Fetcher) -> None:
-    """Copies an object to a file of this machine."""
+    """Writes the bytes of an object to a local file, which it replaces; raises StoreError."""
     with file.open("wb") as out:
         for start in range(0, record.size, _WINDOW_BYTES):
             window = await fetcher.read(Extent(record, start, min(start + _WINDOW_BYTES, record.size)))
@@ -97,7 +117,7 @@ async def fetch_file(record: ObjectRecord, file: Path, fetcher: Fetcher) -> None
 
 
 def _job_of(options: TableOptions, record: ObjectRecord) -> RecodeJob:
-    """Makes the job of a file: one block, of which nothing is known; its table is planned to take as much as it."""
+    """Makes the job that parses a file: one block of unknown samples, with records planned as long as the file."""
     hint = encode_hints([Block(((0, record.size),), -1, 0)])
     return RecodeJob(
         format=ANNOTATIONS,
@@ -111,8 +131,14 @@ def _job_of(options: TableOptions, record: ObjectRecord) -> RecodeJob:
 
 
 def publish(made: Recoded, place: Path, root: Path) -> str:
-    """Writes the result of a recoder (see `annotations.parse`) as `<root>/<digest>/`; returns the digest."""
-    # Behind the buffers is the table of their places.
+    """Writes a parsed file as `<root>/<digest>/`, by way of the folder `place`; returns the digest.
+
+    Args:
+        made: one record for each field of `TableBuffers`, as `annotations/parse.py` makes them.
+        place: temporary folder on the same disk, which becomes the table's folder.
+        root: folder of manifests.
+    """
+    # The last entry of `made` is the table of its records, which is left out.
     edges = made.table.starts[: len(TableBuffers._fields) + 1].tolist()
     buffers = TableBuffers(*(made.content[start:stop] for start, stop in pairwise(edges)))
     hashes = np.frombuffer(buffers.hashes, np.int64)

@@ -1,8 +1,10 @@
-"""The messages between the engine and a recoder: one msgpack datagram each way per job.
+"""Defines the messages between the engine and a recoder: one msgpack datagram each way per job.
 
-The job itself, with its hints and facts, is in the shared memory, because it may be longer than a datagram. So are the
-fetched bytes of a short chunk, behind the job; for longer ones the datagram carries the descriptor of the memory that
-they were fetched into.
+`recode/pool.py` sends jobs, `recode/__main__.py` answers them. Tasks that recode in their own process make the same
+jobs (`recode/work.py`).
+
+The job itself is in the shared memory, because its hints may be longer than a datagram. The fetched bytes of a short
+chunk follow the job there. For a longer chunk the datagram carries the descriptor of the memory with its bytes.
 """
 
 from __future__ import annotations
@@ -16,15 +18,22 @@ from streamer.manifest.model import Chunk, Codec, Facts
 from streamer.manifest.protocols import Examine
 from streamer.manifest.table import Manifest
 
-# Longest answer; an error's text is cut to fit.
+# The longest answer has this many bytes. The text of an error is cut to so many characters, so that it fits.
 MOST_ANSWER_BYTES = 16 << 10
 MOST_TEXT = 2000
 
 
 class RecodeJob(msgspec.Struct, frozen=True, array_like=True):
-    """One chunk to recode: its dataset, hint (see `manifest.blocks`), samples (-1: unknown) and fetched bytes.
+    """A chunk to recode, as the recoder needs to know it.
 
-    `planned_bytes` is the planned length of its records and their table.
+    Attributes:
+        format: name of the format of the dataset, or `ANNOTATIONS` for a file of annotations.
+        options: options of the format.
+        facts: facts about the dataset, from its survey.
+        hint: the blocks of the chunk, encoded (`manifest.blocks.encode_hints`).
+        samples: number of samples in the chunk; -1 if it is not known.
+        fetch_bytes: length of the fetched bytes, which are those of all blocks.
+        planned_bytes: length that the index expects of the records and their table.
     """
 
     format: str
@@ -37,7 +46,7 @@ class RecodeJob(msgspec.Struct, frozen=True, array_like=True):
 
     @classmethod
     def make(cls, manifest: Manifest, chunk: Chunk) -> RecodeJob:
-        """Makes the job of a chunk."""
+        """Makes the job of a chunk of this manifest."""
         content = manifest.content
         return cls(
             format=content.format,
@@ -51,7 +60,10 @@ class RecodeJob(msgspec.Struct, frozen=True, array_like=True):
 
     @classmethod
     def examine(cls, asked: Examine) -> RecodeJob:
-        """Makes the job of an index: an object as one block, about which nothing is known."""
+        """Makes the job of an index that asks what a whole object becomes: one block with -1 samples.
+
+        Its planned length is such that `most_bytes` is `MOST_RECORD_BYTES`.
+        """
         size = asked.object.size
         hint = encode_hints([Block(((0, size),), -1, 0, asked.hint)])
         planned_bytes = (MOST_RECORD_BYTES - MOST_EXTRA_BYTES) // MOST_RATIO
@@ -67,23 +79,30 @@ class RecodeJob(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def most_bytes(self) -> int:
-        """Most bytes of the records and their table; less than 4 GiB, because starts are uint32."""
+        """Most bytes that the records and their table may take; below 4 GiB, because the table has uint32 offsets."""
         return min(MOST_RATIO * self.planned_bytes + MOST_EXTRA_BYTES, (1 << 32) - 1)
 
     @property
     def most_seconds(self) -> float:
-        """Time after which a recoder counts as hanging."""
+        """Seconds after which a recoder without an answer counts as hanging: a minute, and 1 s per MiB."""
         return 60.0 + (self.fetch_bytes + self.planned_bytes) / (1 << 20)
 
 
 class StartJob(msgspec.Struct, frozen=True, array_like=True, tag=0):
-    """A job is in the first `job_bytes` of the shared memory."""
+    """Engine to recoder: a job is in the first `job_bytes` of the shared memory."""
 
     job_bytes: int
 
 
 class Done(msgspec.Struct, frozen=True, array_like=True, tag=1):
-    """The records and their table are in the shared memory: their length, samples, CPU time of the job, and codec."""
+    """Recoder to engine: the job is done, and the shared memory begins with the records and their table.
+
+    Attributes:
+        local_bytes: length of records and table.
+        samples: number of samples.
+        cpu_seconds: CPU time that the job took.
+        codec: how the samples are stored, a `Codec`.
+    """
 
     local_bytes: int
     samples: int
@@ -92,7 +111,13 @@ class Done(msgspec.Struct, frozen=True, array_like=True, tag=1):
 
 
 class RecodeRefused(msgspec.Struct, frozen=True, array_like=True, tag=2):
-    """The job failed: the class name of the error, its reason, and the number of the block; -1 for all of them."""
+    """Recoder to engine: the job failed.
+
+    Attributes:
+        kind: class name of the error.
+        message: its text, at most `MOST_TEXT` characters.
+        block: number of the block in the chunk that failed; -1 if the error is not about a single block.
+    """
 
     kind: str
     message: str

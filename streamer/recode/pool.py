@@ -1,6 +1,7 @@
-"""The recoders of an engine, processes with one job at a time; more are started while jobs wait.
+"""Runs the recoders of an engine: processes with one job at a time, of which more are started while jobs wait.
 
-`engine.bring` has chunks recoded, the index whole objects examined.
+The engine recodes chunks with it (`engine/bring.py`), the index of a dataset examines whole objects
+(`engine/manifests/index_resources.py`), and `recode/annotations.py` has files of annotations parsed.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ from streamer.recode.messages import ANSWER, MOST_ANSWER_BYTES, Answer, Done, Re
 from streamer.recode.results import Recoded, check_records, failure, read_examined
 from streamer.recode.shared import KEPT_BYTES, Buffer, SharedMemory
 
-# A recoder has one thread, because there are several; and no allocator that reserves address space in advance, which
-# counts for the limit of it.
+# A recoder has one thread, because there are several recoders. Its allocator reserves no address space in advance,
+# because the address space of a recoder is limited.
 _SETTINGS = {
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
@@ -32,27 +33,34 @@ _SETTINGS = {
     "ARROW_DEFAULT_MEMORY_POOL": "system",
     "MALLOC_ARENA_MAX": "1",
 }
-# The other cores are for the trainer's workers, which decode every sample of every epoch.
+# There is one recoder for so many cores: the others are for the trainer's workers, which decode every sample of every
+# epoch.
 _CORES_EACH = 4
 _MOST = 8
-# Another recoder takes half a second to start, so it is not worth it for a shorter wait.
+# Starting another recoder takes half a second, so jobs that have waited for less do not start one.
 _LEAST_WAIT_SECONDS = 0.5
 _IDLE_SECONDS = 60.0
 _TRIES = 2
 
+# Returns when a chunk is needed first, on the loop's clock (seconds). It is asked again at each choice of a job.
 Due = Callable[[], float]
 
-
-# The bytes themselves, or the descriptor of a file that begins with them.
+# Fetched bytes, or the descriptor of a file that begins with them.
 Content: TypeAlias = Buffer | int
 
 
 class RecoderEndedError(Exception):
-    """Raised for a recoder that has ended, hangs, or gives an answer without a meaning."""
+    """Raised for a recoder that has ended, hangs, or sends an answer that cannot be decoded."""
 
 
 class RecoderProcess:
-    """A process, and the memory that it shares with the engine and that outlives it. One job at a time; on the loop."""
+    """A recoder as the engine sees it, with one job at a time; its methods run on the loop.
+
+    The process is started for its first job, and again after it has ended. The memory is the same for all of them.
+
+    Attributes:
+        memory: the memory shared with the process.
+    """
 
     def __init__(self) -> None:
         self.memory = SharedMemory("streamer-recoder")
@@ -67,12 +75,21 @@ class RecoderProcess:
         return None if self._child is None else self._child.pid
 
     async def run(self, job: RecodeJob, content: Content) -> Answer:
-        """Runs a job, in a new process if there is none; raises RecoderEndedError without an answer."""
+        """Runs a job and returns its answer; starts the process if it does not run. Overwrites the shared memory.
+
+        Args:
+            job: the job.
+            content: the fetched bytes.
+
+        Raises:
+            RecoderEndedError: there is no answer, or none within `job.most_seconds`. The process is ended then, and
+                also if the call is cancelled.
+        """
         encoded = encode(job)
         descriptors: list[int] = []
         if isinstance(content, int):
             descriptors.append(content)
-            # A few hundred bytes: handing them to a thread costs more, as the loop then waits for the GIL.
+            # The job has a few hundred bytes. Writing them in a thread costs more, as the loop then waits for the GIL.
             self.memory.write([encoded])
         else:
             await in_thread(None, self.memory.write, [encoded, content])
@@ -80,7 +97,7 @@ class RecoderProcess:
             if self._child is None:
                 await in_thread(None, self._start)
             assert self._child is not None
-            # It waits for a job, so that this one finds room.
+            # The process waits for a message, so that its socket has room for this one.
             self._child.socket.send(encode(StartJob(len(encoded))), descriptors)
             async with asyncio.timeout(job.most_seconds):
                 frame = await self._child.socket.wait_for_message(MOST_ANSWER_BYTES)
@@ -100,13 +117,13 @@ class RecoderProcess:
             raise
 
     def _start(self) -> None:
-        """Starts the process: it gets no credentials, and only descriptors of its own socket and memory."""
+        """Starts the process without credentials, with the descriptors of its socket and memory only."""
         self._child = ConnectedChild(
             "streamer.recode", [self.memory.descriptor], environment=make_environment(_SETTINGS), folder="/"
         )
 
     async def end(self) -> str:
-        """Ends the process, if there is one; says how it has ended. Idempotent."""
+        """Kills the process, if there is one, and returns how it ended, as words of an error. Idempotent."""
         child = self._child
         self._child = None
         if child is None:
@@ -114,25 +131,25 @@ class RecoderProcess:
         return describe_exit(await in_thread(None, child.end), log="the engine's log")
 
     async def trim(self) -> None:
-        """Gives the memory of a large chunk back."""
+        """Frees the shared memory beyond `KEPT_BYTES`."""
         await in_thread(None, self.memory.trim)
 
     async def close(self) -> None:
-        """Ends the process and gives the memory back; views of it stay valid."""
+        """Kills the process and closes the memory; views of it stay valid."""
         await self.end()
         self.memory.close()
 
 
 class RecodeStatistics(msgspec.Struct):
-    """Counts since the start.
+    """Counts since the engine started, for its page of metrics.
 
     Attributes:
-        recoded_chunks: number of recoded chunks.
+        recoded_chunks: number of recoded chunks. Objects examined and files of annotations count, too.
         recoded_bytes: their fetched bytes.
-        record_bytes: bytes of their records.
-        recode_cpu_seconds: CPU time of the recoders.
-        recode_busy_seconds: time in which a recoder had a job, until its records were published.
-        recode_failures: tries without a result.
+        record_bytes: bytes of their records and tables.
+        recode_cpu_seconds: CPU time that their jobs took.
+        recode_busy_seconds: time for which jobs had a recoder, until their records were used.
+        recode_failures: tries without a result; a job has up to two.
     """
 
     recoded_chunks: int = 0
@@ -143,7 +160,7 @@ class RecodeStatistics(msgspec.Struct):
     recode_failures: int = 0
 
     def add(self, job: RecodeJob, done: Done) -> None:
-        """Counts one chunk."""
+        """Counts one recoded chunk."""
         self.recoded_chunks += 1
         self.recoded_bytes += job.fetch_bytes
         self.record_bytes += done.local_bytes
@@ -151,7 +168,14 @@ class RecodeStatistics(msgspec.Struct):
 
 
 class _Waiting(msgspec.Struct):
-    """A job without a recoder: `due` as in `recode`, the bytes that it takes, and since when it waits (seconds)."""
+    """A job that waits for a recoder.
+
+    Attributes:
+        due: returns when the job is needed, on the loop's clock.
+        job_bytes: memory that it takes.
+        since: when it began to wait, on the loop's clock.
+        granted: gets its recoder.
+    """
 
     due: Due
     job_bytes: int
@@ -160,12 +184,18 @@ class _Waiting(msgspec.Struct):
 
 
 class RecoderPool:
-    """Starts recoders when they are needed, and ends them when they are not. Owned by the engine, on its loop.
+    """Starts recoders while jobs wait, and ends them after a minute without a job. Owned by the engine, on its loop.
+
+    It is an async context manager, which ends all recoders at its end.
 
     Args:
-        memory_bytes: total bytes of the chunks that are being recoded; a larger one is recoded alone. None: as much as
-            for those that are being fetched.
-        most: number of recoders; None: a quarter of the cores.
+        memory_bytes: memory for all chunks that are being recoded; a larger chunk is recoded alone. None means as much
+            as chunks that are being fetched may take (`budget_bytes`).
+        most: maximum number of recoders. None means a quarter of the usable cores, between 1 and 8.
+
+    Attributes:
+        count: counts of all jobs.
+        most: maximum number of recoders.
     """
 
     def __init__(self, memory_bytes: int | None, most: int | None = None) -> None:
@@ -207,16 +237,19 @@ class RecoderPool:
 
     @asynccontextmanager
     async def recode(self, job: RecodeJob, chunk: Chunk, content: Content, *, due: Due) -> AsyncIterator[Recoded]:
-        """Recodes a chunk, whose records exist until the end of the context. The content must not change before.
+        """Yields a recoded chunk, whose records exist until the end of the context.
+
+        Waits first until a recoder and the memory are free. Of the waiting jobs, the one that is due first goes first.
 
         Args:
             job: the job.
-            chunk: origin of the bytes.
-            content: its fetched bytes.
-            due: time on the loop's clock at which its first reader needs it.
+            chunk: origin of the bytes, for errors.
+            content: the fetched bytes, which must not change before the chunk is yielded.
+            due: returns when its first reader needs it, on the loop's clock.
 
         Raises:
-            RecodeError: two recoders failed. It names object, range, format and reason.
+            RecodeError: the job failed twice, the second time in a new process, or its result is not as indexed. The
+                error names object, range, format and reason.
             ConfigError: the format, or a library of it, is not installed where the engine runs.
         """
         size = job.fetch_bytes + 2 * job.planned_bytes
@@ -226,7 +259,7 @@ class RecoderPool:
             done = await self._run(recoder, content, job, chunk)
             recoded = check_records(recoder.memory.view, done, job, chunk)
             self.count.add(job, done)
-            # Released at the end, because an error would keep it with its traceback.
+            # The view is released at the end: the traceback of an error would keep it, and with it the memory.
             with recoded.content:
                 yield recoded
         finally:
@@ -238,14 +271,27 @@ class RecoderPool:
                 self._give_back(recoder, size)
 
     async def examine(self, asked: Examine, content: bytes) -> Examined:
-        """Recodes a whole object as one block, and counts its samples; raises ManifestError with a "reason"."""
+        """Recodes a whole object as one block, and returns what the index asked for.
+
+        Args:
+            asked: the object, and whether its records are wanted.
+            content: all bytes of the object.
+
+        Raises:
+            ManifestError: the object cannot be decoded; has a detail "reason".
+            ConfigError: as `recode`.
+        """
         now = self._loop.time()
         with read_examined(asked) as chunk:
             async with self.recode(RecodeJob.examine(asked), chunk, content, due=lambda: now) as made:
                 return made.answer(asked)
 
     async def _run(self, process: RecoderProcess, content: Content, job: RecodeJob, chunk: Chunk) -> Done:
-        """Runs a job; tries once more in a new process."""
+        """Runs a job; if it fails, tries once more in a new process.
+
+        Raises:
+            RecodeError, ConfigError: as `recode`. A ConfigError is not tried again.
+        """
         failures = []
         for _ in range(_TRIES):
             try:
@@ -268,6 +314,7 @@ class RecoderPool:
     # ------------------------------------------------------------ recoders
 
     async def _take(self, due: Due, job_bytes: int) -> RecoderProcess:
+        """Waits for a recoder and for the memory of a job; the caller returns both by `_give_back`."""
         waiting = _Waiting(due, job_bytes, self._loop.time(), self._loop.create_future())
         self._waiting.append(waiting)
         self._dispatch()
@@ -286,7 +333,7 @@ class RecoderPool:
         self._dispatch()
 
     def _dispatch(self) -> None:
-        """Assigns recoders to the jobs that are due first, while there are some and their memory is free."""
+        """Gives recoders to waiting jobs, the first due first, until no recoder or not enough memory is free."""
         while self._waiting:
             first = min(self._waiting, key=lambda job: job.due())
             if self._used_bytes and self._used_bytes + first.job_bytes > self._memory_bytes:
@@ -298,7 +345,11 @@ class RecoderPool:
             first.granted.set_result(recoder)
 
     def _free_recoder(self) -> RecoderProcess | None:
-        """Returns the idle recoder used last, else a new one if jobs have waited for long, else None."""
+        """Returns the idle recoder used last, else a new one, or None if there may be no further one yet.
+
+        The first one is new at once; another one when a job has waited for `_LEAST_WAIT_SECONDS`, for which a timer is
+        set.
+        """
         if self._idle:
             recoder, timer = self._idle.popitem()
             timer.cancel()

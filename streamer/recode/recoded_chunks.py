@@ -1,4 +1,7 @@
-"""Recoded chunks in memory, for looking at single samples outside of sessions."""
+"""Keeps recoded chunks in memory, so that clients can look at single samples without a session.
+
+The engine uses it to answer such reads of chunks of blocks (`engine/engine.py`).
+"""
 
 from __future__ import annotations
 
@@ -19,13 +22,19 @@ from streamer.recode.messages import RecodeJob
 from streamer.recode.pool import RecoderPool
 from streamer.recode.results import Recoded
 
-# Chunks are kept so that to look at the next sample costs nothing.
+# Chunks up to these bytes together stay until there was no read for `_KEPT_SECONDS`: the next look is often at the next
+# sample of the same chunk.
 _KEPT_BYTES = 256 << 20
 _KEPT_SECONDS = 60.0
 
 
 class RecodedChunks:
-    """The chunks that were looked at last: cached ones, or made by recoders. Owned by the engine, on its loop."""
+    """Holds the chunks that were read last. Owned by the engine, on its loop.
+
+    Args:
+        cache: is asked for the chunk first.
+        recoders: recode chunks that are not cached.
+    """
 
     def __init__(self, cache: ChunkCache, recoders: RecoderPool) -> None:
         self._cache = cache
@@ -39,11 +48,24 @@ class RecodedChunks:
         return f"RecodedChunks({len(self._kept)})"
 
     async def get(self, manifest: Manifest, chunk: Chunk, fetcher: Fetcher) -> Recoded:
-        """Returns a chunk from the cache; else it is fetched, and recoded in memory."""
+        """Returns a chunk: kept, read from its chunk file, or fetched and recoded. Nothing is written to the cache.
+
+        One call runs at a time; the others wait.
+
+        Args:
+            manifest: manifest of the dataset, whose chunks are recoded.
+            chunk: a chunk of it.
+            fetcher: reads the store of the dataset.
+
+        Raises:
+            StoreError: the chunk cannot be fetched.
+            RecodeError: the chunk cannot be decoded.
+            ConfigError: the format, or a library of it, is not installed where the engine runs.
+        """
         async with self._loading:
             found = self._kept.get(chunk.key)
             if found is None and (path := self._cache.path(chunk.key)) is not None:
-                with suppress(IntegrityError, FileNotFoundError):  # its readers report it
+                with suppress(IntegrityError, FileNotFoundError):  # a wrong file is reported by sessions that read it
                     found = await in_thread(None, _read_file, path, chunk)
             if found is None:
                 now = asyncio.get_running_loop().time()

@@ -1,4 +1,7 @@
-"""The result of recoding a chunk: records that are checked, or an error that names object and range."""
+"""Checks what a recoder has made of a chunk, or makes the error that names object and range.
+
+`recode/pool.py` uses it in the engine, `recode/work.py` in tasks.
+"""
 
 from __future__ import annotations
 
@@ -20,23 +23,27 @@ class Recoded(msgspec.Struct, frozen=True):
     """A recoded chunk.
 
     Attributes:
-        content: records (or parts that they share, then heads), then their table.
-        table: where they are.
+        content: the records, then their table. If records share parts, the parts come first, then the heads.
+        table: where each record is in `content`.
     """
 
     content: memoryview
     table: RecordTable
 
     def answer(self, asked: Examine) -> Examined:
-        """What an index has asked for."""
+        """Returns what an index asked about an object: number of samples, bytes of their records, and maybe these."""
         length = int(self.table.starts[-2])
         return Examined(self.table.samples, length, bytes(self.content[:length]) if asked.reads else b"")
 
     def read(self, span: tuple[int, int] | None) -> bytes:
-        """Returns the bytes `[start, stop)` of the records one after the other.
+        """Returns bytes of the records, as if these were stored one after the other; or their boundaries.
 
-        None: the samples + 1 boundaries of the records, little-endian uint32. They are modulo 2**32: shared parts count
-        for each record that has them.
+        Args:
+            span: `[start, stop)` in bytes. None asks for the samples + 1 boundaries of the records, which come as
+                little-endian uint32. They are modulo 2**32, since shared parts count for each record that has them.
+
+        Raises:
+            ProtocolError: `span` is not within the records.
         """
         bounds = self.table.bounds
         if span is None:
@@ -53,7 +60,17 @@ class Recoded(msgspec.Struct, frozen=True):
 
 
 def check_records(view: Callable[[int], memoryview], done: Done, job: RecodeJob, chunk: Chunk) -> Recoded:
-    """Returns the records, if they are what a chunk file may have; else raises RecodeError."""
+    """Returns the result of a recoder, after checking that its table and counts are those of the chunk.
+
+    Args:
+        view: returns the first bytes of what the recoder wrote.
+        done: the recoder's answer.
+        job: the job.
+        chunk: the chunk of the job, for the error.
+
+    Raises:
+        RecodeError: the table is damaged, or the number of samples or the codec is not as indexed.
+    """
     try:
         content = view(done.local_bytes)
         table = RecordTable.decode(content, done.samples, done.codec, len(content))
@@ -66,7 +83,11 @@ def check_records(view: Callable[[int], memoryview], done: Done, job: RecodeJob,
 
 @contextmanager
 def read_examined(asked: Examine) -> Iterator[Chunk]:
-    """Yields the object that an index asks about as a chunk; turns RecodeError into ManifestError."""
+    """Yields the object that an index asks about as a chunk of one block.
+
+    Raises:
+        ManifestError: the code inside has raised a RecodeError; its "reason" is a detail of this one, too.
+    """
     record = asked.object
     try:
         yield whole_object(record)
@@ -75,7 +96,7 @@ def read_examined(asked: Examine) -> Iterator[Chunk]:
 
 
 def whole_object(record: ObjectRecord) -> Chunk:
-    """Returns an object as a chunk of one block, for messages about it."""
+    """Returns an object as a chunk of one block, with -1 for what is unknown; it only serves errors that name it."""
     return Chunk(
         index=-1,
         key=b"",
@@ -89,7 +110,14 @@ def whole_object(record: ObjectRecord) -> Chunk:
 
 
 def failure(chunk: Chunk, job: RecodeJob, reason: str, block: int) -> RecodeError:
-    """Makes an error that names object and range of a block, or of the whole chunk (-1)."""
+    """Makes the error of a chunk that cannot be recoded, which names object, range, format and reason.
+
+    Args:
+        chunk: the chunk.
+        job: its job, which knows its blocks.
+        reason: what is wrong.
+        block: number of the block whose range is named; -1 names the range of the whole chunk.
+    """
     start, stop = 0, chunk.fetch_bytes
     if block >= 0:
         before = [each.fetch_bytes for each in decode_hints(job.hint)[: block + 1]]

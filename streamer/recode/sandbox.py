@@ -1,12 +1,15 @@
-"""What a recoder may do: read the files of Python and its libraries, and nothing else of files, network or processes.
+"""Restricts a recoder: it may read files of Python and its libraries, and use no other files, network or processes.
 
-A recoder gives bytes that a stranger has written to libraries in C. Who takes one over must reach neither the engine,
-whose user it shares, nor credentials, caches or the network. Two mechanisms of the kernel hold it, each as far as the
-kernel has it: Landlock decides by path (documentation: docs.kernel.org/userspace-api/landlock.html), and a filter of
-system calls (man 2 seccomp) by call, so that also a kernel without Landlock opens no file for writing and no socket.
+A recoder calls `enter` before its first job (`recode/__main__.py`). `streamer doctor` shows `describe_gaps`
+(`tools/doctor/machine.py`).
 
-By ctypes: of the libraries on PyPI, `landlock` is a pre-release that knows no scopes (1.0.0.dev5, 2026-11), and
-`pyseccomp` loads a libseccomp that most images of Python do not have.
+A recoder gives bytes that a stranger has written to libraries in C. An attacker who takes one over must reach neither
+the engine, which runs as the same user, nor credentials, caches or the network. Two mechanisms of the kernel prevent
+it. Landlock restricts files by path (docs.kernel.org/userspace-api/landlock.html). A filter of system calls (man 2
+seccomp) refuses sockets, signals to other processes, and files opened for writing. Each works without the other.
+
+Both are called by ctypes: of the libraries on PyPI, `landlock` is a pre-release that knows no scopes (1.0.0.dev5,
+2026-11), and `pyseccomp` loads a libseccomp that most images of Python do not have.
 """
 
 from __future__ import annotations
@@ -40,20 +43,22 @@ _SECOND_ARGUMENT_AT = 24
 _THIRD_ARGUMENT_AT = 32
 _X32 = 0x40000000
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
-# <linux/landlock.h>; the numbers of these calls, and of all newer ones, are the same everywhere.
+# <linux/landlock.h>: the calls create_ruleset, add_rule and restrict_self. Calls from 424 on have the same numbers on
+# all machines.
 _LANDLOCK = (444, 445, 446)
 _READ_FILE = 1 << 2
 _READ_DIR = 1 << 3
-# The rights that each version of Landlock knows.
+# By version of Landlock, the bits of all rights to files that it knows; a missing version has those of the one before.
 _RIGHTS = {1: (1 << 13) - 1, 2: (1 << 14) - 1, 3: (1 << 15) - 1, 5: (1 << 16) - 1}
 _CONNECT_AND_BIND = 3
 _SIGNALS_AND_SOCKETS = 3
 
-# Numbers of "seccomp", "open" (if there is one) and "openat"; then those of calls that are refused.
+# By machine: its AUDIT_ARCH, and the numbers of the calls seccomp, open (None if there is none) and openat.
 _MACHINES: dict[str, tuple[int, int, int | None, int]] = {
     "x86_64": (0xC000003E, 317, 2, 257),
     "aarch64": (0xC00000B7, 277, None, 56),
 }
+# These calls are refused, by number, in this order:
 # socket, connect, accept, accept4, bind, listen; execve, execveat; ptrace, process_vm_readv, process_vm_writev, kill,
 # tkill, rt_sigqueueinfo, rt_tgsigqueueinfo; rename.., unlink.., mkdir.., link.., symlink.., mknod.., chmod.., chown..,
 # truncate, utime.., ..xattr; mount, umount2, pivot_root, chroot, setns, unshare; bpf, perf_event_open, userfaultfd,
@@ -78,18 +83,20 @@ _REFUSED = {
         *(194, 196, 195, 190, 193, 191, 192, 186, 189, 188, 187, 180, 181),
     ),
 }
+# These are refused too, with the same numbers on all machines:
 # pidfd_send_signal, io_uring.., open_tree, move_mount, fsopen.., pidfd_open, pidfd_getfd, process_madvise,
 # mount_setattr, quotactl_fd, process_mrelease, fchmodat2.
 _REFUSED_EVERYWHERE = (424, 425, 426, 427, 428, 429, 430, 431, 432, 433, 434, 438, 440, 442, 443, 448, 452)
 # Calls whose first argument is a process, which must be this one or 0: tgkill, prlimit64, sched_setaffinity,
-# sched_setscheduler, sched_setparam, sched_setattr. A limit of CPU time ends the engine as a signal does.
+# sched_setscheduler, sched_setparam, sched_setattr. A limit of its CPU time would end the engine as a signal does.
 _OF_PROCESSES = {"x86_64": (234, 302, 203, 144, 142, 314), "aarch64": (131, 261, 122, 119, 118, 274)}
-# The second argument is the process if the first one says so, and that is 0; others name groups and users.
+# Its first argument must be 0, which says that the second one is a process: other values name groups and users.
 _SETPRIORITY = {"x86_64": 141, "aarch64": 140}
-# F_SETOWN, F_SETSIG, F_SETOWN_EX: any signal for any process of this user, when a pipe has bytes.
+# The call fcntl is refused with F_SETOWN, F_SETSIG and F_SETOWN_EX: by these the kernel sends any signal to any process
+# of this user when a pipe has bytes.
 _FCNTL = {"x86_64": 72, "aarch64": 25}
 _FCNTL_SIGNALS = (8, 10, 15)
-# A filter does not see its flags, which are in memory.
+# It is answered as if this kernel did not have it, because its flags are in memory, which a filter does not see.
 _OPENAT2 = 437
 
 # Libraries read these besides themselves: the loader's cache, the number of cores, time zones, random numbers.
@@ -102,13 +109,13 @@ _CODE = (".py", ".pyc", ".so", ".zip", ".pth")
 
 
 def enter() -> str:
-    """Restricts this process for good, as far as the kernel can. Call it before a second thread runs.
+    """Restricts this process for good, as far as the kernel can; call it while the process has one thread.
 
     Returns:
-        Description of what is not restricted, or "" if everything is.
+        What is not restricted, as words of a sentence, or "" if everything is restricted.
     """
     lacks = []
-    # It is needed: otherwise only root may set filters, and programs with the bit of another user would gain from them.
+    # Without this flag only root may set filters: a program of another user (setuid) could be misled by them.
     if sys.platform != "linux" or ctypes.CDLL(None).prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0):
         return "files, network and processes"
     if not _restrict_paths():
@@ -119,7 +126,7 @@ def enter() -> str:
 
 
 def describe_gaps() -> str:
-    """Describes what `enter` cannot restrict on this machine; "" if it can restrict everything."""
+    """Returns what `enter` cannot restrict on this machine and why; "" if nothing. Restricts nothing itself."""
     lacks = []
     if sys.platform != "linux":
         return "files, network and processes: they need Linux"
@@ -136,6 +143,7 @@ def describe_gaps() -> str:
 
 
 def _restrict_paths() -> bool:
+    """Applies Landlock to this thread and its future children; returns False if the kernel has none or refuses."""
     version = _landlock_version()
     if version < 1:
         return False
@@ -156,7 +164,14 @@ def _restrict_paths() -> bool:
 
 
 def _allow(add: int, ruleset: int, path: str, allowed: int) -> None:
-    """Adds a rule; a path that is not there, or that this kernel does not take, stays refused."""
+    """Allows rights below a path; one that does not exist, or that the kernel does not take, stays refused.
+
+    Args:
+        add: number of the call landlock_add_rule.
+        ruleset: descriptor of the rules.
+        path: a file or folder.
+        allowed: bits of the rights.
+    """
     try:
         descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
     except OSError:
@@ -170,7 +185,10 @@ def _allow(add: int, ruleset: int, path: str, allowed: int) -> None:
 
 
 def _readable() -> Iterator[tuple[str, int]]:
-    """Yields the paths that may be read, with the rights below them."""
+    """Yields the paths that may be read, with the rights below them.
+
+    Folders of libraries are readable as a whole. Of other folders on the path of imports, only the code is.
+    """
     everything = _READ_FILE | _READ_DIR
     prefixes = (sys.prefix, sys.base_prefix, sys.exec_prefix, sys.base_exec_prefix)
     whole = {*_SYSTEM, *prefixes, *_library_folders(), *_package_folders()}
@@ -189,7 +207,7 @@ def _readable() -> Iterator[tuple[str, int]]:
 
 
 def _private_folders() -> list[str]:
-    """The root and the user's home: beside code there are keys in it."""
+    """Returns the root and the user's home, which hold keys besides code: neither is made readable as a whole."""
     try:
         home = pwd.getpwuid(os.getuid()).pw_dir
     except KeyError:  # a user of a container without a name
@@ -226,7 +244,7 @@ def _package_folders() -> Iterator[str]:
 
 
 def _code_in(folder: str) -> Iterator[str]:
-    """Yields the modules and packages of a folder on the path of imports, which may be a working directory."""
+    """Yields the paths of modules and packages in a folder on the path of imports, or the path itself of a zip file."""
     try:
         with os.scandir(folder) as entries:
             for entry in entries:
@@ -244,6 +262,7 @@ def _is_package(entry: os.DirEntry[str]) -> bool:
 
 
 def _landlock_version() -> int:
+    """Returns the version of the kernel's Landlock, or -1 if it has none."""
     return _call(_LANDLOCK[0], None, 0, 1)
 
 
@@ -251,12 +270,13 @@ def _landlock_version() -> int:
 
 
 class _Program(ctypes.Structure):
-    """struct sock_fprog."""
+    """A filter as the kernel takes it (struct sock_fprog)."""
 
     _fields_ = (("length", ctypes.c_ushort), ("instructions", ctypes.c_char_p))
 
 
 def _filter_calls() -> bool:
+    """Filters the system calls of all threads; returns False if there is no filter for this machine or kernel."""
     machine = _MACHINES.get(platform.machine())
     if machine is None:
         return False
@@ -267,9 +287,10 @@ def _filter_calls() -> bool:
 
 
 def _instructions(machine: str) -> list[tuple[int, int, int, int]]:
-    """Returns the filter: refuses other architectures, the listed calls, and opening for writing.
+    """Returns the filter: it refuses calls of other architectures, the listed calls, and opening files for writing.
 
-    Each jump says how many instructions are left out if its comparison is true, and if it is false.
+    Each instruction is (code, skip if true, skip if false, operand). The skips of a comparison are the number of
+    instructions that are left out after it.
     """
     architecture, _, open_call, openat_call = _MACHINES[machine]
     own = os.getpid()
@@ -301,7 +322,7 @@ def _instructions(machine: str) -> list[tuple[int, int, int, int]]:
 
 
 def _call(number: int, *arguments: object) -> int:
-    """Makes a system call; returns -1 for an error."""
+    """Makes a system call with integers, buffers or None; returns its result, or -1 for an error."""
     call = ctypes.CDLL(None, use_errno=True).syscall
     call.restype = ctypes.c_long
     whole = (ctypes.c_long(one) if isinstance(one, int) else one for one in arguments)

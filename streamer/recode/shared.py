@@ -1,4 +1,8 @@
-"""Memory that the engine and a recoder share: a file without a name, with the job, then the records."""
+"""Provides the memory that the engine and a recoder share: a nameless file with the job, then with the records.
+
+`recode/pool.py` writes jobs and reads records, `recode/__main__.py` does the reverse. `map_memory` also serves fetch
+processes and files of annotations.
+"""
 
 from __future__ import annotations
 
@@ -10,17 +14,25 @@ import numpy as np
 
 from streamer.base import linux
 
-# Bytes kept from job to job: new pages cost 2 s/GB of CPU (shared machine, 2026-11-22). A longer chunk returns the
-# rest.
+# So many bytes stay allocated from job to job, because new pages cost 2 s/GB of CPU (shared machine, 2026-11-22). What
+# a longer chunk used beyond them is freed after it.
 KEPT_BYTES = 32 << 20
-# Shorter buffers are copied without releasing the GIL: numpy takes a microsecond for each.
+# Buffers from this length on are copied by numpy, which releases the GIL, but takes a microsecond for each.
 _LARGE_BYTES = 16 << 10
 
 Buffer = memoryview | bytes
 
 
 class SharedMemory:
-    """A file in memory that grows as it is written, and never shrinks, so that a mapping of it is never cut off."""
+    """A file in memory that grows as it is written, and never shrinks, so that a mapping of it is never cut off.
+
+    Args:
+        name: name in `/proc/<pid>/fd` and in `repr`.
+        descriptor: the file, if another process has made it. None makes a new one.
+
+    Attributes:
+        descriptor: descriptor of the file, to pass to a child.
+    """
 
     def __init__(self, name: str, descriptor: int | None = None) -> None:
         self._name = name
@@ -34,7 +46,7 @@ class SharedMemory:
         return f"SharedMemory({self._name!r}, {self.descriptor})"
 
     def write(self, buffers: Sequence[Buffer], at: int = 0) -> int:
-        """Writes buffers one after the other from offset `at`; returns where they end.
+        """Writes buffers one after the other from offset `at`; returns the offset at which they end.
 
         It writes through the mapping: `pwritev` takes .168 CPU s/GB, this .033 (8 MiB, busy machine, 2026-11-23).
         """
@@ -53,7 +65,11 @@ class SharedMemory:
         return end
 
     def view(self, length: int) -> memoryview:
-        """Returns the first bytes, read-only; they change with the next `write`. Raises ValueError at the end."""
+        """Returns the first `length` bytes, read-only; they change with the next `write`.
+
+        Raises:
+            ValueError: the file is shorter.
+        """
         return memoryview(self._map(length))[:length].toreadonly() if length else memoryview(b"")
 
     def trim(self) -> None:
@@ -76,5 +92,9 @@ class SharedMemory:
 
 
 def map_memory(descriptor: int, length: int) -> memoryview:
-    """Returns the first bytes of a file, read-only; unmapped with their last view. Raises ValueError at the end."""
+    """Maps the first `length` bytes of a file, read-only; they stay mapped as long as a view of them exists.
+
+    Raises:
+        ValueError: the file is shorter.
+    """
     return memoryview(mmap.mmap(descriptor, length, prot=mmap.PROT_READ)) if length else memoryview(b"")

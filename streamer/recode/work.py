@@ -1,4 +1,8 @@
-"""Recodes a job: gives each block to its format, and writes records and the table of their starts to shared memory."""
+"""Recodes a job: lets the format decode each block of a chunk, and writes the records and the table of their offsets.
+
+Recoders run it (`recode/__main__.py`), and tasks without an engine in their own process (`indexing/tasks.py`,
+`shards/reading.py`).
+"""
 
 from __future__ import annotations
 
@@ -22,12 +26,16 @@ from streamer.recode.messages import Done, RecodeJob
 from streamer.recode.results import Recoded, check_records, failure, read_examined
 from streamer.recode.shared import Buffer
 
-# Puts buffers behind those before.
+# Writes buffers after those of the calls before.
 Write = Callable[[Sequence[Buffer]], None]
 
 
 class BlockError(Exception):
-    """Raised for a block that could not be recoded; the cause is the error."""
+    """Raised for a block that cannot be recoded; its `__cause__` is the error.
+
+    Attributes:
+        block: number of the block in the chunk.
+    """
 
     def __init__(self, block: int) -> None:
         super().__init__(block)
@@ -35,14 +43,18 @@ class BlockError(Exception):
 
 
 class Recoders:
-    """The recoder of the last dataset: opening one may take longer than a chunk."""
+    """Keeps the `Recoder` object of the last dataset, because making one may take longer than recoding a chunk."""
 
     def __init__(self) -> None:
         self._dataset: tuple[object, ...] = ()
         self._recoder: Recoder | None = None
 
     def find(self, job: RecodeJob) -> Recoder:
-        """Returns the recoder of a job's dataset; raises ConfigError if a library is not installed."""
+        """Returns the `Recoder` object of a job's dataset.
+
+        Raises:
+            ConfigError: the format, or a library of it, is not installed.
+        """
         dataset = (job.format, job.options, job.facts)
         if self._recoder is None or self._dataset != dataset:
             if job.format == ANNOTATIONS:
@@ -62,7 +74,10 @@ class Recoders:
 
 
 class RecodedBlocks:
-    """What the blocks of a chunk have become: the records are written, or what they share is, and heads are kept."""
+    """Collects the records of a chunk block by block, and writes them.
+
+    Records are written at once. Where they share parts, the parts are written at once and the heads by `finish`.
+    """
 
     def __init__(self, job: RecodeJob, write: Write) -> None:
         self._job = job
@@ -74,7 +89,11 @@ class RecodedBlocks:
         self._total = self._samples = self._parts = self._k = 0
 
     def add(self, records: Records, block: BlockHint) -> None:
-        """Takes the records of a block; raises RecodeError for wrong ones."""
+        """Takes the records of the next block.
+
+        Raises:
+            RecodeError: their lengths, ranges or number are wrong, or the chunk would take more than `most_bytes`.
+        """
         heads = _views(records.parts)
         shared = _views(records.shared_parts)
         lengths = records.lengths
@@ -103,7 +122,11 @@ class RecodedBlocks:
         self._heads += map(bytes, heads)
 
     def finish(self) -> tuple[int, int, Codec]:
-        """Writes the heads, and the table; returns how many bytes are written, the samples, and the codec."""
+        """Writes the heads that were kept, and the table.
+
+        Returns:
+            Bytes written in all, number of samples, and how these are stored.
+        """
         ranges = np.concatenate(self._part_ranges) if self._k else np.empty((0, 0, 2), np.int64)
         table = encode_table(np.concatenate(self._lengths), np.concatenate(self._part_lengths), ranges)
         self._write([*self._heads, table])
@@ -111,17 +134,20 @@ class RecodedBlocks:
 
 
 def recode(job: RecodeJob, recoder: Recoder, content: memoryview, write: Write) -> tuple[int, int, Codec]:
-    """Recodes a chunk; returns how many bytes it has written, its samples, and how they are stored.
+    """Recodes a chunk.
 
     Args:
         job: the job.
-        recoder: recoder of its dataset.
+        recoder: the `Recoder` object of its dataset.
         content: fetched bytes of its blocks, one after the other.
-        write: called with the records (or the shared parts, then the heads), then with their table.
+        write: called several times, with the records (or the shared parts, then the heads), then with their table.
+
+    Returns:
+        Bytes written in all, number of samples, and how these are stored.
 
     Raises:
         BlockError: a block cannot be decoded, or its records are not as expected.
-        RecodeError: the hint does not fit the chunk.
+        RecodeError: the hint cannot be decoded, or does not fit the chunk.
     """
     try:
         blocks = decode_hints(job.hint)
@@ -149,7 +175,11 @@ def _views(buffers: Buffers) -> list[memoryview]:
 
 
 def _check_parts(records: Records, parts: Sequence[memoryview], block: BlockHint) -> int:
-    """Returns the bytes of the parts that the records of a block share."""
+    """Returns the bytes of the parts that the records of a block share; 0 if they share none.
+
+    Raises:
+        RecodeError: lengths or ranges of the parts are wrong, or there are more or fewer ranges than indexed.
+    """
     lengths = records.part_lengths
     ranges = records.part_ranges
     total = sum(map(len, parts))
@@ -168,9 +198,15 @@ def _check_parts(records: Records, parts: Sequence[memoryview], block: BlockHint
 
 
 def recode_here(recoders: Recoders, job: RecodeJob, chunk: Chunk, content: memoryview) -> Recoded:
-    """Recodes the fetched bytes of a chunk in this process: a task, which has a process of its own and may be repeated.
+    """Recodes the fetched bytes of a chunk in this process, for tasks, which may crash and be repeated.
 
-    An engine has recoders instead, because it must outlive what a damaged file does to one.
+    An engine uses recoders instead, since it must not end when a damaged file crashes a library.
+
+    Args:
+        recoders: keeps the `Recoder` object between calls, which must not overlap.
+        job: the job of the chunk.
+        chunk: origin of the bytes, for errors.
+        content: the fetched bytes.
 
     Raises:
         RecodeError: the chunk cannot be decoded; names object, range, format and reason.
@@ -196,6 +232,16 @@ def recode_here(recoders: Recoders, job: RecodeJob, chunk: Chunk, content: memor
 
 
 def examine_here(recoders: Recoders, asked: Examine, content: bytes) -> Examined:
-    """Recodes an object as one block, and counts its samples; raises ManifestError with a "reason"."""
+    """Recodes a whole object as one block in this process, and returns what the index asked for.
+
+    Args:
+        recoders: as in `recode_here`.
+        asked: the object, and whether its records are wanted.
+        content: all bytes of the object.
+
+    Raises:
+        ManifestError: the object cannot be decoded; has a detail "reason".
+        ConfigError: the format, or a library of it, is not installed.
+    """
     with read_examined(asked) as chunk:
         return recode_here(recoders, RecodeJob.examine(asked), chunk, memoryview(content)).answer(asked)
