@@ -1,4 +1,7 @@
-"""Annotations of a source: parsed once, put beside the receipts, joined by the tasks."""
+"""Makes the table of a source's annotations, uploads it beside the receipts, and fetches it for tasks.
+
+`prepared.py` makes the table when a pack begins. `sources.py` uploads it, and fetches it on the machine of each task.
+"""
 
 from __future__ import annotations
 
@@ -26,12 +29,17 @@ _FILES = (ROWS_NAME, HEAD_NAME)
 
 
 async def make_table(annotations: Annotations, options: Mapping[str, object], root: Path) -> Path:
-    """Makes the table of a file of annotations, in a folder below `root`, and returns that folder.
+    """Makes the table of a file of annotations, in a new folder below `root`, and returns that folder.
+
+    Args:
+        annotations: the file, and its options.
+        options: storage options of the file.
+        root: folder of the pack for temporary files.
 
     Raises:
-        ManifestError: it cannot be parsed, for a reason that the error names.
-        ConfigError: a key or field that it does not have, several files, or a missing library.
-        StoreError: it cannot be read.
+        ManifestError: the file cannot be parsed. The error names the reason.
+        ConfigError: the url is not one file, the file lacks a key or field, or a library is missing.
+        StoreError: the file cannot be read.
     """
     url = absolute(annotations.url)
     async with Fetcher(FetchConfig(), StoreOpener(options)) as fetcher:
@@ -43,7 +51,17 @@ async def make_table(annotations: Annotations, options: Mapping[str, object], ro
 
 
 async def put_table(job: Job, options: Mapping[str, object], table: Path) -> None:
-    """Puts a table beside the receipts, where tasks on other machines find it."""
+    """Uploads the files of a table to the job's folder at the destination, where tasks on other machines find them.
+
+    Args:
+        job: the pack.
+        options: storage options of the destination.
+        table: folder of the table.
+
+    Raises:
+        PackError: the disk for temporary files is full.
+        StoreError: the destination cannot be written.
+    """
     async with Destination(job.url, options) as destination:
         for name in _FILES:
             with open_spool(spool_folder(job), 0) as place:
@@ -52,11 +70,13 @@ async def put_table(job: Job, options: Mapping[str, object], table: Path) -> Non
 
 
 async def rules_here(destination: Destination, job: Job, rules: JoinRules) -> JoinRules:
-    """The rules, with a table on this machine: the one that was made here, else a copy for all of its processes.
+    """Returns the rules with a table that is on this machine: as they are, or with a copy that is downloaded once.
+
+    Processes of one machine share the copy.
 
     Raises:
-        ManifestError: it cannot be written.
-        StoreError: it cannot be read.
+        ManifestError: the copy cannot be written.
+        StoreError: the destination cannot be read.
     """
     if rules.table.is_dir():
         return rules

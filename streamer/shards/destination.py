@@ -1,4 +1,7 @@
-"""Reads and writes the objects at the destination of a pack."""
+"""Reads and writes the objects at the destination of a pack: shards, receipts, description and manifest.
+
+All of `shards/` works on a destination by it, and so do the commands for `folder_url`.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,16 @@ _READS_AT_ONCE = 16
 
 
 class Destination:
-    """The objects below a url, which ends in a slash; async context manager."""
+    """Reads and writes objects below a url; async context manager. All methods but `abort` may raise StoreError.
+
+    Args:
+        url: url of the destination, ending in a slash.
+        options: its storage options.
+
+    Attributes:
+        url: url of the destination.
+        fetcher: reads and writes there.
+    """
 
     def __init__(self, url: str, options: Mapping[str, object]) -> None:
         self.url = url
@@ -46,7 +58,7 @@ class Destination:
         await self.fetcher.__aexit__(kind, error, trace)
 
     async def records(self, name: str = "") -> dict[str, ObjectRecord]:
-        """Returns the objects below a name, by name."""
+        """Returns the object of a name, or the objects below a folder, by their names below the url; {} if none."""
         try:
             pages = await self.fetcher.list(self.url + name)
         except ObjectNotFoundError:
@@ -54,7 +66,13 @@ class Destination:
         return {record.url[len(self.url) :]: record for page in pages for record in page}
 
     async def receipts(self, names: Sequence[str], records: Mapping[str, ObjectRecord]) -> dict[int, Receipt]:
-        """Returns the receipts of these names that exist, by shard."""
+        """Reads the receipts that exist, and returns them by number of their shard.
+
+        Args:
+            names: names of receipts.
+            records: objects of the destination by name; names that are missing there are left out, and so are
+                objects that are no receipts.
+        """
         there = [records[name] for name in names if name in records]
         found = await map_concurrently(self._receipt, there, _READS_AT_ONCE)
         return {receipt.shard: receipt for receipt in found if receipt is not None}
@@ -64,14 +82,18 @@ class Destination:
         await self.fetcher.put(self.url + job.receipt_name(receipt.shard), encode_receipt(receipt))
 
     async def put_file(self, name: str, path: Path) -> ObjectRecord:
-        """Uploads a local file."""
+        """Uploads a local file as `name` below the url. A file of the local store may be moved instead of copied."""
         return await self.fetcher.put_file(self.url + name, path)
 
     async def claim(self, job: Job, records: Mapping[str, ObjectRecord]) -> None:
-        """Records which job writes here.
+        """Writes the description of a job to the destination, unless it is there.
+
+        Args:
+            job: the job that is to write here.
+            records: all objects of the destination.
 
         Raises:
-            ConfigError: objects of something else are there.
+            ConfigError: another job has written here, or other objects are here. The error says what differs.
         """
         where = shown(self.url)
         jobs = {name[len(FOLDER) :].partition("/")[0] for name in records if name.startswith(FOLDER)}
@@ -97,7 +119,10 @@ class Destination:
             await self.fetcher.put(f"{self.url}{job.folder}{DESCRIPTION_NAME}", text.encode())
 
     async def list_uploads(self, job: Job) -> Sequence[Upload]:
-        """Returns unfinished uploads of shards: of packs that were killed, or of one that is running."""
+        """Returns unfinished uploads of shards, of packs that were killed or are running.
+
+        Returns () if the store keeps no parts of uploads, or refuses to list them.
+        """
         keeper = self.fetcher.parts_keeper(self.url)
         if keeper is None:
             return ()
@@ -110,7 +135,7 @@ class Destination:
             return ()
 
     async def abort(self, uploads: Sequence[Upload]) -> None:
-        """Removes the parts of uploads; logs refusals of the store."""
+        """Removes the parts of unfinished uploads; only logs it if the store refuses."""
         keeper = self.fetcher.parts_keeper(self.url)
         if keeper is None:
             return
@@ -122,7 +147,7 @@ class Destination:
                 logger.warning("the parts of an unfinished upload stay: %s", error)
 
     async def put_manifest(self, manifest: Manifest) -> None:
-        """Writes the manifest beside the shards, its root last: a reader that finds the root finds all of it."""
+        """Writes the files of the manifest below the url, the root last: where it is, all other files are."""
         for name, content in export_files(manifest):
             await self.fetcher.put(f"{self.url}{BESIDE}{name}", content)
 
@@ -138,7 +163,7 @@ class Destination:
 
 
 def files_of(job: Job, receipt: Receipt) -> dict[str, tuple[int, str]]:
-    """Returns size and version of each file of a shard, by name."""
+    """Returns size and version of each file of a shard, by name: the shard, and its index file if it has one."""
     files = {job.shard_name(receipt.shard): (receipt.size, receipt.version)}
     if receipt.index_size:
         files[job.index_name(receipt.shard)] = (receipt.index_size, receipt.index_version)
@@ -146,13 +171,16 @@ def files_of(job: Job, receipt: Receipt) -> dict[str, tuple[int, str]]:
 
 
 def agrees(job: Job, receipt: Receipt, records: Mapping[str, ObjectRecord]) -> bool:
-    """Whether the files of a shard have the sizes and versions of its receipt."""
+    """Returns whether all files of a shard are in `records` with the sizes and versions of its receipt."""
     expected = files_of(job, receipt)
     return expected == {name: (records[name].size, records[name].version) for name in expected if name in records}
 
 
 def folder_url(url: str) -> str:
-    """Returns the url of a folder as listings spell it: a local path, or scheme and key, with a slash at the end."""
+    """Returns the url of a folder as listings spell it, with a slash at its end.
+
+    A file url or relative path becomes an absolute local path. The scheme of other urls is in lower case.
+    """
     if split(url).scheme == "file":
         return f"{os.path.abspath(split(url).key).rstrip('/')}/"
     scheme, _, rest = url.partition("://")

@@ -1,4 +1,7 @@
-"""The end of a pack: the shards are compared with the receipts, from which the manifest is written."""
+"""Compares shards with their receipts, and writes the manifest of a pack from them.
+
+Used at the end of a pack (`settle.py`), and to verify one later (`verify.py`).
+"""
 
 from __future__ import annotations
 
@@ -30,11 +33,19 @@ _READS_AT_ONCE = 16
 
 
 async def check_samples(destination: Destination, receipts: Sequence[Receipt], records: Sequence[ObjectRecord]) -> int:
-    """Reads one piece of each shard and compares it with its checksum; returns the number of their samples.
+    """Reads one piece of each shard, chosen at random, and compares it with its checksum.
+
+    Args:
+        destination: where the shards are.
+        receipts: the receipts of all shards.
+        records: the object of each shard, in the same order.
+
+    Returns:
+        Number of samples in the pieces that were read.
 
     Raises:
-        IntegrityError: they differ.
-        StoreError: the store failed.
+        IntegrityError: a piece differs.
+        StoreError: a piece cannot be read.
     """
 
     async def check(number: int) -> int:
@@ -53,7 +64,13 @@ async def check_samples(destination: Destination, receipts: Sequence[Receipt], r
 
 
 def compare(receipt: Receipt, record: ObjectRecord, piece: int, content: bytes | memoryview) -> None:
-    """Compares the bytes of a piece with those written.
+    """Compares the bytes of one piece with its checksum in the receipt.
+
+    Args:
+        receipt: receipt of the shard.
+        record: object of the shard, for the error.
+        piece: number of the piece.
+        content: its bytes.
 
     Raises:
         IntegrityError: they differ.
@@ -75,7 +92,7 @@ def compare(receipt: Receipt, record: ObjectRecord, piece: int, content: bytes |
 
 
 def compare_index(receipt: Receipt, record: ObjectRecord, content: bytes) -> None:
-    """Compares an index file with the one written.
+    """Compares the bytes of an index file with its checksum in the receipt.
 
     Raises:
         IntegrityError: they differ.
@@ -89,11 +106,21 @@ def compare_index(receipt: Receipt, record: ObjectRecord, content: bytes) -> Non
 
 
 async def manifest_of(destination: Destination, job: Job, receipts: Mapping[int, Receipt], folder: Path) -> Manifest:
-    """The manifest of the shards, as an index of the destination would find it; made of receipts where they suffice.
+    """Makes the manifest of the shards in a local folder; it equals the one that an index of the destination makes.
+
+    Tars need only a listing and their receipts. Of Parquet the footers are read, of tokens the index files.
+
+    Args:
+        destination: where the shards are.
+        job: the pack.
+        receipts: receipts of all shards, by number.
+        folder: the manifest is written below it.
 
     Raises:
-        IntegrityError: there are other such files, or footers or index files have other numbers of samples.
+        IntegrityError: there are further files of this format, or footers or index files tell another number of
+            samples.
         ObjectChangedError: a shard differs from its receipt, or is gone.
+        StoreError: the destination cannot be read.
     """
     chosen = chooser(job.output.format)
     listed = await list_objects((destination.url,), FetchedLists(destination.fetcher), chosen, 1)
@@ -131,12 +158,13 @@ async def manifest_of(destination: Destination, job: Job, receipts: Mapping[int,
 
 
 async def put_manifest(destination: Destination, job: Job, receipts: Mapping[int, Receipt]) -> Manifest:
-    """Writes the manifest beside the shards.
+    """Makes the manifest of the shards, writes it to the destination, and compares shards and receipts once more.
 
     Raises:
         IntegrityError: see `manifest_of`.
-        ObjectChangedError: a shard differs from its receipt, before or after.
+        ObjectChangedError: a shard differs from its receipt, before or after the manifest is written.
         ManifestError: the folder for temporary files cannot be written.
+        StoreError: the destination cannot be read or written.
     """
     with tempfile.TemporaryDirectory(prefix="streamer-pack-") as folder:
         manifest = await manifest_of(destination, job, receipts, Path(folder))

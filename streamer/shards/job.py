@@ -1,4 +1,7 @@
-"""The identity of a pack, and the names of the files that it writes."""
+"""Describes a pack: its identity, and the names of the files that it writes.
+
+All of `shards/` uses it to find what a pack wrote, so that a later run goes on with it.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from streamer.manifest.beside import BESIDE
 from streamer.shards.outputs.base import Output, ShardWriter
 from streamer.shards.outputs.registry import OUTPUTS, USUAL_OUTPUT
 
-# Raised when the same samples would be written as other bytes.
+# This number grows when a release writes the same samples as other bytes.
 _REVISION = 1
 FOLDER = f"{BESIDE}pack/"
 DESCRIPTION_NAME = "job.json"
@@ -27,7 +30,8 @@ class Job(msgspec.Struct, frozen=True):
 
     Attributes:
         url: url of the destination, ending in a slash.
-        described: everything that determines its bytes, as JSON values.
+        prefix: beginning of the names of shards.
+        described: everything that determines its bytes, as JSON values. "output" is the name of the output.
     """
 
     url: str
@@ -36,7 +40,7 @@ class Job(msgspec.Struct, frozen=True):
 
     @property
     def id(self) -> str:
-        """16 hex characters: a digest of everything that determines its bytes."""
+        """Digest of `described`, 16 hex characters."""
         text = json.dumps([_REVISION, self.described], sort_keys=True)
         return blake2b(text.encode(), digest_size=8).hexdigest()
 
@@ -47,32 +51,32 @@ class Job(msgspec.Struct, frozen=True):
 
     @property
     def output(self) -> Output:
-        """The output of its shards."""
+        """The output that writes its shards."""
         return OUTPUTS[self.described.get("output", USUAL_OUTPUT)]
 
     def open_writer(self, path: Path) -> ShardWriter:
-        """Opens the writer of one shard, which overwrites an existing file."""
+        """Opens the writer of one shard, which overwrites an existing file; see `Output.open_writer`."""
         return self.output.open_writer(path, self.described)
 
     def shard_name(self, number: int) -> str:
-        """Name of a shard, below the destination."""
+        """Returns the name of a shard, below the destination."""
         return f"{self.prefix}{number:06d}.{self.output.extension}"
 
     def table_folder(self, digest: str) -> str:
-        """Folder of its source's annotations, below the destination."""
+        """Returns the folder of a table of annotations with this digest, below the destination."""
         return f"{self.folder}{digest}/"
 
     def index_name(self, number: int) -> str:
-        """Name of the index file of a shard of tokens, below the destination."""
+        """Returns the name of the index file of a shard of tokens, below the destination."""
         return f"{self.prefix}{number:06d}.idx"
 
     def receipt_name(self, number: int) -> str:
-        """Name of a receipt, below the destination."""
+        """Returns the name of the receipt of a shard, below the destination."""
         return f"{self.folder}{number:06d}.json"
 
 
 def transform_name(transform: Transform | None) -> str:
-    """A name that distinguishes transforms, though not by their code."""
+    """Returns the module and name of a function or of an object's class; "" for None. Its code is not looked at."""
     if transform is None:
         return ""
     named = transform if hasattr(transform, "__qualname__") else type(transform)

@@ -1,4 +1,8 @@
-"""`streamer.pack`: writes a dataset, or samples of a program, as tars, Parquet or tokens with their manifest."""
+"""Offers `streamer.pack`: writes a dataset, or samples of a program, as tars, Parquet or tokens with their manifest.
+
+A pack of urls or of a `StreamingDataset` is prepared and run by `prepared.py`, as for the command. Samples that a
+program makes are written here.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +44,7 @@ from streamer.shards.sources import Scannable
 from streamer.shards.spool import open_spool, spool_folder
 from streamer.shards.task import MadeShard, add_sample, receipt_there, upload
 
-# Another one is written meanwhile; each is a file in the folder for temporary files.
+# So many shards of an iterable are uploaded while another one is written. Each is a temporary file until then.
 _UPLOADS_AT_ONCE = 2
 
 
@@ -178,10 +182,10 @@ def _refuse_old_format(source_format: object, output_format: OutputName | None) 
 
 
 def _describe_format(given: str | Format) -> dict[str, Any]:
-    """Returns the options of a `DatasetSource` that stand for a format.
+    """Returns the arguments of `DatasetSource` that stand for a format.
 
     Raises:
-        ConfigError: neither a name nor a format.
+        ConfigError: `given` is neither a name nor a format.
     """
     if isinstance(given, str):
         return {"format": given}
@@ -198,7 +202,11 @@ def _describe_format(given: str | Format) -> dict[str, Any]:
 
 
 def _refuse_options_of_urls(of_url: DatasetSource, writing: PackOptions) -> None:
-    """Refuses options of a source that a dataset has itself."""
+    """Refuses options about the source when this is a dataset, which has its own.
+
+    Raises:
+        ConfigError: one of them is given; names it.
+    """
     usual = DatasetSource(urls=())
     given = [name for name in usual.__struct_fields__ if getattr(of_url, name) != getattr(usual, name)]
     given += [] if writing.annotations is None else ["annotations"]
@@ -214,18 +222,29 @@ def _refuse_options_of_urls(of_url: DatasetSource, writing: PackOptions) -> None
 def _pack_samples(
     samples: Iterable[Mapping[str, Any]], job: Job, shard_bytes: int, options: dict[str, object], callbacks: Callbacks
 ) -> PackResult:
-    """Writes samples of an iterable; claims the destination before, and writes the manifest at the end."""
+    """Runs the pack of an iterable: claims the destination, writes the shards, then the manifest.
+
+    Args:
+        samples: as in `pack_iterable`.
+        job: the pack.
+        shard_bytes: length in bytes from which on a shard ends.
+        options: storage options of the destination.
+        callbacks: `on_progress` is called after each shard.
+
+    Raises:
+        ConfigError, PackError, IntegrityError, StoreError: as `pack`.
+    """
     left = wait_for(claim(job, options))
     follower = Follower(None, {}, callbacks.on_progress)
     receipts = pack_iterable(
         samples=samples, job=job, shard_bytes=shard_bytes, options=options, on_shard=follower.count_shard
     )
-    # Shards of another run of the same program have other versions, if these are times.
+    # `there` has the shards that another run of the same program has written again: the same bytes with other versions.
     return settle_shards(job=job, options=options, receipts=receipts, write=lambda there: receipts | there, left=left)
 
 
 def _urls(source: object) -> tuple[str, ...] | None:
-    """Returns the urls of a dataset, local files by their whole paths; None for an iterable of samples."""
+    """Returns the urls of a dataset, local paths made absolute; None if `source` is not a url or a list of urls."""
     if isinstance(source, str | os.PathLike):
         return (absolute(os.fspath(source)),)
     if isinstance(source, list | tuple) and source and all(isinstance(item, str | os.PathLike) for item in source):
@@ -236,7 +255,20 @@ def _urls(source: object) -> tuple[str, ...] | None:
 def _describe_samples(
     samples: Iterable[Mapping[str, Any]], output: Output, vocab_size: int | None
 ) -> tuple[Iterable[Mapping[str, Any]], dict[str, Any]]:
-    """Returns all samples, and what the job describes of their shards, which follows from the first samples."""
+    """Finds what all shards have, such as columns, from the first `FIRST_SAMPLES` samples.
+
+    Args:
+        samples: the samples.
+        output: the output of the shards.
+        vocab_size: number of different tokens, if the user says it.
+
+    Returns:
+        All samples, from the first one, and what the description of the job must have about the shards.
+
+    Raises:
+        PackError: there are no samples, or the output cannot have these.
+        ConfigError: it is not clear which field has the tokens.
+    """
     if not output.needs_kinds:
         return samples, {}
     coming = iter(samples)
@@ -265,20 +297,22 @@ def pack_iterable(
     options: Mapping[str, object],
     on_shard: Callable[[Receipt], None],
 ) -> dict[int, Receipt]:
-    """Writes all samples. An existing shard with the same bytes is not uploaded again.
+    """Writes all samples as shards and uploads them, except those that are there already with the same bytes.
 
     Args:
         samples: dicts (see `values.files_of`), read from the beginning in each run.
         job: the pack.
-        shard_bytes: length from which on a shard ends.
-        options: storage options.
-        on_shard: called with each finished shard.
+        shard_bytes: length in bytes from which on a shard ends.
+        options: storage options of the destination.
+        on_shard: called with the receipt of each finished shard.
 
     Returns:
-        The receipts by shard.
+        The receipts by number of the shard.
 
     Raises:
-        PackError: a sample cannot be written, or there are none. Errors of the iterable are raised unchanged.
+        PackError: a sample cannot be written, there are none, or the disk is full.
+        StoreError: the destination cannot be written.
+        Exception: errors of the iterable are raised unchanged.
     """
     receipts: dict[int, Receipt] = {}
     with ExitStack() as files, ThreadPoolExecutor(_UPLOADS_AT_ONCE, "streamer-pack") as threads:
@@ -302,7 +336,7 @@ def pack_iterable(
 def _make_shards(
     samples: Iterable[Mapping[str, Any]], job: Job, shard_bytes: int, open_file: Callable[[int], Path]
 ) -> Iterator[MadeShard]:
-    """Yields the shards, each in a file that `open_file` makes for its number."""
+    """Yields the shards, each written to a file that `open_file` makes for its number; raises PackError."""
     numbered = enumerate(samples)
     number = 0
     following = next(numbered, None)
@@ -319,10 +353,15 @@ def _make_shards(
 
 
 def take_sample(writer: SampleTaker, sample: Mapping[str, Any], ordinal: int) -> None:
-    """Passes a sample to a writer.
+    """Passes a sample of an iterable to a writer.
+
+    Args:
+        writer: a writer of shards, or what finds the kinds of fields.
+        sample: the sample, of which any type may be given.
+        ordinal: its number in the iterable.
 
     Raises:
-        PackError: it cannot be written, or is not a dict.
+        PackError: the sample cannot be written, or is not a dict. The error names the number.
     """
     if not isinstance(sample, Mapping):
         raise PackError(f"sample {ordinal} is a {type(sample).__name__}, not a dict of fields")
@@ -330,7 +369,7 @@ def take_sample(writer: SampleTaker, sample: Mapping[str, Any], ordinal: int) ->
 
 
 def _upload(job: Job, options: Mapping[str, object], made: MadeShard) -> Receipt:
-    """Uploads a shard, unless it is there with the same bytes; returns its receipt."""
+    """Uploads a shard and its receipt, unless it is there with the same bytes; returns the receipt."""
 
     async def upload_shard() -> Receipt:
         async with Destination(job.url, options) as destination:

@@ -1,4 +1,7 @@
-"""The order of the samples, cut into shards and into the batches that a task reads at a time. Pure."""
+"""Plans the order of a pack's samples, their shards, and the batches in which a task reads them. Without I/O.
+
+`prepared.py` makes the plan. `reading.py` and `sources.py` read the batches.
+"""
 
 from __future__ import annotations
 
@@ -21,13 +24,13 @@ from streamer.manifest.table import Manifest
 Int64Array = NDArray[np.int64]
 Order = Literal["manifest", "name", "shuffle"]
 
-# The bytes that a task reads at once, and mixes if tars are shuffled; it holds two such batches.
+# About so many bytes are read at once. With order="shuffle" the samples of a batch are mixed. A task holds two batches.
 BATCH_BYTES = 128 << 20
-# Shards are uploaded in at most 9,000 parts, and many are read at once.
+# Least and most length of a shard in bytes: stores take an upload in at most 9,000 parts.
 SHARD_BYTES_RANGE = (1 << 10, 64 << 30)
 # Overhead of a sample in a tar: two headers, and half a block of padding after each content.
 TAR_OVERHEAD = 3 * BLOCK
-# 64-bit words that keep the hashes of one use apart from those of another.
+# Words that are hashed with the seed, so that both shuffles differ.
 _ORDER_WORD = 1
 _BATCH_WORD = 2
 
@@ -39,7 +42,7 @@ class ShardPlan(msgspec.Struct, frozen=True):
         ordinals: ordinals of the source's samples, in the order of the shards: int64, shape (n,).
         batch_first: beginnings of the batches among the ordinals, closed by n.
         shard_first: beginnings of the shards among the batches, closed by their number.
-        shard_bytes: bytes of the source's samples, by shard.
+        shard_bytes: estimated length of each shard in bytes: int64, shape (shards,).
     """
 
     ordinals: Int64Array
@@ -65,8 +68,8 @@ class RecodedBatch(msgspec.Struct, frozen=True):
 
     Attributes:
         ordinals: ordinals in the source's manifest.
-        chunks: the whole chunks that contain them.
-        owner: index of each sample's chunk among those.
+        chunks: the chunks that contain them, which are read as a whole.
+        owner: index of each sample's chunk in `chunks`.
     """
 
     ordinals: list[int]
@@ -75,13 +78,14 @@ class RecodedBatch(msgspec.Struct, frozen=True):
 
 
 class Batch(msgspec.Struct, frozen=True):
-    """Samples that are read together, each by itself.
+    """Samples that are read together, of which each is one range of an object.
 
     Attributes:
         ordinals: ordinals in the source's manifest.
         objects: the objects that contain them.
-        owner, start, stop: index of each sample's object among those, and its half-open range in it.
-        names: name of each sample, if each object is one.
+        owner: index of each sample's object in `objects`.
+        start, stop: half-open range of each sample in its object, in bytes.
+        names: name and label of each sample if every object is one sample, otherwise empty.
     """
 
     ordinals: list[int]
@@ -106,15 +110,15 @@ def make_plan(
 
     Args:
         manifest: manifest of the dataset.
-        order: order of the samples.
+        order: order of the samples. "name" is that of the paths of raw files.
         seed: seed of the shuffle.
-        shard_bytes: about how many bytes a shard has.
-        overhead: number of bytes of a sample in a shard besides its own.
+        shard_bytes: approximate length of a shard in bytes.
+        overhead: bytes that a sample takes in a shard besides its own.
         selected: ordinals of the samples that are written, ascending, or None for all.
-        more_bytes: returns about how many bytes samples get from elsewhere, by their ordinals.
+        more_bytes: is given ordinals, and returns about how many bytes each sample gets from joins.
 
     Raises:
-        ConfigError: an invalid order or size.
+        ConfigError: `order` is unknown or does not fit the format, or `shard_bytes` is not within its range.
     """
     if order not in get_args(Order):
         raise ConfigError(f"order={order!r} is not one of {', '.join(get_args(Order))}", field="order")
@@ -131,7 +135,7 @@ def make_plan(
     sizes = (_sizes(manifest) + overhead)[ordinals]
     if more_bytes is not None:
         sizes = sizes + more_bytes(ordinals)
-    # Borders of the chunks among these samples; those without any have none.
+    # The places in `ordinals` where a chunk begins, and their number. Chunks without a selected sample are left out.
     chunk_first = np.unique(ordinals.searchsorted(manifest.chunk_first))
     if order == "shuffle" and not manifest.whole_objects:
         return _plan_random_chunks(ordinals, chunk_first, sizes, seed=seed, shard_bytes=shard_bytes)
@@ -146,12 +150,12 @@ def make_plan(
     return _cut(ordinals[places], sizes[places], np.arange(len(ordinals) + 1), shard_bytes)
 
 
-# A batch of a dataset that the loader reads is the ordinals of its samples.
+# A batch of a source. Where the loader reads the source, a batch is the ordinals of its samples.
 AnyBatch: TypeAlias = Batch | RecodedBatch | Int64Array
 
 
 def batch_of(manifest: Manifest, ordinals: Int64Array) -> Batch | RecodedBatch:
-    """Locates the samples of a batch."""
+    """Returns where the samples with these ordinals are: a `RecodedBatch` for a dataset of blocks, else a `Batch`."""
     if manifest.recoded:
         numbers, chunk_of = np.unique(manifest.locate(ordinals)[0], return_inverse=True)
         return RecodedBatch(ordinals.tolist(), list(map(manifest.chunk, numbers.tolist())), chunk_of.tolist())
@@ -182,21 +186,21 @@ def batch_of(manifest: Manifest, ordinals: Int64Array) -> Batch | RecodedBatch:
 
 
 def key_of_file(path: str) -> str:
-    """The key of a raw file: its path without the extension."""
+    """Returns the key of a raw file, its path without the extension: "a/b" for "a/b.tar.gz"."""
     for _ in range(extension(path).count(".") + 1 if "." in base_name(path)[1:] else 0):
         path = path.rpartition(".")[0]
     return path
 
 
 def refuse_double_keys(manifest: Manifest, selected: Int64Array | None = None) -> None:
-    """Refuses raw files of one name and different extensions, before the first shard is written.
+    """Refuses raw files whose paths differ by their extensions only; does nothing for other datasets.
 
     Args:
         manifest: manifest of the dataset.
         selected: ordinals of the samples that are written, or None for all.
 
     Raises:
-        PackError: names both.
+        PackError: two files would be samples with one key. The error names both.
     """
     if not manifest.whole_objects:
         return
@@ -215,7 +219,7 @@ def refuse_double_keys(manifest: Manifest, selected: Int64Array | None = None) -
 
 
 def _sizes(manifest: Manifest) -> Int64Array:
-    """Returns the bytes of each sample; in blocks whose index does not know them, equal shares."""
+    """Returns the bytes of each sample. Where the index of blocks does not know them, they share their chunk equally."""
     if manifest.recoded:
         if (known := restore_format(manifest).find_sample_bytes(manifest)) is not None:
             return known
@@ -231,7 +235,15 @@ def _shuffle(values: Int64Array, state: int) -> Int64Array:
 def _plan_random_chunks(
     ordinals: Int64Array, chunk_first: Int64Array, sizes: Int64Array, *, seed: int, shard_bytes: int
 ) -> ShardPlan:
-    """Plans chunks in a random order, so that a task reads whole ones; the samples read together are mixed."""
+    """Plans chunks in a random order, so that a task reads whole chunks, and mixes the samples of each batch.
+
+    Args:
+        ordinals: ordinals of the samples that are written, ascending.
+        chunk_first: places in `ordinals` where chunks begin, closed by their number.
+        sizes: bytes of each of these samples in a shard.
+        seed: seed of the shuffle.
+        shard_bytes: approximate length of a shard in bytes.
+    """
     chunks = _shuffle(np.arange(len(chunk_first) - 1), fold(seed, _ORDER_WORD))
     counts = np.diff(chunk_first)[chunks]
     edges = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
@@ -243,7 +255,14 @@ def _plan_random_chunks(
 
 
 def _cut(ordinals: Int64Array, sizes: Int64Array, unit_first: Int64Array, shard_bytes: int) -> ShardPlan:
-    """Cuts shards of equal size, and each into equal batches, at the boundaries of units."""
+    """Cuts samples into shards of about equal length, and each shard into batches of about equal length.
+
+    Args:
+        ordinals: ordinals of the samples in the order of the shards.
+        sizes: bytes of each of these samples in a shard.
+        unit_first: places in `ordinals` where a shard or batch may begin, closed by their number.
+        shard_bytes: approximate length of a shard in bytes.
+    """
     total = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)[unit_first]
     shards = _even(total, 0, len(unit_first) - 1, shard_bytes)
     batches: list[int] = []
@@ -259,9 +278,9 @@ def _even(total: Int64Array, first: int, stop: int, limit: int) -> list[int]:
     """Cuts the units `[first, stop)` into slices of about equal length, none much longer than `limit`.
 
     Args:
-        total: bytes before each unit.
-        first: first unit.
-        stop: behind the last unit.
+        total: bytes before each unit, closed by the bytes of all.
+        first: number of the first unit.
+        stop: number of the unit after the last one.
         limit: length of a slice in bytes.
 
     Returns:

@@ -1,4 +1,7 @@
-"""Prepares a pack of a dataset, then runs it."""
+"""Prepares a pack of a dataset: indexes it, plans the shards and describes the job; then runs the pack.
+
+`streamer.pack` (`pack.py`) and the command `streamer pack` (`cli/packing/pack_command.py`) use it.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,21 @@ from streamer.store.addresses.urls import shown
 
 
 class PackOptions(Discreet, msgspec.Struct, frozen=True):
-    """The arguments of `pack` about the destination."""
+    """The arguments of `pack` about order and form of what is written, and about the destination.
+
+    Attributes:
+        url: url of the destination, ending in a slash.
+        prefix: beginning of the names of shards.
+        shard_bytes: approximate length of a shard in bytes.
+        order: order of the samples.
+        seed: seed of the shuffle.
+        fields: the fields to write, by name in the source, with their new names. None means all fields.
+        transform: changes each sample. None means that there is no transform.
+        options: storage options of the destination.
+        output: name of the output.
+        vocab_size: number of different tokens, or None if the user does not say it.
+        annotations: annotations that the user names, or None.
+    """
 
     url: str
     prefix: str
@@ -54,7 +71,11 @@ class Prepared(msgspec.Struct, frozen=True):
     """A pack of a dataset before anything is written; `run` writes it.
 
     Attributes:
-        locate: makes the batch of some ordinals that the source of the recipe reads.
+        manifest: manifest of the source.
+        plan: the samples of each shard.
+        job: identity of the pack, and names of its files.
+        recipe: how every task reads and changes samples.
+        locate: is given ordinals, and makes the batch that the source of the recipe reads.
     """
 
     manifest: Manifest
@@ -64,14 +85,21 @@ class Prepared(msgspec.Struct, frozen=True):
     locate: Callable[[Int64Array], AnyBatch]
 
     def task(self, number: int) -> ShardTask:
-        """Returns the task of one shard."""
+        """Returns the task that writes the shard of this number."""
         return ShardTask(self.job, self.recipe, number, list(map(self.locate, self.plan.batches(number))))
 
 
 def prepare(
     source: DatasetSource, writing: PackOptions, folder: Path, runner: Runner, callbacks: Callbacks
 ) -> Prepared:
-    """Indexes the source and plans the shards; writes nothing but its manifest and annotations, to `folder`.
+    """Prepares the pack of urls: finds or makes their manifest and annotations, and plans the shards.
+
+    Args:
+        source: the urls and their options.
+        writing: options of the pack.
+        folder: local folder in which manifest and annotations are written; nothing is written elsewhere.
+        runner: runs tasks of the index, and one that reads the first samples where the output needs them.
+        callbacks: functions called with notes and progress of the index.
 
     Raises:
         ConfigError, PackError, ManifestError, StoreError: as `pack`.
@@ -108,12 +136,17 @@ def prepare(
         return _add_fields(prepared, writing, known, partial(_find_kinds, runner))
     fields = AnnotationTable.open(joined.table).head.fields
     known |= select_kinds({spec.name: spec.kind for spec in fields})
-    # The table is not yet where other machines find it.
+    # The first samples are read in this process: the table of annotations is not yet where other machines find it.
     return _add_fields(prepared, writing, known, lambda task: wait_for(find_kinds(task)))
 
 
 def prepare_scan(scan: DatasetReader, writing: PackOptions, runner: Runner) -> Prepared:
-    """Plans the shards of a dataset that the loader has opened; writes nothing.
+    """Prepares the pack of a dataset that the loader has opened; writes nothing.
+
+    Args:
+        scan: the opened dataset.
+        writing: options of the pack.
+        runner: runs the task that reads the first samples, where the output needs them.
 
     Raises:
         ConfigError, PackError, ManifestError, StoreError: as `pack`.
@@ -148,7 +181,13 @@ def prepare_scan(scan: DatasetReader, writing: PackOptions, runner: Runner) -> P
 
 
 def _describe_job(manifest: Manifest, writing: PackOptions, more: Mapping[str, object]) -> Job:
-    """Returns the job of a pack. Two runs with equal descriptions are one pack, which goes on; `more` is added."""
+    """Returns the job of a pack: two runs with equal descriptions are one pack, which the second run continues.
+
+    Args:
+        manifest: manifest of the source.
+        writing: options of the pack.
+        more: facts about annotations and joins, which are added to the description.
+    """
     described = {
         "source": manifest.digest,
         "order": writing.order,
@@ -163,7 +202,7 @@ def _describe_job(manifest: Manifest, writing: PackOptions, more: Mapping[str, o
 
 
 def _make_recipe(manifest: Manifest, writing: PackOptions, source: PackSource[Any]) -> Recipe:
-    """Returns what each task is told besides its shard."""
+    """Returns what all tasks of the pack are told."""
     return Recipe(
         source=source,
         fields=writing.fields,
@@ -184,13 +223,16 @@ def _add_fields(
     known: Mapping[str, str],
     find: Callable[[ShardTask], list[dict[str, str]]],
 ) -> Prepared:
-    """Adds to the job the columns, or the field of tokens, that follow from the first samples.
+    """Returns the pack with a job that names the columns, or the field of tokens, found in the first samples.
 
     Args:
         prepared: the pack.
         writing: options of the pack.
-        known: kinds of the fields that the source names.
-        find: finds the kinds of the samples of a task.
+        known: kinds by field, which the source knows of all samples; unused if there is a transform.
+        find: returns the kinds of the fields of each sample of a task.
+
+    Raises:
+        PackError, ConfigError: as `Output.describe`.
     """
     job = prepared.job
     described = {**job.described, "output": writing.output}
@@ -203,7 +245,13 @@ def _add_fields(
 def _find_annotations(
     manifest: Manifest, source: DatasetSource, writing: PackOptions, folder: Path
 ) -> JoinRules | None:
-    """Returns the annotations of the source, after a comparison with the known keys of its samples."""
+    """Makes the table of annotations of the source, and compares it with the keys of samples as far as known.
+
+    Returns None if there are no annotations, or if a file found beside the samples does not name them.
+
+    Raises:
+        ConfigError, ManifestError, StoreError: as `make_table` and `find_matches`.
+    """
     given = annotations_of(manifest, writing.annotations, source.urls)
     if given is None:
         return None
@@ -223,10 +271,16 @@ def _select_kinds(kinds: Mapping[str, str], fields: dict[str, str] | None) -> di
 
 
 def run(prepared: Prepared, runner: Runner, callbacks: Callbacks) -> PackResult:
-    """Writes the planned shards that are missing, then the manifest.
+    """Claims the destination, writes the planned shards that are not there yet, then the manifest.
+
+    Args:
+        prepared: the pack.
+        runner: runs a task for each shard.
+        callbacks: `on_progress` is called after each shard.
 
     Raises:
-        PackError, IntegrityError, DecodeError, StoreError: as `pack`.
+        ConfigError: the destination holds something else.
+        PackError, IntegrityError, ManifestError, DecodeError, RecodeError, StoreError: as `pack`.
     """
     job = prepared.job
     options = prepared.recipe.out_storage_options
@@ -247,7 +301,11 @@ def run(prepared: Prepared, runner: Runner, callbacks: Callbacks) -> PackResult:
 
 
 def _refuse_same_place(urls: Sequence[str], url: str) -> None:
-    """Refuses shards among their source files, which the next pack would read."""
+    """Refuses a destination within the source or around it, since the next pack would read the shards.
+
+    Raises:
+        ConfigError: one is within the other.
+    """
     for source in urls:
         place = folder_url(source)
         if place.startswith(url) or url.startswith(place):

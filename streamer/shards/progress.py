@@ -1,4 +1,8 @@
-"""The progress of a pack."""
+"""Counts the progress of a pack, and tells it to a callback.
+
+`pack.py` and `prepared.py` count shards by it. The callback is the user's, or the bar of `streamer pack`
+(`cli/packing/pack_command.py`).
+"""
 
 from __future__ import annotations
 
@@ -20,7 +24,8 @@ class PackProgress:
         shards_done: shards written and uploaded, in this run or an earlier one.
         shards: number of all shards; None for an iterable, which does not tell it.
         samples_done: samples in finished shards.
-        earlier_bytes: bytes of shards that an earlier run has written.
+        bytes_done: bytes of finished shards.
+        earlier_bytes: those of `bytes_done` that an earlier run has written.
         bytes: approximate bytes of all shards; None as for `shards`.
     """
 
@@ -33,7 +38,13 @@ class PackProgress:
 
 
 class Callbacks(msgspec.Struct, frozen=True):
-    """Functions called by a pack: with a line about the source; during the index; after each shard."""
+    """Functions that a pack calls.
+
+    Attributes:
+        on_note: called with a line of text about the source.
+        on_index: called with the progress while the source is indexed.
+        on_progress: called at the start and after each shard.
+    """
 
     on_note: Callable[[str], None] = lambda note: None
     on_index: Callable[[protocols.BuildProgress], None] = lambda step: None
@@ -41,7 +52,13 @@ class Callbacks(msgspec.Struct, frozen=True):
 
 
 class Follower:
-    """Counts shards for the progress."""
+    """Counts shards, and reports the progress: at once, and after each shard.
+
+    Args:
+        plan: plan of the shards, or None for an iterable.
+        earlier: receipts of shards that an earlier run has written, by number.
+        on_progress: called with each progress.
+    """
 
     def __init__(
         self, plan: ShardPlan | None, earlier: Mapping[int, Receipt], on_progress: Callable[[PackProgress], None]
@@ -55,7 +72,7 @@ class Follower:
         self._report()
 
     def count_shard(self, receipt: Receipt) -> None:
-        """Counts a shard; one that had to be written again counts once."""
+        """Counts a finished shard and reports; does nothing for one that is counted already."""
         if receipt.shard in self._seen:
             return
         self._seen.add(receipt.shard)

@@ -1,4 +1,7 @@
-"""Reads the samples of a source, a batch at a time, by large ranges; decodes blocks in this process."""
+"""Reads the samples of a pack's source from the store, a batch at a time, and decodes blocks in this process.
+
+`sources.py` reads with it in each task.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,8 @@ from streamer.shards.plan import Batch, RecodedBatch
 from streamer.store.addresses.urls import split
 from streamer.store.local_store import read_files
 
-# Gap between two samples that is read, too: a request costs as much time as 3 MiB on one connection.
+# Two samples with a gap up to this length are read by one request, gap included: a further request costs as much time
+# as 3 MiB on one connection.
 _GAP_BYTES = 256 << 10
 _FILES_AT_ONCE = 8
 
@@ -30,7 +34,9 @@ class SourceDataset(msgspec.Struct, frozen=True):
     """Facts about all samples of a source.
 
     Attributes:
-        format, options, facts: see `manifest.layout.ManifestContent`.
+        format: name of the format.
+        options: options of the format.
+        facts: facts about the dataset from its survey.
     """
 
     format: str
@@ -39,7 +45,14 @@ class SourceDataset(msgspec.Struct, frozen=True):
 
 
 class ReadSample(NamedTuple):
-    """A sample: its number, its object, its bytes, and facts about it."""
+    """A sample as it is stored.
+
+    Attributes:
+        ordinal: its ordinal in the manifest of the source.
+        url: url of its object, or of the first object of its chunk.
+        content: its bytes, or its record.
+        name: name and label of a sample that is a whole object, otherwise empty.
+    """
 
     ordinal: int
     url: str
@@ -51,9 +64,9 @@ class ReadBatch(NamedTuple):
     """The bytes of a batch.
 
     Attributes:
-        samples: yields its samples in order; takes CPU: call it in a thread. Raises RecodeError for a block that cannot
-            be decoded.
-        close: returns the memory; to be called when the samples are no longer needed.
+        samples: returns an iterator over its samples in order. It decodes blocks, so it takes CPU time and is used in a
+            thread. It raises RecodeError if a block cannot be decoded.
+        close: returns the memory, after which the samples must not be used.
     """
 
     samples: Callable[[], Iterator[ReadSample]]
@@ -61,7 +74,12 @@ class ReadBatch(NamedTuple):
 
 
 class ShardReader:
-    """Reads batches of a dataset."""
+    """Reads batches of a source.
+
+    Args:
+        fetcher: reads the store of the source.
+        dataset: facts about the samples.
+    """
 
     def __init__(self, fetcher: Fetcher, dataset: SourceDataset) -> None:
         self._fetcher = fetcher
@@ -69,10 +87,10 @@ class ShardReader:
         self._recoders = Recoders()
 
     async def read(self, batch: Batch | RecodedBatch) -> ReadBatch:
-        """Reads the bytes of a batch.
+        """Reads the bytes of a batch into memory; the caller closes the result.
 
         Raises:
-            StoreError: they cannot be read.
+            StoreError: the source cannot be read.
         """
         if isinstance(batch, RecodedBatch):
             # Chunks are read one after the other; the ranges of a chunk are read concurrently.
@@ -106,7 +124,12 @@ class ShardReader:
         return ReadBatch(partial(_samples, batch, places, fetched.parts[0]), fetched.close)
 
     def _block_samples(self, batch: RecodedBatch, fetched: list[Fetched]) -> Iterator[ReadSample]:
-        """Yields samples that are decoded together."""
+        """Decodes the chunks of a batch, then yields its samples; closes the fetched bytes of each decoded chunk.
+
+        Raises:
+            RecodeError: a block cannot be decoded.
+            ConfigError: a library of the format is not installed.
+        """
         recoded = []
         dataset = self._dataset
         for chunk, each in zip(batch.chunks, fetched, strict=True):
@@ -129,7 +152,7 @@ class ShardReader:
 
 
 def _samples(batch: Batch, places: list[int], content: memoryview) -> Iterator[ReadSample]:
-    """Yields samples that are ranges of objects."""
+    """Yields the samples of a batch, whose bytes begin at `places` in `content`."""
     for i, (ordinal, place) in enumerate(zip(batch.ordinals, places, strict=True)):
         piece = content[place : place + batch.stop[i] - batch.start[i]]
         name = batch.names[i] if batch.names else SampleName()
@@ -137,7 +160,12 @@ def _samples(batch: Batch, places: list[int], content: memoryview) -> Iterator[R
 
 
 def reads_of(batch: Batch) -> tuple[list[Extent], list[int]]:
-    """Returns the ranges to read for a batch, near ones joined, and the beginning of each sample in their bytes."""
+    """Returns what to read for a batch.
+
+    Returns:
+        The extents, in which samples with gaps up to `_GAP_BYTES` are joined. Then for each sample the offset at which
+        it begins in the bytes of all extents.
+    """
     extents: list[Extent] = []
     places = [0] * len(batch.owner)
     passed = 0

@@ -1,4 +1,7 @@
-"""The facts about a finished shard: enough to resume, to verify, and to write the manifest."""
+"""Defines the receipt of a finished shard, by which a pack resumes, is verified, and gets its manifest.
+
+The outputs of shards make them (`outputs/`). Tasks write them to the destination, and the end of a pack reads them.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +15,17 @@ from streamer.formats.tar import BLOCK
 
 
 class Written(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A file of samples in pieces: samples of a tar, row groups of Parquet, documents of tokens.
+    """The facts about a written file, which consists of pieces: samples of a tar, row groups, or runs of documents.
 
     Attributes:
-        blocks: length of each piece: uint32, little endian. The last piece of Parquet includes the footer.
+        size: length of the file in bytes.
+        blocks: length of each piece in blocks of `unit` bytes, as little-endian uint32. The last piece of Parquet
+            includes the footer. Of a tar the end mark belongs to no piece.
         sums: CRC-32 of each piece, in the same form.
         unit: bytes of a block.
-        rows: samples of each piece, in the same form; empty: one each.
-        index_size, index_sum: length and CRC-32 of the index file beside it; 0 if there is none.
+        rows: number of samples of each piece, in the same form. Empty means one sample each.
+        index_size: length of the index file beside the file; 0 if there is none.
+        index_sum: CRC-32 of the index file; 0 if there is none.
     """
 
     size: int
@@ -42,27 +48,28 @@ class Written(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def edges(self) -> NDArray[np.int64]:
-        """Piece i is `[edges[i], edges[i + 1])`: int64, shape (pieces + 1,)."""
+        """Boundaries of the pieces in bytes: int64, shape (pieces + 1,). Piece i is `[edges[i], edges[i + 1])`."""
         blocks = np.frombuffer(self.blocks, "<u4").astype(np.int64)
         return np.concatenate([[0], np.cumsum(blocks * self.unit)]).astype(np.int64)
 
     def samples_of(self, pieces: range) -> int:
-        """Number of samples in some pieces."""
+        """Returns the number of samples in these pieces together."""
         if not self.rows:
             return len(pieces)
         return int(np.frombuffer(self.rows, "<u4")[pieces.start : pieces.stop].sum())
 
     def sum_of(self, piece: int) -> int:
-        """CRC-32 of one piece."""
+        """Returns the CRC-32 of one piece."""
         return int.from_bytes(self.sums[4 * piece : 4 * piece + 4], "little")
 
 
 class Receipt(Written, frozen=True, kw_only=True, omit_defaults=True):
-    """One shard, as it was written.
+    """A shard as it was uploaded.
 
     Attributes:
-        shard: its number.
-        version, index_version: version of the shard and of its index file, as the store named it after the upload.
+        shard: number of the shard.
+        version: version of its object, as the store named it after the upload.
+        index_version: version of its index file; "" if there is none.
     """
 
     shard: int
@@ -70,12 +77,12 @@ class Receipt(Written, frozen=True, kw_only=True, omit_defaults=True):
     index_version: str = ""
 
     def is_of(self, written: Written) -> bool:
-        """Whether a file has the same content."""
+        """Returns whether another file has the same content, by sizes and checksums."""
         return all(getattr(self, name) == getattr(written, name) for name in Written.__struct_fields__)
 
 
 def encode_numbers(numbers: Sequence[int]) -> bytes:
-    """Encodes numbers for a receipt."""
+    """Encodes numbers below 2**32 as little-endian uint32."""
     return np.array(numbers, "<u4").tobytes()
 
 
@@ -85,7 +92,7 @@ def encode_receipt(receipt: Receipt) -> bytes:
 
 
 def decode_receipt(content: bytes) -> Receipt | None:
-    """Decodes a receipt; None if it is not one."""
+    """Decodes a receipt; returns None if `content` is not one."""
     try:
         return msgspec.json.decode(content, type=Receipt)
     except msgspec.MsgspecError:

@@ -1,4 +1,7 @@
-"""Finishes a pack: writes the manifest of its shards, even if another pack of the same job is writing."""
+"""Claims the destination of a pack, and finishes the pack even if another one of the same job is writing.
+
+`pack.py` and `prepared.py` use it. The commands take `PackResult` and `wait_for` from here.
+"""
 
 from __future__ import annotations
 
@@ -23,10 +26,11 @@ T = TypeVar("T")
 
 
 def __getattr__(name: str) -> object:
+    """Returns what an earlier release called `name`, for pickles and imports of its names."""
     return globals()[replace_name(__name__, name)]
 
 
-# Shards that another pack of the same job writes meanwhile are looked at again.
+# A pack tries to finish so many times, while another pack of the same job changes shards.
 _ROUNDS = 5
 
 
@@ -36,8 +40,10 @@ class PackResult:
 
     Attributes:
         url: url of the shards; the manifest is below it, in `.streamer/`.
-        digest: digest of the manifest, the one that `streamer index` of the url finds.
-        bytes: bytes of the shards.
+        digest: digest of the manifest, which is that of `streamer index` of the url.
+        shards: number of shards.
+        samples: number of samples in them.
+        bytes: length of all shards together.
     """
 
     url: str
@@ -54,20 +60,22 @@ def settle_shards(
     write: Callable[[dict[int, Receipt]], dict[int, Receipt]],
     left: Sequence[Upload],
 ) -> PackResult:
-    """Writes the manifest of the shards, again if another pack of the same job changes them.
+    """Checks all shards and writes their manifest; where shards have changed meanwhile, writes these again first.
 
     At the end it removes unfinished uploads of killed packs.
 
     Args:
-        job: job of the shards.
-        options: options of the store.
-        receipts: receipts of all shards.
-        write: given the receipts of finished shards, writes the others and returns the receipts of all.
+        job: the pack.
+        options: storage options of the destination.
+        receipts: receipts of all shards, by number.
+        write: is given the receipts of the shards that are there as written, writes the others, and returns all.
         left: unfinished uploads, from `claim`.
 
     Raises:
         PackError: the transform has left out all samples.
-        IntegrityError: the shards have changed again and again, or are not what the receipts say.
+        IntegrityError: shards have changed again in each of five rounds, or differ from their receipts.
+        ManifestError: the folder for temporary files cannot be written.
+        StoreError: the destination cannot be read or written. Errors of `write` are raised unchanged.
     """
     for _ in range(_ROUNDS):
         try:
@@ -83,7 +91,7 @@ def settle_shards(
 
 
 def wait_for(work: Coroutine[Any, Any, T]) -> T:
-    """Runs a coroutine and returns its result; runs it in a thread where a loop runs already, as in a notebook."""
+    """Runs a coroutine to its end and returns its result; uses a new thread where a loop runs, as in a notebook."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
@@ -93,10 +101,14 @@ def wait_for(work: Coroutine[Any, Any, T]) -> T:
 
 
 async def claim(job: Job, options: Mapping[str, object]) -> Sequence[Upload]:
-    """Records which job writes at its destination, see `Destination.claim`; first removes files of killed packs.
+    """Writes the job's description to its destination, after removing temporary files of killed packs here.
 
     Returns:
-        Uploads of shards that others have begun and not finished.
+        Uploads of shards that killed or running packs have begun and not finished.
+
+    Raises:
+        ConfigError: the destination holds something else.
+        StoreError: the destination cannot be read or written.
     """
     await asyncio.to_thread(sweep_other_jobs)
     async with Destination(job.url, options) as destination:
@@ -105,7 +117,13 @@ async def claim(job: Job, options: Mapping[str, object]) -> Sequence[Upload]:
 
 
 async def shards_there(job: Job, options: Mapping[str, object], shards: int) -> dict[int, Receipt]:
-    """Returns the receipts of the finished shards by number; shards that differ from theirs are not among them."""
+    """Returns the receipts of finished shards, by number; leaves out shards whose files differ from their receipts.
+
+    Args:
+        job: the pack.
+        options: storage options of the destination.
+        shards: number of all shards.
+    """
     async with Destination(job.url, options) as destination:
         records = await destination.records()
         receipts = await destination.receipts([job.receipt_name(number) for number in range(shards)], records)
@@ -115,6 +133,11 @@ async def shards_there(job: Job, options: Mapping[str, object], shards: int) -> 
 async def _finish(
     job: Job, options: Mapping[str, object], receipts: Mapping[int, Receipt], left: Sequence[Upload]
 ) -> PackResult:
+    """Checks one piece of each shard, writes the manifest, and removes the uploads `left`; as `settle_shards`.
+
+    Raises:
+        ObjectChangedError: another pack has changed a shard.
+    """
     if not any(receipt.samples for receipt in receipts.values()):
         raise PackError("no sample is left: the transform returns None for all of them")
     async with Destination(job.url, options) as destination:
@@ -122,7 +145,7 @@ async def _finish(
         records = [ObjectRecord(job.url + job.shard_name(r.shard), r.size, r.version) for r in ordered]
         await check_samples(destination, ordered, records)
         manifest = await put_manifest(destination, job, receipts)
-        # Now, when no other pack of this job needs them: all shards are there.
+        # All shards are there, so no other pack of this job needs its unfinished uploads any more.
         await destination.abort(left)
     return PackResult(
         url=job.url,
