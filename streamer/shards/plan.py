@@ -219,7 +219,7 @@ def refuse_double_keys(manifest: Manifest, selected: Int64Array | None = None) -
 
 
 def _sizes(manifest: Manifest) -> Int64Array:
-    """Returns the bytes of each sample. Where the index of blocks does not know them, they share their chunk equally."""
+    """Returns the bytes of each sample; where the index of blocks does not know them, equal shares of its chunk."""
     if manifest.recoded:
         if (known := restore_format(manifest).find_sample_bytes(manifest)) is not None:
             return known

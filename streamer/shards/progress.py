@@ -22,11 +22,11 @@ class PackProgress:
 
     Attributes:
         shards_done: shards written and uploaded, in this run or an earlier one.
-        shards: number of all shards; None for an iterable, which does not tell it.
+        shards: number of all shards. It is None for an iterable, which does not tell it.
         samples_done: samples in finished shards.
         bytes_done: bytes of finished shards.
         earlier_bytes: those of `bytes_done` that an earlier run has written.
-        bytes: approximate bytes of all shards; None as for `shards`.
+        bytes: approximate bytes of all shards, or None for an iterable.
     """
 
     shards_done: int

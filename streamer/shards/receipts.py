@@ -24,8 +24,8 @@ class Written(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         sums: CRC-32 of each piece, in the same form.
         unit: bytes of a block.
         rows: number of samples of each piece, in the same form. Empty means one sample each.
-        index_size: length of the index file beside the file; 0 if there is none.
-        index_sum: CRC-32 of the index file; 0 if there is none.
+        index_size: length of the index file beside the file, or 0 if there is none.
+        index_sum: CRC-32 of the index file, or 0 if there is none.
     """
 
     size: int

@@ -26,7 +26,11 @@ T = TypeVar("T")
 
 
 def __getattr__(name: str) -> object:
-    """Returns what an earlier release called `name`, for pickles and imports of its names."""
+    """Returns the object that an earlier release called `name`, with a warning.
+
+    Raises:
+        ImportError, AttributeError: there is no such name any more, or there never was.
+    """
     return globals()[replace_name(__name__, name)]
 
 

@@ -1,6 +1,8 @@
-"""Where the samples of a pack come from: ranges of the objects of a url, or a dataset that the loader opens.
+"""Gives the samples of a pack to its tasks: from ranges of the objects of urls, or from a dataset of the loader.
 
-A source travels in the recipe of a job, and is read by its tasks.
+`prepared.py` makes the source and puts it into the recipe of the job, which travels to tasks. `task.py` reads it there.
+The protocols at the end stand for classes of the loader (`loader/dataset_scan.py`), which is not imported: packs of
+urls need no torch.
 """
 
 from __future__ import annotations
@@ -37,32 +39,44 @@ TakeSamples = Callable[[Iterable[StoredSample]], None]
 
 
 class PackSource(ABC, Generic[Part]):
-    """Reads the samples of a job. Part of its recipe, hence without connections and threads."""
+    """Reads the samples of a job in a task. It is sent to other processes, so it holds no connections or threads."""
 
     async def put(self, job: Job, options: Mapping[str, object]) -> None:
-        """Puts what tasks on other machines need beside the receipts; `options` are those of the destination."""
+        """Uploads what tasks on other machines need to the job's folder; by default nothing.
+
+        Args:
+            job: the pack.
+            options: storage options of the destination.
+
+        Raises:
+            StoreError: the destination cannot be written.
+        """
 
     async def settle(self, destination: Destination, job: Job) -> PackSource[Part]:
-        """Returns the source with what was put there on this machine."""
+        """Returns the source with local copies of what `put` has uploaded; by default unchanged.
+
+        Raises:
+            StoreError, ManifestError: the copies cannot be read or written.
+        """
         return self
 
     @abstractmethod
     async def feed(self, batches: Sequence[Part], take: TakeSamples) -> None:
-        """Reads batches of samples, and passes them on in their order, on a thread.
+        """Reads batches, and calls `take` on a thread with their samples in order, once or once for each batch.
 
         Raises:
-            StreamerError: they cannot be read.
+            StreamerError: a sample cannot be read or decoded. Errors of `take` are raised unchanged.
         """
 
 
 @dataclass(frozen=True, repr=False)
 class RangeSource(Discreet, PackSource[Batch | RecodedBatch]):
-    """Ranges of objects, which are read from the store: without an engine, and without a cache.
+    """Reads samples as ranges of objects from the store, without an engine and without a cache.
 
     Attributes:
-        dataset: Facts about all samples.
-        joined: Rules by which annotations are joined to the samples, or None if there are none.
-        storage_options: Options of the store.
+        dataset: facts about all samples.
+        joined: rules by which annotations are joined to the samples, or None if there are none.
+        storage_options: storage options of the source.
     """
 
     dataset: SourceDataset
@@ -70,7 +84,7 @@ class RangeSource(Discreet, PackSource[Batch | RecodedBatch]):
     storage_options: dict[str, object]
 
     async def put(self, job: Job, options: Mapping[str, object]) -> None:
-        """Puts the table of annotations there; see `PackSource.put`."""
+        """Uploads the table of annotations, if there is one; see `PackSource.put`."""
         if self.joined is not None:
             await put_table(job, options, self.joined.table)
 
@@ -81,7 +95,7 @@ class RangeSource(Discreet, PackSource[Batch | RecodedBatch]):
         return replace(self, joined=await rules_here(destination, job, self.joined))
 
     async def feed(self, batches: Sequence[Batch | RecodedBatch], take: TakeSamples) -> None:
-        """Reads a batch while the one before it is taken; see `PackSource.feed`."""
+        """Calls `take` for each batch, while the next one is read; see `PackSource.feed`."""
         async with Fetcher(FetchConfig(), StoreOpener(self.storage_options)) as fetcher:
             reader = ShardReader(fetcher, self.dataset)
             opening = _Opening(self)
@@ -97,17 +111,18 @@ class RangeSource(Discreet, PackSource[Batch | RecodedBatch]):
 
 
 class _Opening:
-    """Opens samples, and joins annotations to them."""
+    """Opens the samples of a source, and joins annotations to them."""
 
     def __init__(self, source: RangeSource) -> None:
         self._joiner = None if source.joined is None else Joiner(source.joined, "auto")
         self._opener = find_format(source.dataset.format, source.dataset.options).opener(source.dataset.facts)
 
     def open_all(self, batch: ReadBatch) -> Iterator[StoredSample]:
-        """Opens the samples of a batch.
+        """Yields the samples of a batch, with their annotations and labels.
 
         Raises:
-            DecodeError: one of them cannot be opened, or has no annotations.
+            DecodeError: a sample cannot be opened, or has no annotations and needs them.
+            RecodeError: a block cannot be decoded.
         """
         for read in batch.samples():
             where = f"sample {read.ordinal} of {shown(read.url)}"
@@ -134,15 +149,15 @@ class _Opening:
 
 
 class PartReader(Protocol):
-    """What a task reads samples of a dataset with. It cuts the import of the loader, whose class it is."""
+    """Reads samples of a dataset of the loader in a task; it is sent there."""
 
     def read(self, ordinals: Int64Array) -> Generator[StoredSample]:
-        """Yields samples in the order of these ordinals in the manifest."""
+        """Yields the samples with these ordinals, in this order; raises StreamerError."""
         ...
 
 
 class DatasetReader(Protocol):
-    """The samples of a dataset. It cuts the import of the loader, whose class it is: packs of urls need no torch."""
+    """A dataset that the loader has opened, in the process that plans the pack."""
 
     @property
     def manifest(self) -> Manifest:
@@ -156,7 +171,7 @@ class DatasetReader(Protocol):
 
     @property
     def urls(self) -> tuple[str, ...]:
-        """Urls of everything that is read."""
+        """Urls of everything that is read: the dataset, its annotations and joins."""
         ...
 
     @property
@@ -166,24 +181,24 @@ class DatasetReader(Protocol):
 
     @property
     def field_kinds(self) -> dict[str, str]:
-        """Kinds of the fields that all samples are known to have, by name."""
+        """Kinds by name of those fields that all samples are known to have."""
         ...
 
     @property
     def transform(self) -> Callable[..., Any] | None:
-        """Transform of the dataset."""
+        """Transform of the dataset, or None if it has none."""
         ...
 
     def describe(self) -> dict[str, object]:
-        """Describes what is read besides the manifest, as JSON values."""
+        """Describes what is read besides the manifest, as JSON values, for the identity of the job."""
         ...
 
     def count_row_bytes(self, ordinals: Int64Array) -> Int64Array:
-        """Returns about how many bytes each sample gets from joins."""
+        """Returns about how many bytes each of these samples gets from joins: int64, shape (len(ordinals),)."""
         ...
 
     def recipe(self) -> PartReader:
-        """Makes what a task reads samples with."""
+        """Makes the reader of tasks."""
         ...
 
     def close(self) -> None:
@@ -193,25 +208,29 @@ class DatasetReader(Protocol):
 
 @runtime_checkable
 class Scannable(Protocol):
-    """A dataset of the loader, which is not imported: packs of urls need no torch."""
+    """A dataset of the loader, which `streamer.pack` recognises by this method."""
 
     def _scan(self) -> DatasetReader:
-        """Opens its samples.
+        """Opens the dataset for a pack; the caller closes the result.
 
         Raises:
-            ConfigError: they cannot be packed.
+            ConfigError: the samples cannot be packed.
         """
         ...
 
 
 @dataclass(frozen=True)
 class ScannedSource(PackSource[Int64Array]):
-    """A dataset, whose samples are read through the engine of the machine of each task."""
+    """Reads samples of a dataset of the loader, through the engine of the machine of each task.
+
+    Attributes:
+        recipe: the reader of the dataset.
+    """
 
     recipe: PartReader
 
     async def feed(self, batches: Sequence[Int64Array], take: TakeSamples) -> None:
-        """Reads all of them by one session; see `PackSource.feed`."""
+        """Calls `take` once for all batches, which one session reads; see `PackSource.feed`."""
 
         def feed() -> None:
             with closing(self.recipe.read(np.concatenate(batches))) as samples:

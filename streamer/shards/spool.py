@@ -1,4 +1,7 @@
-"""The temporary file in which a shard is written; the next task of any job removes those of killed tasks."""
+"""Makes the temporary file in which a shard is written before its upload, and removes those of killed tasks.
+
+`task.py`, `pack.py` and `annotations.py` write to such files. `settle.py` removes those of other jobs.
+"""
 
 from __future__ import annotations
 
@@ -19,20 +22,27 @@ from streamer.errors import PackError
 from streamer.shards.job import Job
 from streamer.store.addresses.urls import split
 
-# It is not `.part`: receipts that the local store is writing are beside these files, and are not locked.
+# The suffix differs from the `.part` of the local store, whose unfinished receipts lie beside these files: they are not
+# locked, and must not be removed.
 _SUFFIX = ".spool"
 _PREFIX = "streamer-pack-"
-# A running pack makes a file in its folder for each shard, or holds one.
+# A folder without such a file, unchanged for so long, is removed: a running pack makes one for each shard.
 _IDLE_SECONDS = 86_400.0
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @contextmanager
 def open_spool(folder: Path, number: int) -> Iterator[Path]:
-    """Creates an empty file for a shard in a folder, which is created if missing; removes it unless it was moved.
+    """Creates an empty file for a shard and yields its path; removes the file at the end if it is still there.
+
+    The folder is created if missing. Files that killed processes have left in it are removed.
+
+    Args:
+        folder: folder of the file, from `spool_folder`.
+        number: number of the shard.
 
     Raises:
-        PackError: the disk is full, or the folder cannot be written.
+        PackError: the file cannot be created, or the disk is full, now or while the code inside runs.
     """
     try:
         if folder.name.startswith(_PREFIX):
@@ -43,7 +53,7 @@ def open_spool(folder: Path, number: int) -> Iterator[Path]:
                     "there; name another folder in TMPDIR",
                     path=str(folder),
                 )
-        else:  # of the destination: its readers may read the shards
+        else:  # the folder is at the destination, whose readers may read the shards
             folder.mkdir(parents=True, exist_ok=True)
         _sweep(folder)
         with _create_with_lock(folder, number) as file:
@@ -65,7 +75,7 @@ def open_spool(folder: Path, number: int) -> Iterator[Path]:
 
 
 def _create_with_lock(folder: Path, number: int) -> IO[bytes]:
-    """Creates a file with a lock that ends with the process, however that ends."""
+    """Creates a file of a new name and locks it; the lock ends with the process, also if that is killed."""
     while True:
         path = folder / f"{number:06d}-{secrets.token_hex(4)}{_SUFFIX}"
         file = path.open("xb")
@@ -74,21 +84,22 @@ def _create_with_lock(folder: Path, number: int) -> IO[bytes]:
         fcntl.flock(file, fcntl.LOCK_EX)
         if path.exists():
             return file
-        # Another task removed it before it was locked, and others may be about to: its name is not used again.
+        # Another task removed the file before it was locked. The next try has another name, since further tasks may be
+        # about to remove this one.
         file.close()
 
 
 def spool_folder(job: Job) -> Path:
-    """Returns the folder in which the shards of a job are written; makes one if the shards are not local files.
+    """Returns the folder in which the shards of a job are written.
 
-    That is the folder of the receipts if they are local files, so that shards need no copy, otherwise a private folder
-    for temporary files.
+    For a local destination it is the folder of the receipts, from where shards are moved and not copied. For other
+    destinations it is a private temporary folder, which is made if this machine has none of the job.
     """
     address = split(job.url)
     if address.scheme == "file":
         return Path(address.key) / job.folder
-    # Another user cannot have taken the name of a new folder before. The tasks of a job on one machine share it,
-    # so that each removes what killed ones have left: the first of this user's folders that is private.
+    # The tasks of a job on one machine share the first private folder of this user, so that each task removes what
+    # killed ones have left. A new folder gets a random name, which another user cannot have taken before.
     parent = Path(tempfile.gettempdir())
     for folder in sorted(parent.glob(f"{_PREFIX}{job.id}-*")):
         if _is_own(folder, 0o077):
@@ -97,7 +108,7 @@ def spool_folder(job: Job) -> Path:
 
 
 def _is_own(folder: Path, others: int) -> bool:
-    """Whether a folder is this user's and no link, and other users have none of the rights `others`."""
+    """Returns whether a folder is this user's and no link, and other users have none of the rights `others`."""
     try:
         found = folder.lstat()
     except OSError:
@@ -106,7 +117,7 @@ def _is_own(folder: Path, others: int) -> bool:
 
 
 def sweep_other_jobs() -> None:
-    """Removes the temporary files of killed packs of other jobs, which may never run again."""
+    """Removes the temporary files of killed packs of all jobs on this machine, since a job may never run again."""
     for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
         if not _is_own(folder, 0o022):  # another user's, in a folder that everyone may write to
             continue
@@ -118,7 +129,7 @@ def sweep_other_jobs() -> None:
 
 
 def _sweep(folder: Path) -> None:
-    """Removes the files of this user that no process has locked; waits for nothing."""
+    """Removes files of shards in a folder that are this user's and that no process has locked; waits for nothing."""
     for path in folder.glob(f"*{_SUFFIX}"):
         with suppress(OSError):
             descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)

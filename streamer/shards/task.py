@@ -1,4 +1,7 @@
-"""One shard: reads its samples, writes its file, uploads it, writes its receipt. Depends only on its arguments."""
+"""Packs one shard: reads its samples, writes its file, uploads it, and writes its receipt.
+
+`prepared.py` runs it as a task of an executor, in another process or on another machine. `pack.py` uploads with it.
+"""
 
 from __future__ import annotations
 
@@ -29,10 +32,12 @@ class Recipe(Discreet, msgspec.Struct, frozen=True):
     """The way in which all tasks of a job read and change samples.
 
     Attributes:
-        source: Source of the samples.
-        fields: the fields to write, by name in the source, with their new names; None: all.
-        transform: called with each sample; None: there is none.
-        packer: makes values of fields that are not written as their kinds say; None if there are none.
+        source: gives the samples.
+        fields: the fields to write, by name in the source, with their new names. None means all fields.
+        transform: changes each sample. None means that there is no transform.
+        out_storage_options: storage options of the destination.
+        packer: makes values of fields that are not written as their kinds say. None means that there are no such
+            fields.
     """
 
     source: PackSource[Any]
@@ -43,7 +48,14 @@ class Recipe(Discreet, msgspec.Struct, frozen=True):
 
 
 class ShardTask(msgspec.Struct, frozen=True):
-    """The shard `number` of a job."""
+    """The task to write one shard.
+
+    Attributes:
+        job: the pack.
+        recipe: how samples are read and changed.
+        number: number of the shard.
+        batches: its samples in the order in which they are written, in batches as the source reads them.
+    """
 
     job: Job
     recipe: Recipe
@@ -52,7 +64,9 @@ class ShardTask(msgspec.Struct, frozen=True):
 
 
 def pack_shard(task: ShardTask) -> Receipt:
-    """Writes one shard; the same task always writes the same bytes under the same name.
+    """Writes and uploads one shard, and returns its receipt; a shard that is there already is not written again.
+
+    The same task always writes the same bytes under the same name.
 
     Raises:
         PackError: a sample cannot be written, or the disk is full.
@@ -63,12 +77,12 @@ def pack_shard(task: ShardTask) -> Receipt:
 
 
 def kinds_in_shard(task: ShardTask) -> list[dict[str, str]]:
-    """Returns the kinds of the fields of each sample of a shard; writes nothing, and raises as `pack_shard`."""
+    """Returns the kinds of fields, by name, of each sample of a task; writes nothing, and raises as `pack_shard`."""
     return asyncio.run(find_kinds(task))
 
 
 async def find_kinds(task: ShardTask) -> list[dict[str, str]]:
-    """Returns the kinds of the fields of each sample, as `kinds_in_shard`; annotations are those of this machine."""
+    """Returns the kinds as `kinds_in_shard` does, on a running loop; a table of annotations must be on this machine."""
     finder = KindFinder(task.job.output)
     await task.recipe.source.feed(task.batches, _Making(task.recipe, task.job.output, finder).add_all)
     return finder.kinds
@@ -93,7 +107,10 @@ class MadeShard(msgspec.Struct, frozen=True):
     """A shard that is written but not uploaded yet.
 
     Attributes:
-        index: the index file beside it; b"" if there is none.
+        number: number of the shard.
+        path: its temporary file.
+        written: facts about the file.
+        index: content of the index file beside it; b"" if there is none.
     """
 
     number: int
@@ -103,7 +120,12 @@ class MadeShard(msgspec.Struct, frozen=True):
 
 
 async def upload(destination: Destination, job: Job, made: MadeShard) -> Receipt:
-    """Uploads a written shard, its index before it, then writes its receipt."""
+    """Uploads the index file of a shard if it has one, then the shard, then its receipt, which is returned.
+
+    Raises:
+        PackError: the shard has another length after its upload, or the disk is full.
+        StoreError: the destination cannot be written.
+    """
     number = made.number
     index_version = ""
     if made.index:
@@ -120,7 +142,7 @@ async def upload(destination: Destination, job: Job, made: MadeShard) -> Receipt
 
 
 async def receipt_there(destination: Destination, job: Job, number: int) -> Receipt | None:
-    """Returns the receipt of a shard if its files are there as the receipt says; otherwise None."""
+    """Returns the receipt of a shard, or None if there is none or the files of the shard differ from it."""
     name = job.receipt_name(number)
     records = await destination.records(name)
     receipt = (await destination.receipts([name], records)).get(number)
@@ -131,7 +153,7 @@ async def receipt_there(destination: Destination, job: Job, number: int) -> Rece
 
 
 class _Making:
-    """Chooses and changes the fields of samples, and passes them to a writer."""
+    """Chooses and changes the fields of samples by a recipe, and passes the samples to a writer."""
 
     def __init__(self, recipe: Recipe, output: Output, writer: SampleTaker) -> None:
         self._recipe = recipe
@@ -139,14 +161,19 @@ class _Making:
         self._writer = writer
 
     def add_all(self, samples: Iterable[StoredSample]) -> None:
-        """Adds samples, whose bytes are not needed afterwards."""
+        """Passes samples to the writer; their bytes are not needed afterwards.
+
+        Raises:
+            PackError: a sample cannot be written, lacks a wanted field, or the transform has failed.
+            DecodeError: a field cannot be decoded.
+        """
         for stored in samples:
             sample = None if stored.is_left_out else self._transform(self._make_sample(stored), stored.where)
             add_sample(self._writer, sample, stored.ordinal, stored.where)
         self._writer.flush()
 
     def _make_sample(self, stored: StoredSample) -> dict[str, Any]:
-        """Makes the sample with the chosen fields and its annotations."""
+        """Returns the sample as values by name: its key, the chosen fields under new names, and its annotations."""
         key = stored.key
         made = {} if key is None else {KEY: key_of_file(key) if stored.is_file else key}
         try:
@@ -169,7 +196,7 @@ class _Making:
         return made
 
     def _values(self, name: str, value: object, key: str) -> Mapping[str, Any]:
-        """The values of a field under its new name: one, or several of what is not written as its kind says."""
+        """Returns the values of a field by name: one under the new name, or those that the recipe's packer makes."""
         if isinstance(value, list):
             return {name: [self._list_item(name, each) for each in value]}
         if not isinstance(value, Field):
@@ -182,7 +209,7 @@ class _Making:
         return {written: content}
 
     def _list_item(self, name: str, value: object) -> object:
-        """Returns an item of a list, which is written as JSON: the value that a field has in one of several rows."""
+        """Returns one item of a list of several joined rows, which is written as JSON."""
         if not isinstance(value, Field):
             return value
         renamed = Field(_add_extension(name, value) if name != value.name else name, value.content, value.kind)
@@ -210,16 +237,22 @@ class _Making:
 
 
 def _add_extension(name: str, field: Field) -> str:
-    """A name with the extension of the stored name, where that tells the kind of the field."""
+    """Returns `name` with the extension of the stored name, where that extension tells the kind of the field."""
     ending = field.name.rpartition(".")[2]
     return name if field.kind or name.rpartition(".")[2] == ending else f"{name}.{ending}"
 
 
 def add_sample(writer: SampleTaker, sample: Mapping[str, Any] | None, ordinal: int, where: str) -> None:
-    """Adds one sample to a shard, unless it is None. Errors describe it by `where`.
+    """Adds one sample to a shard, unless it is None.
+
+    Args:
+        writer: the writer of the shard, or what finds the kinds of fields.
+        sample: values by field. None means that the sample is left out.
+        ordinal: its number in the source.
+        where: the name of the sample in errors.
 
     Raises:
-        PackError: it cannot be written. The error names it.
+        PackError: the sample cannot be written. The error names it.
     """
     if sample is None:
         return

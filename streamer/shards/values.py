@@ -1,7 +1,7 @@
-"""The fields of samples on their way into shards: never as a pickle.
+"""Converts fields of samples to values of a shard, and values to files of a tar or JSON; never to a pickle.
 
-`value_of` reads fields of a source, for tars and Parquet; `files_of` and `key_of` make the files of a tar; `json_of`
-makes JSON for both.
+The outputs of shards use it (`outputs/`). `value_of` reads fields of a source for tars and Parquet, `files_of` and
+`key_of` make the files of a tar, and `json_of` makes JSON for both.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Sample = Mapping[str, object]
 Files = list[tuple[str, Content]]
 
 KEY = "__key__"
-# Extensions of texts that are written under their own name; others get `.txt`.
+# A str in a field with one of these extensions keeps its name; other names get `.txt`.
 _TEXTS = frozenset(
     [
         *("txt", "text", "transcript", "json", "jsn", "jsonl", "csv", "tsv", "xml", "html", "md", "cls"),
@@ -41,7 +41,10 @@ def value_of(field: Field) -> tuple[str, object]:
     """Returns name and value of a field of a source.
 
     Bytes of a file kind, such as a JPEG, stay bytes, and the name gets the extension of the kind if it lacks it. Nested
-    values become JSON. Other kinds are decoded; this raises what their decoder raises.
+    values become JSON. Bytes without a kind stay as they are. Other kinds are decoded.
+
+    Raises:
+        DecodeError, ValueError: the decoder of the kind refuses the bytes.
     """
     name = field.name
     kind = field.kind
@@ -58,7 +61,7 @@ def value_of(field: Field) -> tuple[str, object]:
 
 
 def files_of(sample: Sample) -> Files:
-    """Returns the files of a sample: name (the part after the key) and content.
+    """Returns the files of a sample: name (the part after the key, in lower case) and content.
 
     bytes are written as they are, str as `name.txt` unless the name has an extension of text, an int named label or cls
     as `cls`, arrays as `name.npy`. All other numbers, None, lists and dicts are written together as `json`, by name, or
@@ -155,7 +158,7 @@ def json_of(name: str, value: object) -> bytes:
 
 
 def _plain(value: object) -> object:
-    """Replaces numbers of numpy, and arrays inside lists and dicts."""
+    """Returns a number or array of numpy as Python has it; raises TypeError for another type."""
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":

@@ -1,4 +1,4 @@
-"""`streamer verify`: compares the shards of a pack with what it wrote."""
+"""Compares the shards and manifest of a pack with what it wrote, for `streamer verify` (`cli/packing/`)."""
 
 from __future__ import annotations
 
@@ -27,16 +27,20 @@ from streamer.shards.receipts import Receipt
 from streamer.store.addresses.urls import shown
 
 _RECEIPT = re.compile(r"\d{6,}\.json")
-# Bytes read at once; a task holds two such pieces.
+# Pieces are read together up to this length, by two reads at once.
 _READ_BYTES = 32 << 20
 _READS_AT_ONCE = 2
 
 
 @dataclass(frozen=True)
 class Verified:
-    """The result of a comparison.
+    """The result of a comparison that found no difference.
 
     Attributes:
+        digest: digest of the manifest.
+        shards: number of shards.
+        samples: number of samples in them.
+        bytes: length of all shards together.
         read_samples: number of samples whose bytes were read and compared with their checksums.
     """
 
@@ -59,13 +63,14 @@ async def verify(
     Args:
         url: url of the shards, ending in a slash.
         options: storage options as fsspec takes them.
-        runner: reads all samples. If it is None, one piece of each shard is read.
-        on_progress: called with the bytes read and those to be read, if all samples are read.
+        runner: runs tasks that read all samples. None means that one piece of each shard is read, by this process.
+        on_progress: called with the bytes read so far and those of all shards, if all samples are read.
 
     Raises:
-        ObjectChangedError: a shard differs from the one written, or is gone; names it.
-        IntegrityError: a sample or the manifest differs from what was written, or there are other shards.
-        ManifestError: there is no pack, or it was not finished.
+        ObjectChangedError: a shard differs from the one written, or is gone. The error names it.
+        IntegrityError: a sample, the manifest or the description differs from what was written, or there are further
+            shards.
+        ManifestError: there is no pack, or several, or it was not finished.
         StoreError: the store failed.
     """
     async with Destination(url, options) as destination:
@@ -98,7 +103,12 @@ async def verify(
 
 
 async def _job_at(destination: Destination, records: Mapping[str, ObjectRecord]) -> Job:
-    """Returns the job whose description is at a destination; raises ManifestError unless there is just one."""
+    """Returns the job whose description is at a destination.
+
+    Raises:
+        ManifestError: there are no packs, or several.
+        IntegrityError: the description was changed.
+    """
     where = shown(destination.url)
     found = [name for name in records if name.startswith(FOLDER) and name.endswith(f"/{DESCRIPTION_NAME}")]
     if len(found) != 1:
@@ -120,6 +130,12 @@ async def _job_at(destination: Destination, records: Mapping[str, ObjectRecord])
 
 
 async def _compare_manifest(destination: Destination, job: Job, receipts: Mapping[int, Receipt]) -> str:
+    """Compares the manifest at the destination with that of the shards; returns its digest.
+
+    Raises:
+        IntegrityError, ObjectChangedError: they differ, or as `manifest_of`.
+        ManifestError: there is no manifest.
+    """
     where = f"{destination.url}{BESIDE}"
     with tempfile.TemporaryDirectory(prefix="streamer-verify-") as folder:
         expected = await manifest_of(destination, job, receipts, Path(folder, "expected"))
@@ -134,7 +150,14 @@ async def _compare_manifest(destination: Destination, job: Job, receipts: Mappin
 
 
 class CheckTask(Discreet, msgspec.Struct, frozen=True):
-    """A shard whose samples are to be read: its receipt, and its files as they are now."""
+    """The task to read and compare one shard.
+
+    Attributes:
+        receipt: its receipt.
+        files: objects of the shard and, if it has one, of its index file.
+        url: url of the destination.
+        options: storage options of the destination.
+    """
 
     receipt: Receipt
     files: Sequence[ObjectRecord]
@@ -143,10 +166,10 @@ class CheckTask(Discreet, msgspec.Struct, frozen=True):
 
 
 def check_shard(task: CheckTask) -> int:
-    """Reads a whole shard, and compares it with its checksums; returns its bytes.
+    """Reads a whole shard and its index file, and compares them with their checksums; returns the shard's length.
 
     Raises:
-        IntegrityError: they differ.
+        IntegrityError: a piece or the index file differs.
         StoreError: the store failed.
     """
     asyncio.run(_check(task))
@@ -168,7 +191,7 @@ async def _check(task: CheckTask) -> None:
                 part = content[int(edges[piece]) - start : int(edges[piece + 1]) - start]
                 compare(receipt, shard, piece, part)
 
-        # The pieces that are read together.
+        # Each run is a range of pieces that are read together.
         runs = []
         first = 0
         while first < receipt.pieces:

@@ -1,1 +1,4 @@
-"""The outputs of a pack, by name in `registry`: `tars`, `tokens`, and `parquet`, whose `columns` follow."""
+"""Writes the files of shards: tars (`tars.py`), tokens (`tokens.py`) or Parquet (`parquet.py`, `columns.py`).
+
+The modules of `shards/` find an output by its name in `registry.py`, and use it by the interface in `base.py`.
+"""

@@ -1,4 +1,7 @@
-"""The interface of the outputs of a shard."""
+"""Defines the interface of the outputs of a shard: what tars, Parquet and tokens have in common.
+
+The outputs beside it implement it. `shards/pack.py` and `shards/task.py` write shards by it.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from streamer.shards.values import Sample
 
 
 class SampleTaker(ABC):
-    """Accepts samples one after the other."""
+    """Accepts samples one after the other: writers of shards, and `registry.KindFinder`, which writes nothing."""
 
     @abstractmethod
     def add(self, sample: Sample, ordinal: int) -> None:
@@ -25,19 +28,19 @@ class SampleTaker(ABC):
             ordinal: its number in the source.
 
         Raises:
-            PackError: it cannot be written.
+            PackError: the sample cannot be written.
         """
 
     def flush(self) -> None:  # noqa: B027 - most outputs copy
-        """Releases all bytes of the samples; does nothing if they are copied."""
+        """Writes what still refers to bytes of samples, which may change afterwards; does nothing if `add` copies."""
 
 
 class ShardWriter(SampleTaker):
-    """Writes one file; the same samples give the same bytes. Context manager.
+    """Writes the file of one shard. The same samples give the same bytes. Context manager, which closes the file.
 
     Attributes:
-        filled: bytes written so far, before compression.
-        index: the index file, after `finish`; b"" if there is none.
+        filled: bytes of the samples so far, before compression.
+        index: content of the index file, after `finish`; b"" if there is none.
     """
 
     filled = 0
@@ -51,24 +54,29 @@ class ShardWriter(SampleTaker):
 
     @abstractmethod
     def finish(self) -> Written:
-        """Writes the end of the file, and returns its pieces."""
+        """Writes the rest of the file, and returns the facts about it; no sample may be added afterwards.
+
+        Raises:
+            PackError: the samples together make no valid file.
+        """
 
     @abstractmethod
     def close(self) -> None:
-        """Closes the file; idempotent."""
+        """Closes the file, whether it is finished or not."""
 
 
 class Output(ABC):
-    """A form in which shards are written. It has no state.
+    """A form in which shards are written, such as tars. It has no state.
 
     Attributes:
-        name: Name of the output, as the user writes it.
-        extension: Extension of the names of shards.
-        format: Name of the format by which shards are read.
-        overhead_bytes: Bytes of a sample in a shard besides its own.
-        needs_kinds: Whether the first samples say what all shards have; otherwise `describe` is not asked.
-        is_indexed_by_receipts: Whether receipts say where each sample is, so that the manifest is made without reading.
-        has_files: Whether each field becomes a file of its sample, which needs a name of its own.
+        name: name of the output, as the user writes it.
+        extension: extension of the names of shards, without a dot.
+        format: name of the format by which shards are read.
+        overhead_bytes: bytes that a sample takes in a shard besides its own.
+        needs_kinds: whether `describe` is asked before the first shard, with the kinds of the first samples.
+        is_indexed_by_receipts: whether receipts say where each sample is, so that the manifest is made without reading
+            shards.
+        has_files: whether each field becomes a file of its sample, so that keys must be unique.
     """
 
     name: ClassVar[str]
@@ -84,39 +92,53 @@ class Output(ABC):
         """Opens the writer of one shard, which overwrites an existing file.
 
         Args:
-            path: File of the shard.
-            described: Description of the job, which has what `describe` has returned.
+            path: file of the shard.
+            described: description of the job, which includes what `describe` has returned.
+
+        Raises:
+            ConfigError: a library cannot be imported.
         """
 
     @abstractmethod
     def field_value(self, field: Field) -> tuple[str, object]:
-        """Returns name and value of a field of a source in the form that the writer accepts."""
+        """Returns name and value of a field of a source, as the writer and transforms take them.
+
+        Raises:
+            DecodeError, ValueError: the bytes are not what the kind says.
+        """
 
     def check(self, vocab_size: int | None = None) -> None:
         """Makes sure that shards can be written.
 
+        Args:
+            vocab_size: number of different tokens, or None if the user does not say it.
+
         Raises:
-            ConfigError: The output has no vocabulary, or not one of this size, or a library cannot be imported.
+            ConfigError: the output has no vocabulary, or none of this size, or a library cannot be imported.
         """
         if vocab_size is not None:
             raise refuse_vocab_size(self.name, vocab_size)
 
     def find_kinds(self, values: Mapping[str, object]) -> dict[str, str]:
-        """Returns the kind of each value of a sample, for `describe`."""
+        """Returns the kinds of values of a sample by field, for `describe`; {} if the output needs no kinds.
+
+        Raises:
+            PackError: a value cannot be written.
+        """
         return {}
 
     def describe(
         self, kinds: Sequence[Mapping[str, str]], known: Mapping[str, str], vocab_size: int | None
     ) -> dict[str, Any]:
-        """Returns what all writers of shards need, for the description of the job.
+        """Returns what all writers of shards must agree on, for the description of the job; {} if nothing.
 
         Args:
-            kinds: Kinds of the first samples, from `find_kinds`.
-            known: Kinds by field, if the source names them.
-            vocab_size: Number of different tokens, if the user says it.
+            kinds: kinds of the first samples, from `find_kinds`.
+            known: kinds by field, as far as the source knows them of all samples.
+            vocab_size: number of different tokens, or None if the user does not say it.
 
         Raises:
-            PackError, ConfigError: The samples cannot be written like this.
+            PackError, ConfigError: the samples cannot be written as this output.
         """
         return {}
 
@@ -125,7 +147,7 @@ MAX_TOKENS = 1 << 31
 
 
 def refuse_vocab_size(output: str, vocab_size: int) -> ConfigError:
-    """Returns the error for a vocabulary that an output cannot have."""
+    """Returns the error for a vocabulary that the output of this name cannot have."""
     return ConfigError(
         f"vocab_size={vocab_size!r} with output_format={output!r}: a number from 1 to {MAX_TOKENS}, of tokens",
         field="vocab_size",

@@ -1,4 +1,8 @@
-"""The columns of Parquet shards, and the conversion of values to them. Pure; without pyarrow."""
+"""Finds the columns of Parquet shards from the first samples, and converts values to them; without pyarrow.
+
+`parquet.py` fits values to columns and `registry.py` describes them. The other outputs and `shards/task.py` use the
+conversions of values.
+"""
 
 from __future__ import annotations
 
@@ -17,18 +21,18 @@ from streamer.formats.names import BYTES, IMAGE, kind_of_bytes
 from streamer.manifest.model import NESTED
 from streamer.shards.values import KEY, Sample, json_of, value_of
 
-# The columns follow from this many samples; blocks are decoded as a whole.
+# The columns of all shards follow from so many samples at the beginning.
 FIRST_SAMPLES = 64
 TEXT = "txt"
 JSON = "json"
 _IMAGE_KINDS = (IMAGE, "jpg", "png", "webp")
-# Spelling of the kinds in the manifest.
+# The manifest spells these dtypes in another way than numpy does.
 _DTYPES = {"|b1": "?", "|u1": "u1", "|i1": "i1"}
 _NUMBER = "biuf"
 
 
 class OutputColumn(msgspec.Struct, frozen=True, array_like=True):
-    """A column.
+    """A column of a Parquet shard.
 
     Attributes:
         name: its name, which is that of the field.
@@ -41,18 +45,18 @@ class OutputColumn(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def dtype(self) -> np.dtype[np.generic] | None:
-        """The dtype of numbers and arrays; None for other kinds."""
+        """The dtype of a column of numbers or arrays; None for other kinds."""
         return None if self.kind in (IMAGE, BYTES, TEXT, JSON) else np.dtype(self.kind.partition("[")[0])
 
     @property
     def shape(self) -> tuple[int, ...] | None:
-        """The shape of arrays; None for other kinds."""
+        """The shape of a column of arrays, whose first length is -1 if it varies; None for other kinds."""
         _, bracket, lengths = self.kind.rstrip("]").partition("[")
         return tuple(map(int, lengths.split(","))) if bracket else None
 
 
 class JsonText(bytes):
-    """A JSON document, as UTF-8."""
+    """A JSON document in UTF-8, which is written as JSON and not as bytes."""
 
 
 def _json_text(content: memoryview) -> JsonText:
@@ -60,7 +64,7 @@ def _json_text(content: memoryview) -> JsonText:
     return JsonText(content)
 
 
-# Kinds of bytes under these names; the loader decodes them in the same way.
+# Bytes in a field with one of these extensions are decoded so, as the loader does.
 _BY_ENDING: dict[str, Callable[[memoryview], object]] = {
     **dict.fromkeys(["cls", "cls2", "index", "inx", "id"], values.decode_class),
     **dict.fromkeys(["txt", "text", "transcript"], values.decode_text),
@@ -71,7 +75,14 @@ _BY_ENDING: dict[str, Callable[[memoryview], object]] = {
 
 
 def field_value(field: Field) -> tuple[str, object]:
-    """Returns name and value of a field of a source: text, JSON, the bytes of an image, or as `value_of`."""
+    """Returns name and value of a field of a source, for Parquet and tokens.
+
+    A text becomes a str, JSON and nested values become `JsonText`, and images stay bytes; their names do not change.
+    Other fields are as `values.value_of` returns them.
+
+    Raises:
+        DecodeError, ValueError: the bytes are not what the kind says.
+    """
     if field.kind == TEXT:
         return field.name, str(field.content, "utf-8")
     if field.kind in (JSON, NESTED):
@@ -80,7 +91,7 @@ def field_value(field: Field) -> tuple[str, object]:
 
 
 def to_given(value: object) -> object:
-    """A value of a source in the form that a transform receives."""
+    """Returns a value from `Output.field_value` as a transform receives it: JSON decoded, and no memoryview."""
     if isinstance(value, JsonText):
         return json.loads(value)
     return bytes(value) if isinstance(value, memoryview) else value
@@ -89,20 +100,24 @@ def to_given(value: object) -> object:
 def to_json(name: str, value: object) -> object:
     """Returns a value from `field_value` as an item of a list, which is written as JSON.
 
+    Args:
+        name: name of the field, whose extension says how bytes are decoded.
+        value: the value.
+
     Raises:
-        PackError: it is not what its name says.
+        PackError: the bytes are not what the name says.
     """
     plain = _plain(name, value)
     return json.loads(plain) if isinstance(plain, JsonText) else plain
 
 
 def plain_values(sample: Sample) -> dict[str, object]:
-    """Returns the values of a sample by column, bytes decoded as their names say.
+    """Returns the values of a sample by column. Bytes are decoded if the extension of the field says how.
 
     Names that begin with two underscores are left out, except the key.
 
     Raises:
-        PackError: a value cannot be written, or there are none.
+        PackError: a name or the key is not a text, bytes are not what the name says, or there are no fields.
     """
     found: dict[str, object] = {}
     for name, value in sample.items():
@@ -118,7 +133,10 @@ def plain_values(sample: Sample) -> dict[str, object]:
 
 
 def kinds_of(values: Mapping[str, object]) -> dict[str, str]:
-    """The kind of each value that is not None.
+    """Returns the kind of each value that is not None, as `OutputColumn.kind`, by name.
+
+    Args:
+        values: values from `plain_values`.
 
     Raises:
         PackError: a value cannot be in a column.
@@ -127,14 +145,14 @@ def kinds_of(values: Mapping[str, object]) -> dict[str, str]:
 
 
 def columns_of(kinds: Sequence[Mapping[str, str]], known: Mapping[str, str]) -> list[OutputColumn]:
-    """The columns for samples with these kinds.
+    """Returns the columns for samples with these kinds, in the order in which their fields first occur.
 
     Args:
-        kinds: kinds of the first samples.
-        known: kinds by field, if the source names them for all samples.
+        kinds: kinds of the first samples, from `kinds_of`.
+        known: kinds by field, as far as the source knows them of all samples; they win over those of samples.
 
     Raises:
-        PackError: one field has values that no column can hold together.
+        PackError: there are no values, or the values of one field fit into no common column.
     """
     names = dict.fromkeys([*(name for sample in kinds for name in sample), *known])
     if not names:
@@ -146,7 +164,10 @@ def columns_of(kinds: Sequence[Mapping[str, str]], known: Mapping[str, str]) -> 
 
 
 def select_kinds(kinds: Mapping[str, str]) -> dict[str, str]:
-    """Returns the kinds by field that a column can have, with varying lengths as -1; leaves out other fields."""
+    """Returns kinds of the source as kinds of columns, by field; leaves out fields that must be seen in samples first.
+
+    A varying length becomes -1, and a nested field JSON.
+    """
     found = {
         name: JSON if kind == NESTED else kind.replace("[]", "[-1]") for name, kind in kinds.items() if _is_column(name)
     }
@@ -154,10 +175,15 @@ def select_kinds(kinds: Mapping[str, str]) -> dict[str, str]:
 
 
 def fit_value(column: OutputColumn, value: object) -> object:
-    """The value in the form of its column: bytes, a str, a Python number, or an array.
+    """Returns a value in the form of its column: bytes, a str, a Python number, or an array.
+
+    Args:
+        column: the column.
+        value: a value from `plain_values`, or None if the sample has none. None stays None, except in a column of
+            arrays of a fixed shape, where it does not fit.
 
     Raises:
-        PackError: it does not fit.
+        PackError: the value does not fit.
     """
     if value is None and (column.shape is None or column.shape[0] < 0):
         return None
@@ -173,14 +199,14 @@ def fit_value(column: OutputColumn, value: object) -> object:
 
 
 def estimate_bytes(value: object) -> int:
-    """Approximate length of a value in a file, before compression."""
+    """Returns the approximate length in bytes of a value from `fit_value` in a file, before compression."""
     if isinstance(value, np.ndarray):
         return value.nbytes
     return len(value) if isinstance(value, bytes | str) else 8
 
 
 def features_of(columns: Sequence[OutputColumn]) -> bytes:
-    """Hugging Face's description of columns that their types do not describe: images, and lengths of arrays."""
+    """Returns Hugging Face's description, as JSON, of images and arrays, which types of Arrow do not describe fully."""
     features: dict[str, object] = {}
     for column in columns:
         if column.kind == IMAGE:
@@ -194,7 +220,11 @@ def features_of(columns: Sequence[OutputColumn]) -> bytes:
 
 
 def _plain(name: str, value: object) -> object:
-    """Returns a value as columns take it: bytes decoded as the name says, arrays of numpy; raises PackError."""
+    """Returns a value as columns take it: bytes decoded as the name says, other arrays as arrays of numpy.
+
+    Raises:
+        PackError: the bytes are not what the name says, or a text is not valid Unicode.
+    """
     if isinstance(value, JsonText):
         return value
     if isinstance(value, str):
@@ -234,6 +264,7 @@ def _kind(name: str, value: object) -> str:
 
 
 def _spell_dtype(name: str, dtype: np.dtype[np.generic]) -> str:
+    """Returns a dtype as kinds have it, little-endian; raises PackError if Parquet does not have it."""
     if dtype.kind not in _NUMBER or dtype.itemsize > 8:
         raise PackError(f"field {name!r} has numbers of type {dtype}, which Parquet does not have; convert them")
     text = dtype.newbyteorder("<").str
@@ -256,7 +287,10 @@ def _is_numeric(kind: str) -> bool:
 
 
 def _merge_kinds(name: str, samples: Sequence[Mapping[str, str]]) -> str:
-    """The kind that all values of a field have."""
+    """Returns a kind that holds all values of a field; raises PackError if there is none.
+
+    Arrays of several shapes get -1 as their first length, if the other lengths are equal.
+    """
     kinds = {sample[name].replace("[0", "[-1") for sample in samples if name in sample}
     for wide, narrow in ((BYTES, {IMAGE, BYTES}), ("<f8", {"<i8", "<f8"})):
         if kinds == narrow:
@@ -277,7 +311,7 @@ def _merge_kinds(name: str, samples: Sequence[Mapping[str, str]]) -> str:
 
 
 def _try_fit(column: OutputColumn, value: object) -> object | None:
-    """The value in the form of its column; None if it does not fit."""
+    """Returns a value in the form of its column; None if it does not fit. Raises PackError for JSON."""
     if column.dtype is not None:
         given = np.asarray(value) if isinstance(value, bool | int | float | np.generic | np.ndarray) else None
         return None if given is None else _try_fit_numbers(column, column.dtype, given)
@@ -293,7 +327,11 @@ def _try_fit(column: OutputColumn, value: object) -> object | None:
 
 
 def _try_fit_numbers(column: OutputColumn, dtype: np.dtype[np.generic], given: NDArray[np.generic]) -> object | None:
-    """Returns a number or an array in the form of its column; None if it does not fit."""
+    """Returns a number or an array in the form of its column; None if it does not fit.
+
+    A number is converted if its value stays the same, or if the column has floats. An array must have the dtype of the
+    column.
+    """
     shape = column.shape
     if shape is None:
         if given.ndim or (given.dtype.kind == "b") != (dtype.kind == "b"):

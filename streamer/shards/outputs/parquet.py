@@ -1,6 +1,7 @@
-"""Shards as Parquet: row groups of 8 MiB before compression, and an index of their pages.
+"""Writes shards as Parquet: row groups of 8 MiB before compression, and an index of their pages.
 
-The same samples give the same bytes with one version of pyarrow; the file names it.
+`registry.py` imports it when the first shard is opened, because it needs pyarrow. The same samples give the same bytes
+with one version of pyarrow, which the file names.
 """
 
 from __future__ import annotations
@@ -28,17 +29,23 @@ from streamer.shards.outputs.columns import (
 from streamer.shards.receipts import Written, encode_numbers
 from streamer.shards.values import Sample
 
-# A chunk of the reader is one or several of these.
+# Row groups have about this length before compression: a chunk of the reader is one or several of them.
 _GROUP_BYTES = 8 << 20
 _PAGE_BYTES = 1 << 20
-# pyarrow checks the length of a page after this many rows; its default, 1,024, makes pages of 100 MB of images.
+# pyarrow checks the length of a page after a number of rows, at most this one. That is its default, which would make
+# pages of 100 MB of images.
 _MOST_BATCH_ROWS = 1024
-# A row group of one such sample can still be read (manifest.blocks.MOST_FETCH_BYTES).
+# A longer sample is refused: a row group of one sample must stay below `manifest.blocks.MOST_FETCH_BYTES`.
 _MOST_SAMPLE_BYTES = 128 << 20
 
 
 class ParquetShard(ShardWriter):
-    """A Parquet file of samples."""
+    """Writes a Parquet file of samples.
+
+    Args:
+        path: the file, which is overwritten.
+        columns: the columns of all shards.
+    """
 
     def __init__(self, path: Path, columns: list[OutputColumn]) -> None:
         self._path = path
@@ -51,16 +58,16 @@ class ParquetShard(ShardWriter):
 
     def close(self) -> None:
         """Closes the file; idempotent."""
-        # Otherwise it would write to a closed file when it is collected.
+        # An open writer of pyarrow would write to a closed file when it is collected.
         if self._writer is not None and self._writer.is_open:
             self._writer.close()
         self._file.close()
 
     def add(self, sample: Sample, ordinal: int) -> None:
-        """Adds a row; copies its values.
+        """Adds a row, with copies of the values; writes a row group when the rows are long enough.
 
         Raises:
-            PackError: one does not fit into its column.
+            PackError: a value does not fit into its column, a field has no column, or the sample is too long.
         """
         values = plain_values(sample)
         if extra := values.keys() - self._names:
@@ -79,7 +86,10 @@ class ParquetShard(ShardWriter):
             self._write_group()
 
     def finish(self) -> Written:
-        """Writes the last row group, the index of the pages, and the footer."""
+        """Writes the last row group, the index of the pages, and the footer; see `ShardWriter.finish`.
+
+        Then reads the file once, to compute the checksums of its row groups.
+        """
         if self._rows:
             self._write_group()
         self._open_writer().close()
@@ -101,7 +111,7 @@ class ParquetShard(ShardWriter):
         )
 
     def _write_group(self) -> None:
-        """Writes the rows that are held as a row group."""
+        """Writes the rows that are in memory as one row group."""
         rows = self._rows
         writer = self._open_writer()
         values = zip(*rows, strict=True)
@@ -152,7 +162,7 @@ def _type(column: OutputColumn) -> pa.DataType:
     return {TEXT: pa.string(), BYTES: pa.binary(), IMAGE: _IMAGE}[column.kind]
 
 
-# The form of Hugging Face's datasets.
+# Images have this type in Hugging Face's datasets.
 _IMAGE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 
 

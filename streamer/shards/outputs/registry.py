@@ -1,4 +1,7 @@
-"""The outputs of `streamer pack` by name. Another one is a subclass of `base.Output` and a row of `OUTPUTS`."""
+"""Finds the outputs of a pack by name. A further output is a subclass of `base.Output` and an entry of `OUTPUTS`.
+
+`shards/job.py`, `shards/pack.py`, `shards/prepared.py` and `shards/task.py` use it.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +21,14 @@ from streamer.shards.values import Sample
 
 
 class ParquetOutput(Output):
-    """Parquet, whose columns follow from the first samples. It is a name until a shard is written, without pyarrow."""
+    """Parquet, whose columns follow from the first samples. Only `open_writer` and `check` import pyarrow."""
 
     name = "parquet"
     extension = "parquet"
     format = "parquet"
 
     def open_writer(self, path: Path, described: Mapping[str, Any]) -> ShardWriter:
-        """Opens a file of the columns of the job; see `Output.open_writer`."""
+        """Opens a file with the columns that the job describes; see `Output.open_writer`."""
         self.check()
         from streamer.shards.outputs.parquet import ParquetShard
 
@@ -36,7 +39,7 @@ class ParquetOutput(Output):
         return field_value(field)
 
     def check(self, vocab_size: int | None = None) -> None:
-        """Makes sure that pyarrow can be imported; see `Output.check`."""
+        """Makes sure that pyarrow can be imported, and refuses a vocabulary; see `Output.check`."""
         super().check(vocab_size)
         try:
             import streamer.shards.outputs.parquet  # noqa: F401
@@ -54,13 +57,13 @@ class ParquetOutput(Output):
     def describe(
         self, kinds: Sequence[Mapping[str, str]], known: Mapping[str, str], vocab_size: int | None
     ) -> dict[str, Any]:
-        """Returns the columns; see `Output.describe`."""
+        """Returns {"columns": name and kind of each}; see `Output.describe`."""
         return {"columns": msgspec.to_builtins(columns_of(kinds, known))}
 
 
 OutputName = Literal["webdataset", "parquet", "tokens"]
 OUTPUTS: dict[str, Output] = {"webdataset": TarOutput(), "parquet": ParquetOutput(), "tokens": TokenOutput()}
-# The output where none is named.
+# A pack has this output where the user names none.
 USUAL_OUTPUT: OutputName = "webdataset"
 # Outputs by the names that `pack(format=)` had for them before release 0.2.
 OLD_OUTPUTS: dict[object, OutputName] = {"tar": "webdataset", "parquet": "parquet", "tokens": "tokens"}
@@ -70,7 +73,7 @@ def find_output(name: str, vocab_size: int | None = None) -> Output:
     """Returns the output of that name.
 
     Raises:
-        ConfigError: There is none, it takes no vocabulary of this size, or its library cannot be imported.
+        ConfigError: there is none, it takes no vocabulary of this size, or its library cannot be imported.
     """
     if name not in OUTPUTS:
         raise ConfigError(
@@ -84,12 +87,19 @@ def find_output(name: str, vocab_size: int | None = None) -> Output:
 
 
 class KindFinder(SampleTaker):
-    """Finds the kinds of fields without writing."""
+    """Finds the kinds of fields of samples, and writes nothing.
+
+    Args:
+        output: the output of the shards.
+
+    Attributes:
+        kinds: for each sample added, its kinds by field.
+    """
 
     def __init__(self, output: Output) -> None:
         self._output = output
         self.kinds: list[dict[str, str]] = []
 
     def add(self, sample: Sample, ordinal: int) -> None:
-        """Records the kinds of a sample."""
+        """Appends the kinds of a sample to `kinds`; see `SampleTaker.add`."""
         self.kinds.append(self._output.find_kinds(plain_values(sample)))

@@ -1,4 +1,8 @@
-"""Shards as WebDataset tars."""
+"""Writes shards as WebDataset tars: each field of a sample is a file named by the sample's key and the field.
+
+`registry.py` names it as an output. Headers have fixed times, owners and rights, so that equal samples give equal
+bytes.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +25,7 @@ _ZERO = bytes(BLOCK)
 _NAME_BYTES = 100
 _OCTAL_LIMIT = 8 << 30
 _RECORD_BYTES = 20 * BLOCK
-# Bytes held before they are written: views of samples cost nothing, and small ones are written together.
+# Contents are kept as views until they have this length together, so that small ones are written by one call.
 _HELD_BYTES = 4 << 20
 # The most buffers in one call (IOV_MAX).
 _HELD_PARTS = 1000
@@ -35,10 +39,13 @@ _CONSTANT_SUM = sum(_BEFORE_SIZE) + sum(_BETWEEN) + sum(_AFTER_KIND) + 8 * 0x20
 
 
 class TarWriter:
-    """A tar of samples, which overwrites an existing file; context manager.
+    """Writes a tar of samples; context manager, which closes the file.
+
+    Args:
+        path: an existing file, which is overwritten.
 
     Attributes:
-        size: bytes so far.
+        size: length of the tar so far in bytes.
         blocks: length of each sample in blocks of 512 bytes.
         sums: CRC-32 of the bytes of each sample, headers and padding included.
     """
@@ -62,7 +69,11 @@ class TarWriter:
         os.close(self._descriptor)
 
     def add(self, key: str, fields: Sequence[tuple[str, Content]]) -> None:
-        """Adds a sample. Its contents must not change until `flush`.
+        """Adds a sample, whose contents must not change until `flush`.
+
+        Args:
+            key: key of the sample.
+            fields: name and content of each file; the file is called "key.name".
 
         Raises:
             OSError: the file cannot be written.
@@ -79,7 +90,7 @@ class TarWriter:
         self._hold(parts, length)
 
     def flush(self) -> None:
-        """Writes the samples held in memory."""
+        """Writes what `add` has kept in memory; raises OSError."""
         held, self._parts, self._held_bytes = self._parts, [], 0
         for first in range(0, len(held), _HELD_PARTS):
             # A disk that fills up, or a signal, ends a call early.
@@ -91,7 +102,7 @@ class TarWriter:
                     rest = rest[os.write(self._descriptor, rest) :]
 
     def finish(self) -> None:
-        """Writes the end mark."""
+        """Writes what is in memory, the end mark, and zeros up to a multiple of 10 KiB; raises OSError."""
         end = self.size + 2 * BLOCK
         self._hold([bytes(2 * BLOCK + -end % _RECORD_BYTES)], 2 * BLOCK + -end % _RECORD_BYTES)
         self.flush()
@@ -105,7 +116,12 @@ class TarWriter:
 
 
 def headers(name: str, size: int) -> tuple[bytes, ...]:
-    """The headers of a file; a name over 100 bytes is in a PAX header before its own."""
+    """Returns the headers of a file in a tar, in parts; a name over 100 bytes is in a PAX header before the file's own.
+
+    Args:
+        name: name of the file.
+        size: length of its content in bytes.
+    """
     raw = name.encode("utf-8", "surrogateescape")
     if len(raw) <= _NAME_BYTES:
         return (_header(raw, size, _FILE),)
@@ -120,13 +136,14 @@ def headers(name: str, size: int) -> tuple[bytes, ...]:
 
 
 def _header(name: bytes, size: int, kind: bytes) -> bytes:
+    """Returns one header of 512 bytes. A size of 8 GiB or more is binary, as GNU tar writes it."""
     length = b"%011o\0" % size if size < _OCTAL_LIMIT else b"\x80" + size.to_bytes(11, "big")
     checksum = b"%06o\0 " % (_CONSTANT_SUM + sum(name) + sum(length) + kind[0])
     return b"".join((name.ljust(100, b"\0"), _BEFORE_SIZE, length, _BETWEEN, checksum, kind, _AFTER_KIND))
 
 
 class TarOutput(Output):
-    """WebDataset tars."""
+    """WebDataset tars. They need no facts of the first samples."""
 
     name = "webdataset"
     extension = "tar"
@@ -141,19 +158,27 @@ class TarOutput(Output):
         return TarShard(path)
 
     def field_value(self, field: Field) -> tuple[str, object]:
-        """Returns bytes if the name tells their type, else the decoded value; see `Output.field_value`."""
+        """Returns bytes of file kinds as they are, other kinds decoded; see `values.value_of`."""
         return value_of(field)
 
 
 class TarShard(ShardWriter):
-    """A tar of samples, each key once."""
+    """Writes a shard as a tar, in which each key may occur once.
+
+    Args:
+        path: an existing file, which is overwritten.
+    """
 
     def __init__(self, path: Path) -> None:
         self._tar = TarWriter(path)
         self._seen: dict[str, int] = {}
 
     def add(self, sample: Sample, ordinal: int) -> None:
-        """Adds a sample as files; its contents must stay as they are until `flush`."""
+        """Adds a sample as files; see `SampleTaker.add`.
+
+        Raises:
+            PackError: a field or the key cannot be written, or an earlier sample of the shard has the key.
+        """
         key = key_of(sample, ordinal)
         files = files_of(sample)
         if (before := self._seen.setdefault(key, ordinal)) != ordinal:
@@ -162,16 +187,16 @@ class TarShard(ShardWriter):
         self.filled = self._tar.size
 
     def flush(self) -> None:
-        """Writes the samples held in memory."""
+        """Writes the samples kept in memory; see `SampleTaker.flush`."""
         self._tar.flush()
 
     def finish(self) -> Written:
-        """Writes the end mark."""
+        """Writes the rest and the end mark, and returns the facts about the file."""
         self._tar.finish()
         blocks = encode_numbers(self._tar.blocks)
         sums = encode_numbers(self._tar.sums)
         return Written(size=self._tar.size, blocks=blocks, sums=sums)
 
     def close(self) -> None:
-        """Closes the file."""
+        """Closes the file; it may be called once."""
         self._tar.close()

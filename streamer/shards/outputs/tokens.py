@@ -1,6 +1,6 @@
-"""Shards of tokens in Megatron-LM's format: `.bin` with the tokens, `.idx` with the lengths of the samples.
+"""Writes shards of tokens in Megatron-LM's format: `.bin` has the tokens, `.idx` the lengths of the samples.
 
-Each sample is a document of one sequence. Only its tokens are kept.
+`registry.py` names it as an output. Each sample is a document of one sequence, of which only the tokens are kept.
 """
 
 from __future__ import annotations
@@ -26,23 +26,24 @@ from streamer.tables.tokens.megatron import encode_index
 
 _SHORT = "<u2"
 _WIDE = "<i4"
-# It is the one of Megatron-LM's `DType.optimal_dtype`: its own files of the same vocabulary have the same dtype.
+# A smaller vocabulary has tokens of 2 bytes. Megatron-LM's `DType.optimal_dtype` has the same limit, so that its own
+# files have the same dtype.
 _SHORT_VOCABULARY = 65_500
 _LIMITS = {_SHORT: 1 << 16, _WIDE: MAX_TOKENS}
-# A piece of this length has one checksum, and is read at once when it is verified.
+# A piece, which has one checksum, ends with the first document after this length.
 _PIECE_BYTES = 1 << 20
 _JSON_LIST = msgspec.json.Decoder(list[int])
 
 
 class TokenOutput(Output):
-    """Tokens, with an index of the lengths of samples."""
+    """Tokens in Megatron-LM's format, with an index of the lengths of samples."""
 
     name = "tokens"
     extension = "bin"
     format = Tokens.name
 
     def open_writer(self, path: Path, described: Mapping[str, Any]) -> ShardWriter:
-        """Opens a file of the field of the job; see `Output.open_writer`."""
+        """Opens a file for the field that the job describes; see `Output.open_writer`."""
         return TokenShard(path, msgspec.convert(described["tokens"], TokenField))
 
     def field_value(self, field: Field) -> tuple[str, object]:
@@ -55,20 +56,21 @@ class TokenOutput(Output):
             raise refuse_vocab_size(self.name, vocab_size)
 
     def find_kinds(self, values: Mapping[str, object]) -> dict[str, str]:
-        """Returns the dtype of each field that is a list of integers; see `Output.find_kinds`."""
+        """Returns the dtype of each field that is a list of integers, "" for others; see `Output.find_kinds`."""
         return kinds_of(values)
 
     def describe(
         self, kinds: Sequence[Mapping[str, str]], known: Mapping[str, str], vocab_size: int | None
     ) -> dict[str, Any]:
-        """Returns the field with the tokens and their dtype; see `Output.describe`."""
+        """Returns {"tokens": the `TokenField`}; see `Output.describe` and `token_field`."""
         return {"tokens": msgspec.to_builtins(token_field(kinds, vocab_size))}
 
 
 class TokenField(msgspec.Struct, frozen=True, array_like=True):
-    """The field of each sample that is written.
+    """The field of each sample that has the tokens.
 
     Attributes:
+        name: name of the field.
         dtype: dtype of the written tokens: "<u2" or "<i4".
         limit: upper bound of all tokens, exclusive.
     """
@@ -78,7 +80,7 @@ class TokenField(msgspec.Struct, frozen=True, array_like=True):
     limit: int
 
     def tokens(self, sample: Sample) -> NDArray[np.generic]:
-        """Returns the tokens of a sample.
+        """Returns the tokens of a sample: shape (n,), in the dtype of the shards.
 
         Raises:
             PackError: the field is not a list of integers, or one of them is not a token.
@@ -96,7 +98,12 @@ class TokenField(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TokenShard(ShardWriter):
-    """A file of tokens and its index."""
+    """Writes a file of tokens, and makes its index.
+
+    Args:
+        path: the file of tokens, which is overwritten.
+        field: the field with the tokens.
+    """
 
     def __init__(self, path: Path, field: TokenField) -> None:
         self._file = path.open("wb")
@@ -125,10 +132,10 @@ class TokenShard(ShardWriter):
             self._write_piece()
 
     def finish(self) -> Written:
-        """Writes the rest, and makes the index.
+        """Writes the rest, closes the file, and sets `index`; returns the facts about the file.
 
         Raises:
-            PackError: there are no tokens; Megatron-LM cannot open such a file.
+            PackError: there are no tokens. Megatron-LM cannot open such a file.
         """
         if not self.filled:
             raise PackError(
@@ -151,6 +158,7 @@ class TokenShard(ShardWriter):
         )
 
     def _write_piece(self) -> None:
+        """Writes the documents in memory as one piece, and notes its length, checksum and number of samples."""
         content = b"".join(self._held)
         self._file.write(content)
         self._pieces.append((len(content), crc32(content), len(self._held)))
@@ -159,21 +167,22 @@ class TokenShard(ShardWriter):
 
 
 def kinds_of(values: Mapping[str, object]) -> dict[str, str]:
-    """The dtype of each field that is a list of integers; "" for the others."""
+    """Returns the dtype of each field that is a list of integers, such as "<u2", and "" for other fields."""
     found = {name: _integers(value) for name, value in values.items() if name != KEY}
     return {name: "" if numbers is None else numbers.dtype.str for name, numbers in found.items()}
 
 
 def token_field(kinds: Sequence[Mapping[str, str]], vocab_size: int | None) -> TokenField:
-    """The field with the tokens, and the dtype of all shards.
+    """Returns the field with the tokens, and the dtype of all shards.
 
     Args:
         kinds: kinds of the first samples, from `kinds_of`.
-        vocab_size: number of tokens. If it is None, two bytes suffice if the samples have arrays of two bytes.
+        vocab_size: number of different tokens. If it is None, tokens have 2 bytes where the samples have unsigned
+            arrays of 1 or 2 bytes, else 4.
 
     Raises:
-        PackError: the samples have no such field.
-        ConfigError: they have several.
+        PackError: no field is a list of integers in all samples.
+        ConfigError: several fields are.
     """
     names = dict.fromkeys(name for sample in kinds for name in sample)
     lists = [name for name in names if all(sample.get(name) for sample in kinds)]
@@ -193,7 +202,7 @@ def token_field(kinds: Sequence[Mapping[str, str]], vocab_size: int | None) -> T
 
 
 def _integers(value: object) -> NDArray[np.integer] | None:
-    """A value of a field as an array of integers with one axis; None if it is something else."""
+    """Returns a value of a field as an array of integers with one axis, or None if it is something else."""
     if isinstance(value, JsonText):
         try:
             value = _JSON_LIST.decode(value)
