@@ -1,1 +1,5 @@
-"""Video and audio: containers, windows and clips, and their decoding."""
+"""Reads video and audio: finds windows and clips in files, makes their records, and decodes these.
+
+The registry of formats (`formats/`) has its formats `Audio`, `Video` and `LeRobot`. The decoding of samples (`decode/`)
+has its decoders.
+"""

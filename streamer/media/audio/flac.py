@@ -1,6 +1,7 @@
-"""FLAC: frames that say which samples they have, so that the beginnings of chunks are enough for the index. No I/O.
+"""Reads FLAC: frames say which samples they have, so that an index reads only the head and some frames of each chunk.
 
-Source: RFC 9639.
+`index.py` reads files with it, `recode.py` finds the frames of a block, and `tracks.py` reads FLAC in mp4. Functions
+that return a `Reading` ask for bytes by `yield` (`formats/reading.py`); there is no I/O here. Source: RFC 9639.
 """
 
 from __future__ import annotations
@@ -21,41 +22,49 @@ from streamer.media.audio.windows import Integers
 from streamer.media.containers.entries import TrackCodec
 
 MAGIC = b"fLaC"
-# Bytes that are read where a chunk begins: some frames of most files, 0.8 % of chunks of 8 MiB; two frames at least.
+# So many bytes are read where a chunk begins, or as many as two frames have: 0.8 % of a chunk of 8 MiB.
 PROBE_BYTES = 64 << 10
 _READ_BYTES = 4096
 INFO_BYTES = 34
 _SYNC = re.compile(rb"\xff[\xf8\xf9]")
-# A head is followed by a frame that goes on with its samples; candidates that are looked at for it.
+# Bytes that look like the head of a frame are one if a head after them goes on with its samples. So many of those after
+# them are looked at.
 _CANDIDATES = 8
 _LONGEST_HEAD = 17
-# Samples of a block, as STREAMINFO can have it; the head of a frame can have one more.
+# STREAMINFO can say at most so many samples of a frame; the head of a frame can say one more.
 _MAX_BLOCK = (1 << 16) - 1
-# Samples of a frame by their code, and bytes of the head that some codes of samples and of the rate have.
+# Samples of a frame by their code in its head. Then the further bytes of the head by that code and by that of the rate.
 _SIZES = np.array([0, 192, 576, 1152, 2304, 4608, 0, 0, *(256 << power for power in range(8))])
 _MORE_OF_SIZE = np.array([0] * 6 + [1, 2] + [0] * 8)
 _MORE_OF_RATE = np.array([0] * 12 + [1, 2, 2, 0])
-# Bytes behind the first one of a number, -1 if none begins so, and by these the bits of the first byte.
+# The number of a frame is coded as in UTF-8. By its first byte: how many bytes follow, -1 if no number begins so. By
+# that count: the bits of the first byte that belong to the number.
 _MORE_OF_NUMBER = np.array([0] * 128 + [-1] * 64 + [1] * 32 + [2] * 16 + [3] * 8 + [4] * 4 + [5] * 2 + [6, -1])
 _LEAD_MASK = np.array([0x7F, 0x1F, 0x0F, 0x07, 0x03, 0x01, 0x00, 0x00])
 
 
 class Flac(Edged, frozen=True):
-    """A file of frames, whose extradata is its STREAMINFO."""
+    """A FLAC file. The extradata of `audio` is its STREAMINFO, of 34 bytes."""
 
     def max_bytes(self, samples: Integers) -> Integers:
-        """The numbers themselves, and the frames' heads: what does not get smaller is stored as it is."""
+        """Returns the most bytes that runs of so many samples take; see `Edged.max_bytes`.
+
+        FLAC stores values as they are if encoding makes them no smaller, so these are the values and heads of frames.
+        """
         return (samples + _longest_block(self.audio)) * _width(self.audio) + (samples // 16 + 64 * self.audio.channels)
 
 
 def read_flac(record: ObjectRecord, head: memoryview, start: int, chunk_bytes: int) -> Reading[Flac]:
-    """Reads the head of a file, and where its chunks begin, all at once; raises ManifestError.
+    """Reads the head of a file, then at once the places where its chunks begin, and returns the edges found there.
 
     Args:
-        record: The object.
-        head: Bytes from `start` on.
-        start: Place of the magic number, behind tags.
-        chunk_bytes: How far apart places are for which the index looks.
+        record: the object.
+        head: bytes of the object from `start` on.
+        start: byte at which "fLaC" stands, after tags.
+        chunk_bytes: distance of the places in bytes.
+
+    Raises:
+        ManifestError: the head is cut off or wrong, or there is no frame at a place, or frames are out of order.
     """
     at = start + len(MAGIC)
     info = b""
@@ -85,22 +94,29 @@ def read_flac(record: ObjectRecord, head: memoryview, start: int, chunk_bytes: i
 
 
 def parse_codec(info: bytes) -> TrackCodec:
-    """Reads STREAMINFO."""
+    """Returns codec, rate and channels by the body of STREAMINFO, which becomes the extradata."""
     packed = int.from_bytes(info[10:18], "big")
     return TrackCodec("flac", info, rate=packed >> 44, channels=(packed >> 41 & 7) + 1)
 
 
 def block_of(info: bytes) -> int:
-    """Samples of a frame but for the last one; 0 if they differ, and frames have the number of their first sample."""
+    """Returns the samples of every frame but the last by STREAMINFO; 0 if they differ.
+
+    Where they differ, the head of a frame has the number of its first sample, else the number of the frame.
+    """
     return int.from_bytes(info[:2], "big") if info[:2] == info[2:4] else 0
 
 
 def _fill_block_size(audio: TrackCodec, content: memoryview) -> TrackCodec:
-    """Writes the size of blocks to a STREAMINFO that does not say it, if the first frames have one.
+    """Returns the codec with a STREAMINFO that says the samples of a frame, where the file's does not and frames do.
 
-    Some writers leave 0 as the least size, or count the last block as well. Files of before 2007 whose sizes differ do
-    not mark it in their frames, which have numbers of samples: in these the second one does not have the number behind
-    that of the first.
+    Some writers leave 0 as the least number, or count the last frame as well. In files of before 2007 frames of several
+    lengths have numbers of samples without saying so. They are known by the second frame, whose number is not that of
+    the first one plus 1: their codec is returned as it is.
+
+    Args:
+        audio: the codec by the head of the file.
+        content: bytes that begin with the first frame.
     """
     _, numbers, counts, are_samples = _heads(content)
     if block_of(audio.extradata) or not len(numbers) or are_samples[0]:
@@ -115,7 +131,12 @@ def _fill_block_size(audio: TrackCodec, content: memoryview) -> TrackCodec:
 
 
 def _probe(record: ObjectRecord, audio: TrackCodec, start: int, chunk_bytes: int) -> Reading[Flac]:
-    # The head has 0 where it does not tell them: a frame is then as long as if nothing got smaller.
+    """Reads some frames at each place `chunk_bytes` apart, from the first frame at byte `start` on.
+
+    The first frame and the last ones are read only where the head does not say the samples of a frame, or of the file.
+    """
+    # The head has 0 for what it does not tell. The longest frame is then as long as one that stores its values as they
+    # are.
     total = int.from_bytes(audio.extradata[13:18], "big") & (1 << 36) - 1
     longest_frame = int.from_bytes(audio.extradata[7:10], "big") or _longest_block(audio) * _width(audio)
     length = max(PROBE_BYTES, 2 * longest_frame + _LONGEST_HEAD)
@@ -147,21 +168,24 @@ def _probe(record: ObjectRecord, audio: TrackCodec, start: int, chunk_bytes: int
 
 
 def frames_of(content: memoryview, audio: TrackCodec, first: int | None, stop: int = 0) -> AudioFrames:
-    """Finds the frames of a run, of which the last may be cut off.
+    """Finds the frames in bytes of a file, of which the last frame may be cut off.
 
     Args:
-        content: Bytes of the run.
-        audio: What the head of the file says.
-        first: Number of its first sample, if the run begins with a frame. None if it begins anywhere: the frames say
-            their numbers then, which begin with another one than 0 in a part of a longer recording.
-        stop: Number behind that of the last sample of the file as frames say it; 0 if it is not known.
+        content: the bytes.
+        audio: the codec, as the head of the file says it.
+        first: index of the first sample, if the bytes begin with a frame. None if they begin anywhere: the samples are
+            numbered as the frames say then, which in a part of a longer recording do not begin with 0.
+        stop: number after that of the last sample of the file, as frames say it, or 0 if it is not known.
+
+    Returns:
+        The frames that follow each other, of which there may be none.
     """
     places, numbers, counts, are_samples = _heads(content)
     starts = np.where(are_samples, numbers, numbers * (block_of(audio.extradata) or 1))
     if first is not None and len(places) and places[0] == 0:
         starts += first - starts[0]
     stops = starts + counts
-    # Heads are taken that go on with each other: each has a first sample and one behind its last.
+    # A head is taken if it begins where the frame before it ends. The first one must be followed by such a head.
     begins = starts.tolist()
     chain = list[int]()
     expected = first
@@ -178,7 +202,7 @@ def frames_of(content: memoryview, audio: TrackCodec, first: int | None, stop: i
 
 
 def _first_sample(content: memoryview, audio: TrackCodec) -> int:
-    """Returns the number that the frame with which a run begins says its first sample has."""
+    """Returns the number of the first sample that the frame at byte 0 says; 0 if there is no frame."""
     places, numbers, _, are_samples = _heads(content)
     if not len(places) or places[0]:
         return 0
@@ -186,19 +210,21 @@ def _first_sample(content: memoryview, audio: TrackCodec) -> int:
 
 
 def _heads(content: memoryview) -> tuple[Integers, Integers, Integers, Integers]:
-    """Returns place, number, samples, and whether the number is of a sample, of all that is like the head of a frame.
+    """Finds everything that looks like the head of a frame and has the right checksum (RFC 9639, section 9.1).
 
-    Source: RFC 9639, section 9.1.
+    Returns:
+        Four arrays, (heads,): its place in `content`, its number, the samples of its frame, and 1 if the number is that
+        of a sample, 0 if it is that of a frame.
     """
     places = np.array([found.start() for found in _SYNC.finditer(content)], np.int64)
     if not len(places):
         return places, places, places, places
-    # A row for each; behind the end the last byte is repeated.
+    # `heads` has a row of bytes for each candidate. Where these reach over the end, the last byte is repeated.
     within = np.minimum(places[:, None] + np.arange(_LONGEST_HEAD), len(content) - 1)
     heads = np.frombuffer(content, np.uint8)[within].astype(np.int64)
     size_code = heads[:, 2] >> 4
     rate_code = heads[:, 2] & 15
-    # Numbers behind the fourth byte are coded as UTF-8 does; they end at 0 where there is none.
+    # The number after the fourth byte is coded as in UTF-8; `end` is 0 where there is none.
     lead = heads[:, 4]
     more = _MORE_OF_NUMBER[lead]
     number = lead & _LEAD_MASK[more]
@@ -231,7 +257,7 @@ def _crc8_table() -> Integers:
 
 
 def _width(audio: TrackCodec) -> int:
-    """Bytes of a sample of all channels, at most: the difference of two channels has a bit more."""
+    """Returns the most bytes of a sample of all channels; the difference of two channels has one bit more than each."""
     bits = (int.from_bytes(audio.extradata[10:18], "big") >> 36 & 31) + 1
     return -(-audio.channels * (bits + 1) // 8)
 

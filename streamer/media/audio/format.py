@@ -1,4 +1,7 @@
-"""Windows out of long recordings: WAV and RF64, FLAC, MP3, Opus, Vorbis, tracks of m4a, mp4 and mov."""
+"""Defines the format `Audio`: windows out of long recordings in WAV, RF64, FLAC, MP3, Ogg, m4a, mp4 and mov.
+
+The registry of formats (`formats/`) has it. The engine surveys, indexes and recodes with it, workers open samples.
+"""
 
 from __future__ import annotations
 
@@ -31,11 +34,13 @@ class Audio(Format, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         seconds: length of a window.
-        seconds_between_starts: from the beginning of a window to that of the next; None: one after the other.
-        start: "grid": at these beginnings. "random": anywhere from one to the next, drawn anew in each epoch.
-        at_end: "drop" leaves out what is shorter than a window, the end of a recording or all of it; "pad" fills such
+        seconds_between_starts: seconds from the beginning of a window to that of the next. None means that windows
+            follow each other without gaps.
+        start: "grid" begins windows at these times. "random" begins each anywhere from its time to the next one, drawn
+            anew in each epoch.
+        at_end: "drop" leaves out what is shorter than a window, the end of a recording or all of it. "pad" fills such
             a window with zeros.
-        stream_index: number of the track in mp4, m4a and mov; None: the first one with audio.
+        stream_index: number of the track in mp4, m4a and mov. None means the first one with audio.
     """
 
     name = "audio"
@@ -49,12 +54,12 @@ class Audio(Format, frozen=True, forbid_unknown_fields=True):
     stream_index: int | None = None
 
     def survey(self, accepted: Sequence[ObjectRecord], others: Mapping[str, ObjectRecord]) -> Surveying:
-        """Takes all recordings, whose heads the index reads."""
+        """Takes all recordings without reading them; see `Format.survey`."""
         yield from ()
         return Survey([Source(record) for record in accepted], Facts(_FIELDS), sum(map(_estimate_read_bytes, accepted)))
 
     def index(self, source: Source, facts: Facts, start: int = 0) -> Indexing:
-        """Finds the windows of a recording."""
+        """Yields the blocks of the windows of a recording, or `Short` if it has none; see `Format.index`."""
         recording = yield from read_recording(source, self.stream_index)
         rate = recording.audio.rate
         step_seconds = self.seconds if self.seconds_between_starts is None else self.seconds_between_starts
@@ -67,7 +72,7 @@ class Audio(Format, frozen=True, forbid_unknown_fields=True):
         yield from cut_blocks(source, recording, windows)
 
     def open(self, content: memoryview, name: SampleName) -> tuple[str, Sequence[Field]]:
-        """Returns a window and where it is."""
+        """Returns key and fields of a window from its record, of which "audio" is decoded later; see `Format.open`."""
         head, _ = split_record(content)
         begin, end = (f"{head.seconds(sample):.6f}".rstrip("0").rstrip(".") for sample in (head.start, head.stop))
         return f"{head.path}{TIME_MARK}{begin},{end}", [
@@ -77,17 +82,17 @@ class Audio(Format, frozen=True, forbid_unknown_fields=True):
         ]
 
     def recoder(self, facts: Facts) -> AudioRecoder:
-        """Cuts windows."""
+        """Returns what makes the records of windows; see `Format.recoder`."""
         return AudioRecoder()
 
     def find_codecs(self, hint: bytes) -> list[str]:
-        """Returns that of the recording, unless it is numbers; see `Format.find_codecs`."""
+        """Returns the codec of the recording, or [] if it is PCM; see `Format.find_codecs`."""
         name = msgspec.msgpack.decode(hint, type=BlockNote).audio.name
         return [] if name == PCM else [name]
 
 
 def _estimate_read_bytes(record: ObjectRecord) -> int:
-    """The bytes that the index reads, with chunks of 8 MiB and no images in the head of the file."""
+    """Returns about how many bytes the index reads, with chunks of 8 MiB and no images in the head of the file."""
     name = record.url.lower()
     if name.endswith((".mp3", ".wav")):
         return HEAD_BYTES + (record.size if name.endswith(".mp3") else min(record.size, HEAD_BYTES))

@@ -1,4 +1,8 @@
-"""Indexes an object with audio: finds what kind of file it is, and cuts its windows into blocks. No I/O."""
+"""Indexes an object with audio: finds out what kind of file it is, and cuts its windows into blocks.
+
+The format `Audio` indexes with it (`format.py`), `recode.py` reads the hints of blocks, and `media/decode/audio.py`
+reads whole files. The functions ask for bytes by `yield` (`formats/reading.py`), so there is no I/O here.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +25,7 @@ from streamer.media.audio.windows import WindowHeader, Windows, cut_parts, encod
 from streamer.media.containers.entries import TrackCodec
 from streamer.media.containers.movie import is_movie
 
+# So many first bytes of an object say what kind of file it is.
 HEAD_BYTES = 4096
 # Most packets of a block, so that its hint has less than 64 KiB: a packet takes at most 2 bytes, or 5 where bytes of
 # other tracks are between packets.
@@ -36,8 +41,8 @@ class BlockNote(msgspec.Struct, frozen=True, array_like=True):
         audio: how it is encoded.
         windows: the windows of the block.
         ranges: byte ranges of the object, half-open, that the block has.
-        first: index of the sample with which the first range begins.
-        frames: the packets; None if the recoder finds them in the bytes.
+        first: index of the first sample whose bytes begin with the first range.
+        frames: the packets. None means that the recoder finds them in the bytes.
         played_at: when sample 0 is played, seconds.
     """
 
@@ -108,7 +113,15 @@ def cut_blocks(source: Source, recording: Recording, windows: Windows) -> Genera
     """Cuts the windows of a recording into blocks.
 
     Windows whose bytes begin in the same stretch of `source.chunk_bytes` are a block, or several if they have too many
-    packets for one hint. Raises ManifestError for more windows than the object has bytes.
+    packets for one hint. There are no blocks without windows.
+
+    Args:
+        source: the object.
+        recording: where its samples are.
+        windows: all windows of the recording.
+
+    Raises:
+        ManifestError: there are more windows than the object has bytes.
     """
     if not windows.count:
         return

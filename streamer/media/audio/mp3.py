@@ -1,6 +1,9 @@
-"""MP3: frames of one number of samples that carry no number, so that the index reads all bytes once. No I/O.
+"""Reads MP3: frames do not say which samples they have, so an index reads all bytes once and counts frames.
 
-Source: ISO/IEC 11172-3 (frames), 13818-3 (half rates); http://gabriel.mp3-tech.org/mp3infotag.html (LAME's tag).
+`index.py` reads files with it, and `tracks.py` MP3 in mp4. `read_mp3` asks for bytes by `yield` (`formats/reading.py`),
+so there is no I/O here.
+
+Source: ISO/IEC 11172-3 (frames), 13818-3 (half rates), http://gabriel.mp3-tech.org/mp3infotag.html (LAME's tag).
 """
 
 from __future__ import annotations
@@ -21,15 +24,22 @@ _KBITS = {
     3: (0, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320),
     2: (0, 8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160),
 }
-# A frame may use bits of the nine frames before it (its main_data_begin is at most 511 bytes).
+# So many frames before a wanted one are decoded: it may use bits of nine (main_data_begin is at most 511 bytes).
 LEAD_FRAMES = 10
-# A decoder delays so many samples, which LAME's tag does not count.
+# A decoder delays its output by so many samples, which LAME's tag does not count.
 _DECODER_DELAY = 529
 _LONGEST_FRAME = 2048
 
 
 class Shape(msgspec.Struct, frozen=True):
-    """What the head of a frame says; `version` is 3 for MPEG-1, 2 and 0 for half and quarter rates."""
+    """The facts that the head of a frame tells.
+
+    Attributes:
+        version: 3 for MPEG-1, 2 for half and 0 for quarter rates.
+        rate: samples a second.
+        channels: 1 or 2.
+        bytes: length of the frame, head included.
+    """
 
     version: int
     rate: int
@@ -38,18 +48,18 @@ class Shape(msgspec.Struct, frozen=True):
 
     @property
     def samples(self) -> int:
-        """Samples of a frame."""
+        """Number of samples of a frame."""
         return 1152 if self.version == 3 else 576
 
     @property
     def side_bytes(self) -> int:
-        """Bytes between its head and what the first frame may have in place of audio."""
+        """Bytes of side information after the head. In the first frame a tag may follow them in place of audio."""
         return (17 if self.version == 3 else 9) if self.channels == 1 else (32 if self.version == 3 else 17)
 
 
 @lru_cache(maxsize=4096)
 def shape_of(word: bytes) -> Shape | None:
-    """Reads the head of a frame; returns None if it is none of layer 3."""
+    """Reads the four bytes of a head; returns None if they are no head of a frame of layer 3."""
     if len(word) < 4 or word[0] != 0xFF or word[1] & 0xE0 != 0xE0:
         return None
     version = word[1] >> 3 & 3
@@ -65,12 +75,18 @@ def shape_of(word: bytes) -> Shape | None:
 
 
 def is_mp3(head: memoryview) -> bool:
-    """Whether a file begins with a tag or with a frame."""
+    """Returns whether a file that begins with `head` begins with an ID3 tag or with a frame."""
     return bytes(head[:3]) == b"ID3" or shape_of(bytes(head[:4])) is not None
 
 
 def read_mp3(record: ObjectRecord) -> Reading[Packeted]:
-    """Reads all frames; raises ManifestError."""
+    """Reads all bytes of a file, and returns all of its frames.
+
+    The samples that LAME's tag says are padding at both ends are not played.
+
+    Raises:
+        ManifestError: there is no frame.
+    """
     window = Window(record.size)
     at = 0
     offsets: list[int] = []
@@ -99,14 +115,14 @@ def read_mp3(record: ObjectRecord) -> Reading[Packeted]:
 
 
 def scan(content: memoryview, *, last: bool) -> tuple[list[int], list[int], int]:
-    """Finds frames in the bytes of a file.
+    """Finds frames in bytes of a file; after bytes that are no frame, two heads must follow each other.
 
     Args:
         content: the bytes.
-        last: whether they are its end; else a frame that may be cut off is left for the next call.
+        last: whether they reach to the end of the file. Otherwise a frame that may be cut off is left out.
 
     Returns:
-        Where the frames begin, their bytes, and where the next call begins.
+        Where the frames begin in `content`, their lengths in bytes, and where the bytes of the next call begin.
     """
     offsets: list[int] = []
     sizes: list[int] = []
@@ -116,7 +132,7 @@ def scan(content: memoryview, *, last: bool) -> tuple[list[int], list[int], int]
     while at + 4 <= end:
         shape = shape_of(bytes(content[at : at + 4]))
         if shape is not None and not known:
-            # Behind bytes that are no frame, another one must follow.
+            # After bytes that are no frame, a head counts only if another one follows its frame.
             following = at + shape.bytes
             known = following + 4 > end or shape_of(bytes(content[following : following + 4])) is not None
         if shape is None or not known:
@@ -134,7 +150,7 @@ def scan(content: memoryview, *, last: bool) -> tuple[list[int], list[int], int]
 
 
 def tag_bytes(start: bytes) -> int:
-    """Returns the bytes of a tag before the frames, 0 if there is none."""
+    """Returns the length of the ID3 tag with which a file begins, by its first 10 bytes; 0 if there is none."""
     if start[:3] != b"ID3" or len(start) < 10:
         return 0
     length = sum((byte & 0x7F) << shift for byte, shift in zip(start[6:10], (21, 14, 7, 0), strict=True))
@@ -142,7 +158,12 @@ def tag_bytes(start: bytes) -> int:
 
 
 def _info(frame: bytes, shape: Shape, frames: int) -> tuple[int, int, int]:
-    """Samples that are not played at the beginning and at the end, and frames that have no audio (0 or 1)."""
+    """Reads the tag of an encoder in the first frame.
+
+    Returns:
+        The number of samples not played at the beginning, that at the end, and how many frames are a tag and no audio
+        (0 or 1).
+    """
     if frame[36:40] == b"VBRI":
         return 0, 0, 1
     at = 4 + shape.side_bytes

@@ -1,7 +1,10 @@
-"""Opus and Vorbis in Ogg: pages say which samples end in them, so that the beginnings of chunks are enough. No I/O.
+"""Reads Opus and Vorbis in Ogg: pages say which samples end in them, so that an index reads some pages of each chunk.
 
-Source: RFC 3533 (pages), RFC 7845 (Opus in Ogg), RFC 6716, section 3.1 (the lengths of packets); Vorbis I specification
-(Xiph.org), sections 4.2 (heads), 4.3.1 (windows of packets) and A.2 (granule positions).
+`index.py` reads files with it, `recode.py` finds the packets of a block, and `tracks.py` reads Opus in mp4. Functions
+that return a `Reading` ask for bytes by `yield` (`formats/reading.py`), so there is no I/O here.
+
+Source: RFC 3533 (pages), RFC 7845 (Opus in Ogg), RFC 6716, section 3.1 (the lengths of packets), and the Vorbis I
+specification (Xiph.org), sections 4.2 (heads), 4.3.1 (windows of packets) and A.2 (granule positions).
 """
 
 from __future__ import annotations
@@ -26,35 +29,36 @@ from streamer.media.containers.entries import TrackCodec
 
 MAGIC = b"OggS"
 _VORBIS = b"\1vorbis"
-# Bits of a mode, and of the number of modes.
+# In the last head of Vorbis: bits of a mode, bits of the number of modes, and the most modes.
 _MODE_BITS = 41
 _COUNT_BITS = 6
 _MAX_MODES = 64
 _RATE = 48_000
 _HEAD_BYTES = 27
 _GRANULE = Struct("<qI")
-# So many bytes of a file are read until there is audio: comments may have images.
+# So many bytes from the beginning are read, the next number if there is no audio in them: comments may have images.
 _STARTS = (PROBE_BYTES, 1 << 20, 16 << 20)
-# A second makes all of 42 windows equal to those of a decoder that began at the start, the 80 ms of RFC 7845 only 27
-# (2026-11-24).
+# Opus is decoded from so many samples before a window on. With a second all of 42 windows were equal to those of a
+# decoder that began at the start of the file, with the 80 ms of RFC 7845 only 27 (2026-11-24).
 LEAD = _RATE
-# Samples of each part of a packet, by its configuration.
+# Samples of each frame in a packet of Opus, by the packet's configuration (RFC 6716, 3.1).
 _SAMPLES = np.array([480, 960, 1920, 2880] * 3 + [480, 960] * 2 + [120, 240, 480, 960] * 4)
-# Bytes of a second of a stream of two channels, at most (RFC 6716, 2.1.1), and a page, which is read as a whole.
+# The most bytes of a second of two channels of Opus (RFC 6716, 2.1.1), and of a page, which is read as a whole.
 _MAX_PER_SECOND = 64_000
 _LONGEST_PAGE = 65_307
 
 
 class Page(msgspec.Struct, frozen=True):
-    """A page: its place, and what its head says.
+    """A page: its place in the bytes that were read, and what its head says.
 
     Attributes:
         byte: where it begins.
         body: where its packets begin.
-        granule: the sample behind the last packet that ends in it, pre-skip included; -1: none ends.
-        serial: of its stream.
+        granule: number of the sample after the last packet that ends in the page, samples that are not played
+            included; -1 if no packet ends in it.
+        serial: number of its stream.
         goes_on: whether it begins with the rest of a packet.
-        lacing: lengths of the pieces of its packets; one of 255 goes on in the next piece.
+        lacing: lengths of the pieces of its packets. After a piece of 255 bytes the packet goes on in the next piece.
     """
 
     byte: int
@@ -66,7 +70,7 @@ class Page(msgspec.Struct, frozen=True):
 
     @property
     def stop(self) -> int:
-        """Where it ends."""
+        """The place after its last byte."""
         return self.body + sum(self.lacing)
 
     @property
@@ -76,32 +80,41 @@ class Page(msgspec.Struct, frozen=True):
 
 
 class Ogg(Edged, frozen=True):
-    """A stream of packets, an edge is a page with its first packet."""
+    """A file with one stream. Its edges are pages, each with the first sample of the first packet that begins there."""
 
-    # The last packet may end in the page of the edge.
+    # The packet before an edge may end in the page of the edge.
     behind: ClassVar[int] = _LONGEST_PAGE
 
 
 class Opus(Ogg, frozen=True):
-    """The extradata is OpusHead without pre-skip."""
+    """Opus in Ogg. The extradata of `audio` is its OpusHead, with a pre-skip of 0."""
 
     lead: ClassVar[int] = LEAD
 
     def max_bytes(self, samples: Integers) -> Integers:
-        """With the page in which the last one ends."""
+        """Returns the most bytes of so many samples, and of a page in which the last packet ends."""
         return samples * _MAX_PER_SECOND * -(-self.audio.channels // 2) // _RATE + _LONGEST_PAGE
 
 
 class Vorbis(Ogg, frozen=True):
-    """The extradata is its three heads."""
+    """Vorbis in Ogg. The extradata of `audio` has its three heads, as Matroska stores them."""
 
     def max_bytes(self, samples: Integers) -> Integers:
-        """Twice those of CDs: none needs as many."""
+        """Returns twice the bytes of 16-bit samples, which no stream needs, and a page."""
         return samples * 4 * self.audio.channels + _LONGEST_PAGE
 
 
 def read_ogg(record: ObjectRecord, chunk_bytes: int) -> Reading[Ogg]:
-    """Reads the head of a stream, where its chunks begin and its end; raises ManifestError."""
+    """Reads the head of a file, then at once the places where its chunks begin, and its end; returns the edges there.
+
+    Args:
+        record: the object.
+        chunk_bytes: distance of the places in bytes.
+
+    Raises:
+        ManifestError: it has other or several streams, no audio in its first 16 MiB, no page at a place, or pages out
+            of order.
+    """
     audio, skip, serial, begin, base = yield from _read_start(record)
     places = list(range(begin + chunk_bytes, record.size - 2 * PROBE_BYTES, chunk_bytes))
     last = max(begin, record.size - 2 * PROBE_BYTES)
@@ -125,17 +138,22 @@ def read_ogg(record: ObjectRecord, chunk_bytes: int) -> Reading[Ogg]:
 
 
 def skip_of(setup: bytes) -> int:
-    """The samples that OpusHead says are not played."""
+    """Returns the number of samples at the beginning that are not played, by OpusHead."""
     return int.from_bytes(setup[10:12], "little")
 
 
 def parse_codec(setup: bytes) -> TrackCodec:
-    """What the decoder is told so that it skips nothing."""
+    """Returns the codec by OpusHead, with a pre-skip of 0, so that a decoder skips nothing."""
     return TrackCodec("opus", setup[:10] + b"\0\0" + setup[12:], rate=_RATE, channels=setup[9])
 
 
 def _read_start(record: ObjectRecord) -> Reading[tuple[TrackCodec, int, int, int, int]]:
-    """Returns the audio, its pre-skip, number of the stream, byte of the first page with audio, its first sample."""
+    """Reads the beginning of a file up to its first audio.
+
+    Returns:
+        The codec, the samples that are not played at the beginning, the number of the stream, the byte at which the
+        first page with audio begins, and the number of its first sample.
+    """
     for length in _STARTS:
         head = yield from read_range(0, min(record.size, length), record)
         pages = list(_pages_of(head))
@@ -156,12 +174,13 @@ def _read_start(record: ObjectRecord) -> Reading[tuple[TrackCodec, int, int, int
 
 
 def _first_page(record: ObjectRecord, content: memoryview, serial: int, audio: TrackCodec) -> Edge | None:
-    """The first page of a run in which a packet ends, and its first sample."""
+    """Finds the first page in which a packet ends; returns its byte in `content` and first sample, None if none."""
     page = next((page for page in _own(record, content, serial) if page.granule > 0), None)
     return None if page is None else Edge(page.byte, _first_sample(page, content, audio))
 
 
 def _own(record: ObjectRecord, content: memoryview, serial: int) -> Iterator[Page]:
+    """Yields the whole pages in these bytes; raises ManifestError for a page of another stream."""
     for page in _pages_of(content):
         if page.serial != serial:
             what = "has several streams, of which none is chosen: store each in a file of its own"
@@ -170,7 +189,7 @@ def _own(record: ObjectRecord, content: memoryview, serial: int) -> Iterator[Pag
 
 
 def _pages_of(content: memoryview) -> Iterator[Page]:
-    """Yields the whole pages of a run, which may begin anywhere."""
+    """Yields the whole pages in these bytes, which may begin anywhere."""
     raw = bytes(content)
     at = 0
     while (at := raw.find(MAGIC, at)) >= 0 and at + _HEAD_BYTES <= len(raw):
@@ -186,14 +205,20 @@ def _pages_of(content: memoryview) -> Iterator[Page]:
 
 
 def _first_sample(page: Page, content: memoryview, audio: TrackCodec) -> int:
-    """The first sample of the first packet that begins in a page, in which a packet ends."""
+    """Returns the number of the first sample of the first packet that begins in a page; a packet must end in it."""
     return page.granule - int(_packets_of([page], content, 0, audio).firsts[-1])
 
 
 def frames_of(content: memoryview, first: int, audio: TrackCodec) -> AudioFrames:
-    """Returns the packets of a run of pages; raises DamagedError if the pages do not follow each other.
+    """Returns the packets that begin and end in these bytes.
 
-    The first packet that begins in the run has the sample `first`.
+    Args:
+        content: whole pages.
+        first: index of the first sample of the first packet that begins here.
+        audio: the codec.
+
+    Raises:
+        DamagedError: the pages do not follow each other.
     """
     pages = list(_pages_of(content))
     for page, following in pairwise(pages):
@@ -203,9 +228,9 @@ def frames_of(content: memoryview, first: int, audio: TrackCodec) -> AudioFrames
 
 
 def _packets_of(pages: Sequence[Page], content: memoryview, first: int, audio: TrackCodec) -> AudioFrames:
-    """The packets that begin and end in pages."""
+    """Returns the packets that begin and end in these pages of `content`; `first` is as in `frames_of`."""
     joined, starts, ends = _join_pages(pages, content)
-    # An empty packet has no byte.
+    # An empty packet at the end has no byte: zeros follow.
     padded = np.frombuffer(joined + b"\0\0", np.uint8)
     begins: Integers = padded[starts].astype(np.int64)
     if audio.name != "opus":
@@ -220,7 +245,7 @@ def _packets_of(pages: Sequence[Page], content: memoryview, first: int, audio: T
 
 
 def _join_pages(pages: Sequence[Page], content: memoryview) -> tuple[bytes, Integers, Integers]:
-    """The bodies of pages, and where the packets that begin and end in them do so."""
+    """Returns the joined bodies of pages, and where in them the packets begin and end that do both in these pages."""
     joined = b"".join([content[page.body : page.stop] for page in pages])
     pieces = np.frombuffer(b"".join([page.lacing for page in pages]), np.uint8)
     ends = np.cumsum(pieces, dtype=np.int64)[pieces < 255]
@@ -232,7 +257,7 @@ def _join_pages(pages: Sequence[Page], content: memoryview) -> tuple[bytes, Inte
 
 
 def _vorbis_of(pages: Sequence[Page], content: memoryview) -> TrackCodec:
-    """Reads the heads of Vorbis; raises DamagedError."""
+    """Reads the three heads of Vorbis in the pages before the audio, and returns the codec; raises DamagedError."""
     joined, starts, ends = _join_pages(pages, content)
     heads = [joined[start:end] for start, end in zip(starts[:3].tolist(), ends[:3].tolist(), strict=True)]
     if [each[:7] for each in heads] != [bytes([kind]) + _VORBIS[1:] for kind in (1, 3, 5)] or len(heads[0]) < 30:
@@ -253,9 +278,14 @@ def _vorbis_of(pages: Sequence[Page], content: memoryview) -> TrackCodec:
 
 @lru_cache(maxsize=16)
 def _blocks_of(audio: TrackCodec) -> tuple[int, Integers]:
-    """The mask of the first byte of a packet that has its mode, and the samples in the window of each mode.
+    """Reads the modes of Vorbis, from the end of the last head, which they end.
 
-    Modes are the last thing in the last head, which is read from its end, where a bit says that it is whole.
+    Returns:
+        The mask of the bits of a packet's first byte, shifted by one, that are its mode; and the samples in the window
+        of each mode.
+
+    Raises:
+        DamagedError: the heads are cut off, or there are no modes.
     """
     setup = audio.extradata
     first = setup.find(_VORBIS)
@@ -270,7 +300,7 @@ def _blocks_of(audio: TrackCodec) -> tuple[int, Integers]:
     flags = list[int]()
     while end > _MODE_BITS * (len(flags) + 1) + _COUNT_BITS and len(flags) < _MAX_MODES:
         mode = bits >> end - _MODE_BITS * (len(flags) + 1) & (1 << _MODE_BITS) - 1
-        # A flag, two types that are 0, and the number of a mapping.
+        # A mode is a flag, two types that are 0, and the number of a mapping.
         if mode >> 1 & 0xFFFFFFFF or mode >> 33 >= 64:
             break
         flags.insert(0, mode & 1)
@@ -287,7 +317,15 @@ def _blocks_of(audio: TrackCodec) -> tuple[int, Integers]:
 def _vorbis_packets(
     joined: bytes, begins: Integers, edges: tuple[Integers, Integers], first: int, audio: TrackCodec
 ) -> AudioFrames:
-    """Packets of Vorbis: a packet and the next one are decoded for the samples from the middle of its window on."""
+    """Returns packets of Vorbis. The samples of a packet are those that it and the packet after it decode to.
+
+    Args:
+        joined: bytes with the packets.
+        begins: first byte of each packet.
+        edges: where the packets begin and end in `joined`.
+        first: index of the first sample of the first packet.
+        audio: the codec.
+    """
     mask, windows = _blocks_of(audio)
     starts, ends = edges
     # Empty packets, and those that are no audio, have no samples.

@@ -1,4 +1,8 @@
-"""Makes records of windows: of those of a block in a recoder, or of one window of a whole file for `AudioClip`."""
+"""Makes records of windows: those of a block, or that of one window of a whole file.
+
+Recoders run `AudioRecoder`, which the format `Audio` names (`format.py`). `AudioClip` calls `record_of` in workers
+(`media/decode/audio.py`). Nothing is decoded here.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +65,16 @@ class AudioRecoder:
     """Makes records of windows: encoded units are copied, not decoded."""
 
     def recode(self, content: memoryview, samples: int, hint: bytes) -> Records:
-        """Makes the records of the `samples` windows of a block; raises RecodeError if hint and bytes do not agree."""
+        """Makes the records of the windows of a block.
+
+        Args:
+            content: bytes of the block.
+            samples: number of its windows.
+            hint: its encoded `BlockNote`.
+
+        Raises:
+            RecodeError: the hint does not fit the bytes, or either is damaged.
+        """
         try:
             note = _NOTE.decode(hint)
             if (len(content), samples) != (note.fetch_bytes, note.windows.count):
@@ -104,11 +117,11 @@ def record_of(recording: Recording, content: memoryview, start: int, stop: int, 
     """Makes the record of one window out of a whole file.
 
     Args:
-        recording: what says where the samples are.
-        content: bytes of the file.
+        recording: where the samples of the file are.
+        content: all bytes of the file.
         start: first sample of the window.
-        stop: sample behind its last one.
-        length: samples that decoding returns; zeros follow where the window has fewer.
+        stop: sample after its last one. If it is `start`, the record has no audio.
+        length: number of samples that decoding returns; zeros follow where the window has fewer.
 
     Raises:
         DamagedError: the samples are not where the recording says.

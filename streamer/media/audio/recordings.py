@@ -1,6 +1,9 @@
-"""What indexing notes of recordings, and the units of which windows are made: packets, or PCM values. No I/O.
+"""Describes recordings as an index finds them, and the units of which windows are made: packets, or PCM values.
 
-The readers of formats (`flac`, `ogg`, `mp3`, `wav`, `tracks`) return a `Recording`; `recode` makes records of units.
+The readers of files (`flac.py`, `ogg.py`, `mp3.py`, `wav.py`, `tracks.py`) return a `Recording`. `index.py` cuts it
+into blocks, and `recode.py` makes records of units. `media/video/clip_audio.py` uses both for the audio of videos.
+
+A "sample" here is a value of each channel at one time, not a sample of the dataset.
 """
 
 from __future__ import annotations
@@ -44,7 +47,13 @@ class Units(Protocol):
 
 
 class PackedFrames(msgspec.Struct, frozen=True, array_like=True):
-    """Packets in the hint of a block: their number, `AudioFrames.lead`, and compressed columns."""
+    """The packets of a block, in its hint.
+
+    Attributes:
+        count: number of packets.
+        lead: see `AudioFrames`.
+        columns: sizes, gaps and numbers of samples of the packets, compressed; see `AudioFrames.write_hint`.
+    """
 
     count: int
     lead: int
@@ -139,16 +148,16 @@ class AudioFrames(msgspec.Struct, frozen=True):
         )
 
 
-# A request costs as much as the bytes that a connection transfers in its time; see `formats.reading`.
+# Ranges with fewer bytes between them are fetched as one: these cost less than another request.
 _NEAR_BYTES = 64 << 10
 
 
 class Recording(msgspec.Struct, frozen=True):
-    """A recording, with what says which bytes have which samples.
+    """A recording, and which of its bytes have which samples. Each kind of file has its own subclass.
 
     Attributes:
         audio: how it is encoded.
-        total: number of samples (of all channels together) that are played.
+        total: number of samples that are played.
     """
 
     audio: TrackCodec

@@ -1,6 +1,9 @@
-"""Audio tracks in mp4, m4a and mov: AAC, ALAC, FLAC, MP3 and Opus. No I/O.
+"""Finds the packets of audio tracks in mp4, m4a and mov: AAC, ALAC, FLAC, MP3 and Opus.
 
-Source: ISO/IEC 14496-3, 1.6.2 (what AAC tells its decoder); Encapsulation of Opus in ISO Base Media File Format, 4.3.
+`index.py` reads files of audio with it, and `media/video/format.py` the audio of videos. `read_track` asks for bytes by
+`yield` (`formats/reading.py`), so there is no I/O here.
+
+Source: ISO/IEC 14496-3, 1.6.2 (what AAC tells its decoder). Encapsulation of Opus in ISO Base Media File Format, 4.3.
 """
 
 from __future__ import annotations
@@ -16,24 +19,43 @@ from streamer.media.audio.recordings import AudioFrames, Packeted
 from streamer.media.containers.entries import TrackCodec
 from streamer.media.containers.movie import AUDIO, Movie, read_movie
 
-# A packet of AAC overlaps with the next one; with two before it the difference to a whole decode is 2.1e-6 at most
-# (2026-11-24).
+# So many packets of AAC before a wanted one are decoded, because packets overlap. With two the difference to a decode
+# of the whole file is 2.1e-6 at most (2026-11-24).
 _AAC_LEAD = 2
 _AAC_RATES = (96000, 88200, 64000, 48000, 44100, 32000, 24000, 22050, 16000, 12000, 11025, 8000, 7350)
-# Object types: Main, LC, SSR, LTP; those around one with twice the rate; the mark of those behind it.
+# Object types that are read: Main, LC, SSR, LTP. Then those that say a doubled rate before such a type, and the mark of
+# one that follows it.
 _AAC_PLAIN = range(1, 5)
 _AAC_WIDE = (5, 29)
 _AAC_MARK = 0x2B7
 
 
 def read_track(record: ObjectRecord, head: memoryview, stream_index: int | None) -> Reading[Packeted]:
-    """Reads the index of a file, which begins with `head`; raises ManifestError."""
+    """Reads the index of a file, and returns the packets of an audio track.
+
+    Args:
+        record: the object.
+        head: its first bytes.
+        stream_index: number of the track. None means the first one with audio.
+
+    Raises:
+        ManifestError: the file is damaged, or has no such track that is read.
+    """
     with errors_of(record, "copy it anew", of_one=True):
         return find_audio_track((yield from read_movie(record, head)), stream_index)
 
 
 def find_audio_track(movie: Movie, stream_index: int | None = None) -> Packeted:
-    """Finds the packets of an audio track; raises DamagedError."""
+    """Finds the packets of an audio track, and the samples of each that are played.
+
+    Args:
+        movie: the index of the file.
+        stream_index: number of the track. None means the first one with audio.
+
+    Raises:
+        DamagedError: its tables are damaged.
+        UnreadError: there is no such track, or its codec, times or order of packets are not read.
+    """
     track = movie.track(AUDIO, stream_index)
     audio, each, lead, skip = _describe(track.codec())
     packets = movie.packets(track)
@@ -43,7 +65,7 @@ def find_audio_track(movie: Movie, stream_index: int | None = None) -> Packeted:
         raise UnreadError("has audio whose packets are not stored in their order")
     # Packets behind the last one that is shown are left out.
     count = int(np.flatnonzero(packets.shown).max(initial=-1)) + 1
-    # A packet has `each` samples, the last one at most so many; without `each` their durations say it.
+    # A packet has `each` samples, the last one at most so many. If `each` is 0, the durations of packets say it.
     durations = packets.duration[:count]
     counts = durations * audio.rate
     if not each and (counts % track.timescale).any():
@@ -53,7 +75,7 @@ def find_audio_track(movie: Movie, stream_index: int | None = None) -> Packeted:
         last = int(counts[-1])
         counts[:] = each
         counts[-1] = last if 0 < last < each else each
-    # Files of faac begin so: nothing is decoded of a packet that is played when the next one is.
+    # Files of faac begin with two packets of one time, of which the first one decodes to nothing.
     counts[:-1][np.diff(packets.pts[:count]) == 0] = 0
     begin, length = movie.find_edit(track)
     early = int(begin - packets.pts[0]) if count else 0
@@ -70,7 +92,15 @@ def find_audio_track(movie: Movie, stream_index: int | None = None) -> Packeted:
 
 
 def _describe(codec: TrackCodec) -> tuple[TrackCodec, int, int, int]:
-    """Rate and channels as the decoder has them, samples of a packet (0: of several lengths), lead, pre-skip."""
+    """Returns what the codec of a track says.
+
+    Returns:
+        The codec with rate and channels as its decoder has them, the samples of a packet (0 if they differ), the
+        samples before a wanted one that are decoded too, and those that are not played at the beginning.
+
+    Raises:
+        DamagedError, UnreadError: the codec, or what it tells its decoder, is not read.
+    """
     setup = codec.extradata
     if codec.name == "aac":
         audio, each = _aac(codec)
@@ -92,7 +122,7 @@ def _describe(codec: TrackCodec) -> tuple[TrackCodec, int, int, int]:
 
 
 def _aac(codec: TrackCodec) -> tuple[TrackCodec, int]:
-    """Reads the AudioSpecificConfig: rate and channels, and samples of a packet."""
+    """Reads the AudioSpecificConfig of AAC; returns the codec with rate and channels, and the samples of a packet."""
     bits = "".join(f"{byte:08b}" for byte in codec.extradata)
     at = 0
 

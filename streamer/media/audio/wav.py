@@ -1,6 +1,9 @@
-"""WAV, RIFX, RF64 and BW64: PCM values behind a head, so that the place of every sample is computed. No I/O.
+"""Reads the heads of WAV, RIFX, RF64 and BW64: PCM values follow a head, so the place of every sample is computed.
 
-`audio.index` reads heads with it, and `audio.recode` cuts windows. A "RIFF chunk" here is a part of such a file.
+`index.py` reads files with it, and `recode.py` cuts windows. Functions that return a `Reading` ask for bytes by `yield`
+(`formats/reading.py`), so there is no I/O here.
+
+A "RIFF chunk" here is a part of such a file. A "sample" is a value of each channel at one time.
 
 Source: RIFF (Microsoft, 1991), WAVEFORMATEXTENSIBLE, EBU Tech 3306 (RF64), ITU-R BS.2088 (BW64).
 """
@@ -26,8 +29,8 @@ _DTYPES = {(1, 1): "u1", (1, 2): "i2", (1, 3): "i3", (1, 4): "i4", (3, 4): "f4",
 _ORDERS = {b"RIFF": "<", b"RF64": "<", b"BW64": "<", b"RIFX": ">"}
 _PLAIN = 16
 _EXTENSIBLE = 0xFFFE
-# Writers that cannot seek leave this in place of lengths, and so does RF64. FFmpeg and libsndfile read to the end of
-# the file, too.
+# Writers that cannot seek leave this in place of lengths, and so does RF64. The samples then end with the file, as for
+# FFmpeg and libsndfile, unless RF64 says their length elsewhere.
 _UNKNOWN = 0xFFFFFFFF
 
 
@@ -61,7 +64,7 @@ def read_wav(record: ObjectRecord, head: memoryview) -> Reading[Wav]:
 
     Args:
         record: the object.
-        head: its first bytes; more are read where the samples begin behind them.
+        head: its first bytes, 12 or more. Further ones are read where the samples begin after them.
 
     Raises:
         ManifestError: the file is damaged, or its values are of a type that is not cut into windows.

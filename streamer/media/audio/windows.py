@@ -1,4 +1,7 @@
-"""Windows of one length in a recording: which samples each has, and its record. No I/O.
+"""Computes which samples each window of a recording has, and encodes and reads the record of a window.
+
+The modules of `media/audio/` make windows and records, and `media/decode/` decodes these. The audio of clips
+(`media/video/clip_audio.py`) has the same pieces.
 
     record   uint32 length of the head | head (MessagePack) | pieces
     piece    of PCM: the values; of packets: uint32 count | uint32 length of each | packets
@@ -114,7 +117,7 @@ class WindowHeader(msgspec.Struct, frozen=True, array_like=True):
     """The head of a record.
 
     Attributes:
-        path: path of the object below the dataset's url.
+        path: path of the object below the dataset's url, or "" for a window of a file that a worker has read.
         audio: how it is encoded.
         first: index of the first sample that the pieces decode to.
         start: first sample of the window, or the first one with which it may begin.
@@ -134,7 +137,7 @@ class WindowHeader(msgspec.Struct, frozen=True, array_like=True):
     played_at: float = 0.0
 
     def draw(self, rng: np.random.Generator | None) -> int:
-        """Returns the first sample of a window that `rng` draws among the places; without `rng` the middle place."""
+        """Returns the first sample of the window, which `rng` draws among the places. None takes the middle place."""
         return self.start + int(draw_numbers(self.places, rng))
 
     def seconds(self, sample: int) -> float:
