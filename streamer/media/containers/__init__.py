@@ -1,1 +1,5 @@
-"""Videos and audio: the index of mp4 and mov, clips, and the records that clips are made of. No I/O, no decoding."""
+"""Reads the indexes of mp4, mov and Matroska, chooses the clips of videos, and makes the records of clips.
+
+The formats of `media/video/`, `media/lerobot/` and `media/audio/` are made of it, and `media/decode/` reads the
+records. Nothing is decoded here, and there is no I/O: functions ask for bytes by `yield` (`formats/reading.py`).
+"""

@@ -1,6 +1,8 @@
-"""Blocks of clips: which packets are fetched together, and the hint by which the recoder (`recode.py`) cuts them.
+"""Makes blocks of clips: which packets are fetched together, and the hint by which the recoder cuts records of them.
 
-The index of `Video` and of LeRobot makes blocks with `cut_blocks` and `block_of`; the recoder reads the hint.
+The indexes of `Video` (`media/video/format.py`) and of LeRobot (`media/lerobot/blocks.py`) make blocks. The recoder
+reads the hint (`recode.py`), and so do estimates and packs of clips in `media/video/`. Hints of audio have columns of
+the same form (`media/audio/recordings.py`).
 """
 
 from __future__ import annotations
@@ -23,19 +25,20 @@ from streamer.media.containers.tables import Integers, Packets
 # Packets nearer to each other are one range: audio between them, 24 % of the bytes of an hour of video (2026-11-24),
 # cost less than another request.
 _NEAR_BYTES = 64 << 10
-# Length of a part: a clip reads at most as much too much. Where a clip ends, a part is cut from a quarter of it on.
+# A part is cut at this length, so a clip reads at most so much that it does not need. Where a clip ends, a part is cut
+# from a quarter of this length on.
 _PART_BYTES = 64 << 10
 # The hint of so many packets has less than 64 KiB: 1.9 bytes a packet (2026-11-24), at most 4.
 _MAX_PACKETS = 12_288
 _MAX_EXTRA_BYTES = 64 << 20
-# Columns of packets and of samples in a hint.
+# A hint has so many columns with a number for each packet, and with one for each sample.
 _PACKET_COLUMNS = 5
 _SAMPLE_COLUMNS = 3
 _MAX_COLUMN_BYTES = 256 << 20
 
 
 class ClipHint(msgspec.Struct, frozen=True, array_like=True):
-    """What the recoder needs besides the bytes of a block.
+    """The hint of a block: what the recoder needs besides the bytes.
 
     Attributes:
         key: path of the video.
@@ -43,10 +46,9 @@ class ClipHint(msgspec.Struct, frozen=True, array_like=True):
         timescale: number of ticks in a second.
         pattern: the frames of a clip, for clips that workers draw.
         counts: number of packets, of samples, of frames in the rows of all samples, and of numbers in all draws.
-        columns: of packets: gap before it in the content, size, pts, duration, key; of samples: first packet, behind
-            the last one, frames; packets of frames; draws. Differences, compressed.
-        extra: the records of the rows in a table, see `Samples`; compressed; empty if there is no table.
-        audio: of clips that have it, see `streamer.media.video.clip_audio`.
+        columns: the columns of `Needed`, compressed; see `_encode_packets`.
+        extra: the records of the rows in a table, compressed (see `Samples`), or b"" if there is no table.
+        audio: an encoded `media.video.clip_audio.ClipAudioHint`, or b"" if clips have no audio.
     """
 
     key: str
@@ -64,7 +66,7 @@ class TrackSound(Protocol):
 
     @property
     def head(self) -> ClipAudioHeader:
-        """What the heads of all samples say of it."""
+        """The fields about audio that the heads of all samples have in common."""
         ...
 
     def bytes_of(self, run: slice) -> tuple[Integers, Integers]:
@@ -75,8 +77,8 @@ class TrackSound(Protocol):
         """Describes the audio of a run of samples for the recoder.
 
         Args:
-            run: The samples.
-            ranges: The ranges of the file that the block has.
+            run: the samples.
+            ranges: the ranges of the file that the block has.
 
         Returns:
             The hint, the number of pieces that the samples share, and their bytes.
@@ -85,7 +87,7 @@ class TrackSound(Protocol):
 
 
 class Described(msgspec.Struct, frozen=True):
-    """What a track is besides its packets.
+    """Facts about a track besides its packets.
 
     Attributes:
         key: path of the video.
@@ -109,8 +111,9 @@ class Needed(msgspec.Struct, frozen=True):
         first: for each sample, the place of its first packet among these.
         stop: for each sample, the place behind its last packet.
         rows: for each sample, the places of the packets of its frames.
-        draws, extra: see `Samples`.
+        draws: as `Samples` has them.
         behind_gap: for each packet, whether it is a key and the packet before it in the file is not needed.
+        extra: as `Samples` has them.
     """
 
     start: Integers
@@ -147,15 +150,15 @@ def cut_blocks(
 ) -> Iterator[Block]:
     """Yields the blocks of a track: runs of samples whose packets take about `chunk_bytes`.
 
-    A block begins with the first packet of its first sample. What its last samples need of the next block is fetched
-    with both.
+    A block begins with the first packet of its first sample. Packets that samples of two blocks need are fetched with
+    both.
 
     Args:
-        packets: Packets of the track.
-        frames: Frames of the track.
-        samples: Samples of the track.
-        described: What the track is besides.
-        chunk_bytes: Length of a block.
+        packets: packets of the track.
+        frames: frames of the track.
+        samples: samples of the track.
+        described: facts about the track.
+        chunk_bytes: approximate length of a block in bytes.
     """
     ends = np.maximum.accumulate(packets.offset + packets.size).tolist()
     starts = samples.start.tolist()
@@ -183,7 +186,7 @@ def cut_blocks(
 def _cut_run(
     packets: Packets, frames: FrameTable, samples: Samples, run: slice, described: Described
 ) -> Iterator[Block]:
-    """Yields a run in blocks whose hints are short enough."""
+    """Yields the block of a run of samples, or of halves of it until their hints have at most `LONGEST_HINT` bytes."""
     block = block_of(packets=packets, frames=frames, samples=samples, run=run, described=described)
     if len(block.hint) > LONGEST_HINT and run.stop - run.start > 1:
         middle = (run.start + run.stop) // 2
@@ -198,7 +201,15 @@ def _cut_run(
 
 
 def block_of(packets: Packets, frames: FrameTable, samples: Samples, run: slice, described: Described) -> Block:
-    """Returns the block of a run of samples; see `cut_blocks`."""
+    """Returns the block of a run of samples, whatever its length.
+
+    Args:
+        packets: packets of the track.
+        frames: frames of the track.
+        samples: samples of the track.
+        run: the samples of the block. The packets of all have the same codec parameters.
+        described: facts about the track.
+    """
     first = samples.start[run]
     stop = samples.stop[run]
     base = int(first.min())
@@ -216,7 +227,7 @@ def block_of(packets: Packets, frames: FrameTable, samples: Samples, run: slice,
     audio = described.audio
     beside = audio.bytes_of(run) if audio else (np.empty(0, np.int64), np.empty(0, np.int64))
     ranges, starts = _ranges(packets.offset[which], packets.size[which], beside)
-    # Packets that are not shown have none.
+    # Packets that are not shown have the duration 0.
     duration = np.zeros(len(packets), np.int64)
     duration[frames.packet] = frames.duration
     needed = Needed(
@@ -252,14 +263,15 @@ def block_of(packets: Packets, frames: FrameTable, samples: Samples, run: slice,
 def _find_packets(packets: Packets, frames: FrameTable, rows: Sequence[Integers], base: int, ahead: int) -> Integers:
     """Returns the packets that samples need: for each frame those from its key packet to its own.
 
-    What is between two frames of a sample is needed, too, unless whole GOPs are.
+    Packets between two frames of a sample are needed too, unless a whole GOP is between them.
 
     Args:
-        packets: Packets of the track.
-        frames: Frames of the track.
-        rows: Frames of each sample.
-        base: First packet of the samples.
-        ahead: Number of packets behind each frame by which the recoder sees whether frames are reordered.
+        packets: packets of the track.
+        frames: frames of the track.
+        rows: frames of each sample.
+        base: number of the first packet of the samples.
+        ahead: number of packets after each frame that are needed too, for the recoder to see whether frames are
+            reordered.
     """
     flat = np.concatenate(rows)
     others = np.flatnonzero(packets.entry[base:] != packets.entry[base])
@@ -283,9 +295,9 @@ def _ranges(
     """Joins packets, and the audio beside them, to ranges of the file.
 
     Args:
-        offset: First byte of each packet.
-        size: Bytes of each packet.
-        beside: First bytes and lengths of the audio that is fetched with them.
+        offset: first byte of each packet.
+        size: bytes of each packet.
+        beside: first bytes and lengths of the audio that is fetched with them.
 
     Returns:
         The half-open ranges, and the first byte of each packet in the joined bytes of the ranges.
@@ -305,7 +317,12 @@ def _ranges(
 
 
 def _encode_packets(needed: Needed) -> tuple[tuple[int, int, int, int], bytes]:
-    """Returns `counts` and `columns` of a `ClipHint`."""
+    """Returns `counts` and `columns` of a `ClipHint`.
+
+    The columns have for each packet the bytes between it and the one before it, size, pts, duration, and key and gap in
+    one number. For each sample they have its first packet, the one after its last, and the number of its frames. Then
+    come the packets of all frames, and all draws. Ascending columns have differences.
+    """
     gaps = needed.start - np.append(0, (needed.start + needed.size)[:-1])
     lengths = np.array(list(map(len, needed.rows)))
     drawn = np.concatenate(needed.draws).ravel() if needed.draws else np.empty(0, np.int64)
@@ -320,7 +337,7 @@ def _steps(column: Integers) -> Integers:
 
 
 def read_hint(content: bytes) -> tuple[ClipHint, Needed]:
-    """Reads a hint.
+    """Reads the hint of a block, and returns it with its columns.
 
     Raises:
         ValueError, msgspec.MsgspecError: the index did not write it.
@@ -367,13 +384,13 @@ def read_hint(content: bytes) -> tuple[ClipHint, Needed]:
 
 def pack_columns(columns: Sequence[NDArray[np.int64]]) -> bytes:
     """Returns columns as compressed bytes, which `unpack_columns` reads."""
-    # The bytes of like weight beside each other: a third of the length.
+    # The lowest bytes of all numbers come first, then the next ones: so compressed columns have a third of the length.
     raw = b"".join(column.astype("<i8").view("u1").reshape(-1, 8).T.tobytes() for column in columns)
     return zlib.compress(raw, 6)
 
 
 def unpack_columns(content: bytes, lengths: Sequence[int]) -> list[NDArray[np.int64]]:
-    """Returns the columns of these lengths; raises ValueError if the bytes have others."""
+    """Returns the columns that `pack_columns` wrote; raises ValueError if they do not have these lengths."""
     total = 8 * sum(lengths)
     if min(lengths) < 0 or total > _MAX_COLUMN_BYTES:
         raise ValueError(f"a hint of columns of {lengths}")

@@ -1,4 +1,7 @@
-"""Boxes of ISO base media files (ISO/IEC 14496-12), of which mp4, mov and m4a consist."""
+"""Reads boxes of ISO base media files (ISO/IEC 14496-12), of which mp4, mov and m4a consist.
+
+The readers of these files beside it use it: `movie.py`, `fragments.py`, `tables.py` and `entries.py`.
+"""
 
 from __future__ import annotations
 
@@ -11,23 +14,31 @@ from numpy.typing import NDArray
 
 from streamer.formats.failures import DamagedError
 
-# Length and type; the longer one has its length in 8 bytes behind them.
+# A header has a length of 4 bytes and a type. A long one has its length in 8 bytes after them.
 HEADER_BYTES = 8
 LONG_HEADER_BYTES = 16
 
 
 def header(content: memoryview | bytes, at: int, left: int) -> tuple[bytes, int, int]:
-    """Reads the header of the box at `at`, `left` bytes before the end: its type, and the bytes of header and box.
+    """Reads the header of a box.
+
+    Args:
+        content: bytes with the header.
+        at: where it begins in them.
+        left: bytes from there to the end of what the box is in.
+
+    Returns:
+        The type, the length of the header, and that of the whole box, which may reach over the end.
 
     Raises:
-        DamagedError: it is shorter than its header.
+        DamagedError: the header is cut off, or the box is shorter than its header.
     """
     size, kind = numbers(">I4s", content, at)
     head = HEADER_BYTES
     if size == 1:
         [size] = numbers(">Q", content, at + HEADER_BYTES)
         head = LONG_HEADER_BYTES
-    elif size == 0:  # to the end
+    elif size == 0:  # the box reaches to the end
         size = left
     if size < head:
         raise DamagedError(f"box {name_of(kind)} has a length of {size}", at)
@@ -38,7 +49,7 @@ def boxes(content: memoryview) -> Iterator[tuple[bytes, memoryview]]:
     """Yields type and body of the boxes in a body; fewer than 8 bytes at its end are ignored, as QuickTime writes them.
 
     Raises:
-        DamagedError: a box is longer than the body.
+        DamagedError: a box is longer than the body, or shorter than its header.
     """
     at = 0
     end = len(content)
@@ -51,7 +62,7 @@ def boxes(content: memoryview) -> Iterator[tuple[bytes, memoryview]]:
 
 
 def numbers(layout: str, content: memoryview | bytes, at: int = 0) -> tuple[Any, ...]:
-    """Unpacks a struct; raises DamagedError if the box ends before it."""
+    """Unpacks numbers of the `struct` layout at byte `at`; raises DamagedError if the content ends before them."""
     try:
         return struct.unpack_from(layout, content, at)
     except struct.error as error:
@@ -59,7 +70,18 @@ def numbers(layout: str, content: memoryview | bytes, at: int = 0) -> tuple[Any,
 
 
 def table(name: str, content: memoryview, dtype: str, count: int, at: int) -> NDArray[Any]:
-    """Returns `count` numbers, or rows of numbers, of a box; raises DamagedError if it is shorter."""
+    """Returns the numbers of a table in a box, without a copy.
+
+    Args:
+        name: name of the box, for the error.
+        content: body of the box.
+        dtype: dtype of an entry: a number, or a row of numbers.
+        count: number of entries.
+        at: byte of the body at which the table begins.
+
+    Raises:
+        DamagedError: the body is shorter than the table.
+    """
     kind = np.dtype(dtype)
     if at + count * kind.itemsize > len(content):
         raise DamagedError(f"{name} has {count} entries, more than fit into its {len(content)} bytes")
@@ -67,5 +89,5 @@ def table(name: str, content: memoryview, dtype: str, count: int, at: int) -> ND
 
 
 def name_of(kind: bytes) -> str:
-    """Returns a type as text, for messages."""
+    """Returns the type of a box as quoted text, for messages."""
     return repr(kind.decode("latin-1"))

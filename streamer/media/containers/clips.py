@@ -1,4 +1,8 @@
-"""Which frames of a video track each sample has (its clips), and which packets must be read to decode them. Pure."""
+"""Chooses which frames of a video track each sample has (its clips), and which packets must be read to decode them.
+
+The indexes of `Video` (`media/video/format.py`) and LeRobot (`media/lerobot/episodes.py`) cut tracks with it. Records
+and decoders use `Pattern` and `draw_numbers`, because workers draw clips. There is no I/O here.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +26,8 @@ class FrameTable(msgspec.Struct, frozen=True):
         pts: the time at which each frame is shown, ticks.
         duration: the time until the next one is shown, ticks.
         start: for each frame, the number of the key packet from which it is decoded.
-        ascends: Whether the times of the packets, as stored, only ascend: they may be times of decoding alone.
+        ascends: whether the times of the packets, as stored, only ascend. They may be those of decoding then, while
+            frames are shown in another order.
     """
 
     packet: Integers
@@ -38,10 +43,10 @@ class FrameTable(msgspec.Struct, frozen=True):
     def from_packets(cls, packets: Packets) -> FrameTable:
         """Finds the frames of a track.
 
-        A frame is decoded from the last key packet that is stored before it and not shown after it: frames of an open
-        GOP that are shown before its key frame are stored behind it and refer to the GOP before. Packets without a
-        byte, of frames that an encoder has dropped, are no frames, and neither are those that are stored or shown
-        before the first key packet, of which FFmpeg shows nothing either.
+        A frame is decoded from the last key packet that is stored before it and not shown after it. For in an open GOP
+        the frames that are shown before its key frame are stored after it, and refer to the GOP before. Packets without
+        a byte, which stand for dropped frames, are no frames. Packets that are stored or shown before the first key
+        packet are none either, as for FFmpeg.
 
         Raises:
             DamagedError: two frames are shown at one time, or there are frames, but none behind a key packet.
@@ -80,10 +85,10 @@ class Pattern(msgspec.Struct, frozen=True, array_like=True):
     """The frames of one clip, from its first one on.
 
     Attributes:
-        count: number of frames. 0 stands for a sample of one image, as LeRobot has them; `find_frames` and `fits` are
+        count: number of frames. 0 stands for a sample of one image, as LeRobot has them. `find_frames` and `fits` are
             not called for it.
         every: frames from one frame of the clip to the next. If it is 0, `ticks` says that.
-        ticks: time from one frame of the clip to the next; the frame shown at each of these times is taken.
+        ticks: time from one frame of the clip to the next. The frame shown at each of these times is taken.
     """
 
     count: int
@@ -94,8 +99,8 @@ class Pattern(msgspec.Struct, frozen=True, array_like=True):
         """Returns the numbers of the frames of clips: (clips, count). Behind the end the last frame is repeated.
 
         Args:
-            pts: Times of all frames, ticks.
-            firsts: Number of the first frame of each clip.
+            pts: times of all frames, ticks.
+            firsts: number of the first frame of each clip.
         """
         steps = np.arange(self.count)
         if self.every:
@@ -109,8 +114,8 @@ class Pattern(msgspec.Struct, frozen=True, array_like=True):
         """Returns with how many frames, from the first one on, a clip may begin without reaching over the end.
 
         Args:
-            pts: Times of all frames, ticks.
-            end: When the last frame ends, ticks; not used if `every` is set.
+            pts: times of all frames, ticks.
+            end: when the last frame ends, ticks. It is not used if `every` is set.
         """
         if self.every:
             return max(0, len(pts) - (self.count - 1) * self.every)
@@ -148,14 +153,14 @@ class Samples(msgspec.Struct, frozen=True):
     """The samples of a track, in the order of the packets with which they begin.
 
     Attributes:
-        pattern: the frames of a clip, for the workers that draw clips; its `ticks` are ticks.
+        pattern: the frames of a clip, for the workers that draw clips, with its `ticks` in ticks of the track.
         rows: for each sample, the numbers of its frames: those of its clips one after the other, or all that its clips
             may have if workers draw them.
-        draws: if workers draw the clips, for each sample int64 (clips, 2): the place in its row where a clip may begin
-            first, and the number of places where it may begin; otherwise empty.
+        draws: for each sample whose clips workers draw, int64 (clips, 2): the place in its row where a clip may begin
+            first, and the number of places where it may begin. The list is empty if none are drawn.
         start: for each sample, the number of its first packet.
-        stop: for each sample, the number behind its last packet.
-        extra: for each sample, the record of its row in a table; empty if there is no table.
+        stop: for each sample, the number after that of its last packet.
+        extra: for each sample, the record of its row in a table. It is empty if there is no table.
         left_out: number of samples that are not among these, because codec parameters change within them.
     """
 
@@ -173,9 +178,9 @@ class Cells(msgspec.Struct, frozen=True):
 
     Attributes:
         first, stop: the frames `[first, stop)` with which it may begin.
-        end: number behind the last frame that it may have.
-        spread: (clips, frames), the frames of each clip if they are spread over its segment; otherwise (clips, 0).
-        extra: for each clip, the record of its row in a table; empty if there is no table.
+        end: number after that of the last frame that it may have.
+        spread: (clips, frames), the frames of each clip if they are spread over its segment, otherwise (clips, 0).
+        extra: for each clip, the record of its row in a table. It is empty if there is no table.
     """
 
     first: Integers
@@ -198,10 +203,10 @@ def samples_of(sampling: Sampling, packets: Packets, frames: FrameTable, timesca
     Samples within which codec parameters change are left out, and so is a rest of fewer clips than a sample has.
 
     Args:
-        sampling: How it is cut.
-        packets: Packets of the track.
-        frames: Frames of the track.
-        timescale: Ticks of a second.
+        sampling: how the track is cut.
+        packets: packets of the track.
+        frames: frames of the track.
+        timescale: number of ticks in a second.
     """
     pattern = sampling.pattern_of(timescale)
     end = int(frames.pts[-1] + frames.duration[-1]) if len(frames) else 0
@@ -229,10 +234,16 @@ def samples_of(sampling: Sampling, packets: Packets, frames: FrameTable, timesca
 def samples_of_cells(
     sampling: Sampling, pattern: Pattern, cells: Cells, packets: Packets, frames: FrameTable
 ) -> Samples:
-    """Makes samples of cells, of which each has at least one frame with which a clip may begin (`first < stop`).
+    """Makes samples of cells: each `sampling.clips` cells that follow each other are a sample, and a rest is left out.
 
-    Each `sampling.clips` cells that follow each other are a sample; a rest is left out. With start="key", cells without
-    a key frame are passed over before.
+    With start="key", cells without a key frame are left out first.
+
+    Args:
+        sampling: how clips begin in their cells, and how many are a sample.
+        pattern: the frames of a clip, with its `ticks` in ticks of the track.
+        cells: where clips may begin. Each cell has at least one such frame (`first < stop`).
+        packets: packets of the track.
+        frames: frames of the track.
     """
     if sampling.start == "key":
         keys = np.append(np.flatnonzero(frames.start == frames.packet), len(frames))
@@ -266,10 +277,10 @@ def _find_packets(
     """Adds the packets of each sample, leaves out samples within which codec parameters change, and sorts the others.
 
     Args:
-        pattern: The frames of a clip.
-        found: Rows, draws and extra of the samples, see `Samples`.
-        packets: Packets of the track.
-        frames: Frames of the track.
+        pattern: the frames of a clip.
+        found: rows, draws and extra of the samples, see `Samples`.
+        packets: packets of the track.
+        frames: frames of the track.
     """
     rows = found[0]
     if not rows:

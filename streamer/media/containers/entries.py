@@ -1,4 +1,7 @@
-"""Reads sample entries of MP4 and QuickTime: what a decoder has to be told before the packets of a track."""
+"""Reads sample entries of MP4 and QuickTime, which say the codec parameters of a track, to a `TrackCodec`.
+
+`movie.py` reads them. All readers of video and audio files, records and decoders in `media/` use `TrackCodec`.
+"""
 
 from __future__ import annotations
 
@@ -9,25 +12,25 @@ import msgspec
 from streamer.formats.failures import DamagedError, UnreadError
 from streamer.media.containers.boxes import boxes, name_of, numbers
 
-# FFmpeg's decoders by type of the entry. dav1d decodes what FFmpeg's own does not.
+# FFmpeg's names of decoders by type of the entry. AV1 has dav1d, which decodes what FFmpeg's own decoder does not.
 CODECS = {
     b"avc1": "h264", b"avc3": "h264", b"hvc1": "hevc", b"hev1": "hevc", b"av01": "libdav1d", b"vp08": "vp8",
     b"vp09": "vp9", b"mp4v": "mpeg4", b"jpeg": "mjpeg", b"mjpa": "mjpeg", b"Opus": "opus", b"fLaC": "flac",
     b"alac": "alac", b".mp3": "mp3float", b"ac-3": "ac3", b"ec-3": "eac3", b"mp4a": "",
     **dict.fromkeys([b"apcn", b"apch", b"apcs", b"apco", b"ap4h"], "prores"),
 }  # fmt: skip
-# FFmpeg's decoders by objectTypeIndication of esds (ISO/IEC 14496-1).
+# FFmpeg's names of decoders by objectTypeIndication of esds (ISO/IEC 14496-1).
 OBJECT_TYPES = {
     0x20: "mpeg4", 0x40: "aac", 0x6A: "mpeg1video", 0x69: "mp3float", 0x6B: "mp3float", 0x6C: "mjpeg", 0x6D: "png",
     0xA5: "ac3", 0xA6: "eac3", 0xDD: "vorbis", **dict.fromkeys(range(0x60, 0x66), "mpeg2video"),
     **dict.fromkeys([0x66, 0x67, 0x68], "aac"),
 }  # fmt: skip
-# Signs of the matrix of a track, and degrees counterclockwise.
+# Degrees counterclockwise by which frames are turned, by the signs of the numbers a, b, c, d of a track's matrix.
 TURNS = {(1, 0, 0, 1): 0, (0, 1, -1, 0): 270, (-1, 0, 0, -1): 180, (0, -1, 1, 0): 90}
 ENCRYPTED = "is encrypted, and streamer has no keys"
 _VIDEO_BYTES = 86
 _AUDIO_BYTES = 36
-# Bytes that versions 1 and 2 of QuickTime's audio have besides.
+# Entries of audio in versions 1 and 2 of QuickTime are so many bytes longer.
 _LONGER = {1: 16, 2: 36}
 _OPUS_RATE = 48_000
 # Tags of the descriptors in esds.
@@ -37,16 +40,16 @@ _DECODER_SPECIFIC = 5
 
 
 class TrackCodec(msgspec.Struct, frozen=True, array_like=True):
-    """What a decoder has to be told.
+    """The codec of a track, with all that a decoder must know before its packets.
 
     Attributes:
-        name: FFmpeg's name of the decoder.
-        extradata: avcC, hvcC, av1C, the AudioSpecificConfig, ...: as FFmpeg takes it.
-        width, height: pixels of a frame.
-        rotation: degrees counterclockwise by which frames are turned: 0, 90, 180, 270.
-        colour: primaries, transfer, matrix (numbers of ISO/IEC 23091-2), and whether the range is full; None if the
-            file does not say it.
-        rate, channels: samples a second and number of channels, of audio.
+        name: FFmpeg's name of the decoder, or "pcm" for PCM values (`media/audio/windows.py`).
+        extradata: codec parameters as FFmpeg takes them, such as the body of avcC, or the AudioSpecificConfig.
+        width, height: pixels of a frame, or 0 for audio.
+        rotation: degrees counterclockwise by which frames are turned: 0, 90, 180 or 270.
+        colour: primaries, transfer, matrix (numbers of ISO/IEC 23091-2), and whether the range is full. None means that
+            the file does not say it.
+        rate, channels: samples a second and number of channels, or 0 for video.
     """
 
     name: str
@@ -62,9 +65,14 @@ class TrackCodec(msgspec.Struct, frozen=True, array_like=True):
 def read_codec(entry: bytes, *, video: bool, rotation: int = 0) -> TrackCodec:
     """Reads a sample entry of a video or audio track.
 
+    Args:
+        entry: the entry, its header included.
+        video: whether it is of a video track; otherwise it is of an audio track.
+        rotation: degrees counterclockwise by which frames of the track are turned.
+
     Raises:
-        UnreadError: it is encrypted, or of a codec that is not read.
-        DamagedError: it is cut off.
+        UnreadError: the track is encrypted, or its codec is not read.
+        DamagedError: the entry is cut off.
     """
     kind = entry[4:8]
     if kind in {b"encv", b"enca"}:
@@ -90,7 +98,7 @@ def read_codec(entry: bytes, *, video: bool, rotation: int = 0) -> TrackCodec:
 
 
 def _read_box(kind: bytes, body: memoryview, found: dict[str, object]) -> dict[str, object]:
-    """Reads a box of an entry: name and extradata to `found`; returns other attributes."""
+    """Reads a box inside an entry: sets "name" and "extradata" in `found`, and returns other attributes by name."""
     if kind in {b"avcC", b"hvcC", b"av1C"}:
         found["extradata"] = bytes(body)
     elif kind == b"esds":
@@ -117,7 +125,7 @@ def _read_box(kind: bytes, body: memoryview, found: dict[str, object]) -> dict[s
 
 
 def _descriptors(body: bytes) -> tuple[int, bytes]:
-    """Reads esds: the type of object, and what the decoder is told."""
+    """Reads the body of esds: the objectTypeIndication, and the codec parameters; raises DamagedError."""
     at = 4
     kind = 0
     specific = b""

@@ -1,8 +1,8 @@
-"""Fragments of movies (moof): where they are, and the runs of packets in them, each with the defaults of its track.
+"""Reads fragments of movies (moof): finds where they are, and the packets in them, for `movie.py`.
 
-They are found by the file's own index of them (sidx, mfra), else by a search, which reads only heads of boxes. An index
-and a search only say where reading begins: fragments count if the boxes before them end where they begin. So all of
-them are found, or the file is damaged, whatever its index says.
+Fragments are found by the file's own index of them (sidx, mfra), else by a search, which reads only heads of boxes.
+Index and search only say where reading begins: a fragment counts if the box before it ends where it begins. So all of
+them are found, or the file is refused as damaged, whatever its index says.
 """
 
 from __future__ import annotations
@@ -21,15 +21,17 @@ from streamer.manifest.model import ObjectRecord
 from streamer.media.containers.boxes import HEADER_BYTES, LONG_HEADER_BYTES, boxes, header, numbers, table
 from streamer.media.containers.tables import Integers, find_max_packets
 
-# Read at each box on the outermost level: all of moov in files of some seconds, and moof of 200 packets.
+# So many bytes are read at each outermost box: all of moov in files of some seconds, or a moof of 200 packets.
 HEAD_BYTES = 4096
 MAX_INDEX_BYTES = 256 << 20
-# 290 hours of fragments of 2 s; their places take 200 MB.
+# A file may have so many outermost boxes: 290 hours of fragments of 2 s, whose places take 200 MB.
 _MAX_BOXES = 1 << 20
-# Heads nearer to each other are read at once, and several fragments that are shorter: another request takes longer.
+# Heads with fewer bytes between them are read by one request. After a fragment shorter than that, `_SEVERAL_BYTES` are
+# read at once.
 _NEAR_BYTES = 64 << 10
 _SEVERAL_BYTES = 256 << 10
-# mfra has 19 bytes a fragment and track, a fragment rarely less than 40 KB.
+# The end of a file is read for mfra, a 1024th of it: mfra has 19 bytes a fragment and track, and a fragment rarely has
+# less than 40 KB.
 _TAIL_SHARE = 1 << 10
 _MAX_TAIL_BYTES = 1 << 20
 # A file without an index is walked from several places at once, so that each walk has about as many fragments, a
@@ -39,7 +41,7 @@ _MAX_SEARCH_BYTES = 16 << 20
 _BEGIN = b"moof\0\0\0\x10mfhd"
 _TRAILER_BYTES = 16
 _NOT_KEY = 0x10000
-# Flags of tfhd: fields that it has, in this order, and what they are if it has not.
+# Flags of tfhd: the fields that it has, in this order, and whether offsets count from the beginning of moof.
 _BASE = 1
 _ENTRY = 2
 _DURATION = 8
@@ -53,7 +55,7 @@ _COLUMNS = {"duration": 0x100, "size": 0x200, "flags": 0x400, "time": 0x800}
 
 
 class _Box(msgspec.Struct):
-    """A box on the outermost level: its type, where its body begins and ends, and what of it was read."""
+    """An outermost box: its type, the bytes of the file where its body begins and ends, and what of it was read."""
 
     kind: bytes
     start: int
@@ -62,10 +64,18 @@ class _Box(msgspec.Struct):
 
 
 def check_whole(kind: bytes, at: int, stop: int, size: int, missing: str = "") -> None:
-    """Refuses a box that ends behind the file, or an index that is too long; `missing` is added to the message.
+    """Refuses a box that ends after the file, or an index that is too long.
+
+    Args:
+        kind: type of the box.
+        at: byte at which it begins.
+        stop: byte at which it ends.
+        size: length of the file in bytes.
+        missing: text that is added to the message about a file that is cut off.
 
     Raises:
-        DamagedError, UnreadError: it is one.
+        DamagedError: moov, moof or mdat ends after the file.
+        UnreadError: moov or moof has more than `MAX_INDEX_BYTES`.
     """
     if kind in {b"moov", b"moof", b"mdat"} and stop > size:
         raise DamagedError(
@@ -76,19 +86,19 @@ def check_whole(kind: bytes, at: int, stop: int, size: int, missing: str = "") -
 
 
 def read_moofs(record: ObjectRecord, at: int, held: tuple[int, memoryview]) -> Reading[list[tuple[int, memoryview]]]:
-    """Finds the fragments of a file.
+    """Finds and reads the fragments of a file.
 
     Args:
         record: the file.
-        at: where the box behind moov begins.
-        held: where bytes begin that were read already, and these.
+        at: byte at which the box after moov begins.
+        held: bytes that were read already: the byte of the file at which they begin, and they themselves.
 
     Returns:
         First byte and body of each moof, in order.
 
     Raises:
-        DamagedError: it is cut off, or a box has no length.
-        UnreadError: it has too many fragments.
+        DamagedError: the file is cut off, or a box has no length.
+        UnreadError: the file has too many boxes, or too long an index.
     """
     walk = _Walk(record.size, at)
     walk.take([held])
@@ -103,7 +113,11 @@ def read_moofs(record: ObjectRecord, at: int, held: tuple[int, memoryview]) -> R
 
 
 class _Walk:
-    """Boxes on the outermost level, followed from several places on.
+    """Follows outermost boxes, each to the next one, from several places of a file at once.
+
+    Args:
+        size: length of the file in bytes.
+        at: byte at which the first box begins.
 
     Attributes:
         indexed: whether an index of most of the fragments was found.
@@ -113,7 +127,8 @@ class _Walk:
         self.indexed = False
         self._size = size
         self._at = at
-        # Places to read at, and how many bytes; boxes whose bodies are not read to their ends.
+        # `_coming` has the places to read at, with numbers of bytes. `_cut` has boxes whose bodies are not read to the
+        # end, and `_boxes` all boxes by their first bytes.
         self._coming = {at: HEAD_BYTES}
         self._cut: list[_Box] = []
         self._boxes: dict[int, _Box | DamagedError] = {}
@@ -127,7 +142,14 @@ class _Walk:
         return heads + [(box.start + len(box.body), box.stop) for box in self._cut]
 
     def take(self, contents: Sequence[tuple[int, memoryview]]) -> None:
-        """Parses what was read; `contents` are bytes and where they begin, in order."""
+        """Parses what was read, and plans what to read next.
+
+        Args:
+            contents: pieces of the file in order, each with its first byte.
+
+        Raises:
+            DamagedError, UnreadError: as `read_moofs`.
+        """
         starts = [start for start, _ in contents]
 
         def read_from(at: int) -> memoryview:
@@ -152,7 +174,7 @@ class _Walk:
         self._coming = {at: length for at, length in self._coming.items() if at not in self._boxes}
 
     def search(self) -> list[Range]:
-        """Returns where to look for fragments in a file without an index, at the first call; afterwards nothing."""
+        """Returns ranges in which to look for fragments, if the file has no index; only once, afterwards none."""
         window = self._longest * 3 // 2 + HEAD_BYTES
         if self.indexed or self._searched or not self._longest:
             return []
@@ -163,7 +185,7 @@ class _Walk:
         return [(place, min(self._size, place + window)) for place in places]
 
     def moofs(self) -> list[tuple[int, memoryview]]:
-        """First byte and body of each fragment; see `read_moofs`."""
+        """Returns first byte and body of each fragment, when all are read; raises as `read_moofs`."""
         found = []
         at = self._at
         while at + HEADER_BYTES <= self._size:
@@ -177,13 +199,13 @@ class _Walk:
         return found
 
     def _begin(self, places: Iterable[int]) -> None:
-        """Plans to read at places where boxes may begin."""
+        """Plans to read at these places, where boxes may begin."""
         for at in places:
             if self._at < at < self._size and at not in self._boxes:
                 self._coming.setdefault(at, HEAD_BYTES)
 
     def _follow(self, at: int, read_from: Callable[[int], memoryview]) -> None:
-        """Goes from box to box, until it comes to bytes that were not read, or where another walk was."""
+        """Notes box after box from byte `at` on, up to bytes that were not read, or to a box that is known."""
         fragment = None
         while at + HEADER_BYTES <= self._size and at not in self._boxes:
             content = read_from(at)
@@ -210,13 +232,13 @@ class _Walk:
             self._longest = max(self._longest, min(at, self._size) - fragment)
 
     def _fill(self, box: _Box, read_from: Callable[[int], memoryview]) -> None:
-        """Adds bytes to the body of a box; once it is whole, begins at the fragments that an index in it names."""
+        """Adds what was read to the body of a box; once that is whole, plans to read where an index in it points."""
         have = box.start + len(box.body)
         box.body += bytes(read_from(have)[: box.stop - have])
         if box.start + len(box.body) < box.stop:
             self._cut.append(box)
             return
-        # The places that they name are only tried.
+        # A damaged index is ignored: it only names places to try.
         with suppress(DamagedError):
             if box.kind == b"sidx":
                 # The last place is where its subsegments end.
@@ -248,7 +270,15 @@ def _random_access(box: _Box) -> Iterator[int]:
 
 
 class Defaults(msgspec.Struct, frozen=True):
-    """What holds for packets of a track if their run says nothing: number of the sample entry, ticks, bytes, flags."""
+    """The values that packets of a track have where their run does not say them.
+
+    Attributes:
+        track: number of the track.
+        entry: number of the sample entry, from 1.
+        duration: duration of a packet, ticks.
+        size: length of a packet in bytes.
+        flags: flags of a packet.
+    """
 
     track: int
     entry: int = 1
@@ -263,8 +293,8 @@ class Runs(msgspec.Struct):
     Attributes:
         defaults: the defaults of the whole track.
         found: for each run, the columns of `Packets.from_columns`.
-        next_time: decode time of the next packet.
-        count: packets so far.
+        next_time: decode time of the next packet, ticks.
+        count: number of packets so far.
     """
 
     defaults: Defaults
@@ -273,22 +303,28 @@ class Runs(msgspec.Struct):
     count: int = 0
 
     def columns(self) -> list[Integers]:
-        """Returns the columns of `Packets.from_columns`."""
+        """Returns the columns of `Packets.from_columns` for all packets."""
         if not self.found:
             return [np.empty(0, np.int64)] * 6
         return [np.concatenate(column) for column in zip(*self.found, strict=True)]
 
 
 def trex(body: memoryview) -> Defaults:
-    """Reads the box trex."""
+    """Reads the body of trex, the defaults of a track."""
     return Defaults(*numbers(">5I", body, 4))
 
 
 def read_moof(content: memoryview, start: int, object_bytes: int, tracks: Mapping[int, Runs]) -> None:
-    """Adds the packets of the moof at byte `start` of an object to its tracks.
+    """Adds the packets of a fragment to the runs of their tracks.
+
+    Args:
+        content: body of the moof.
+        start: byte of the file at which the moof begins.
+        object_bytes: length of the file.
+        tracks: the runs of each track by its number, which are changed.
 
     Raises:
-        DamagedError: it is cut off, or of a track that moov does not have.
+        DamagedError: the fragment is cut off, has a track that moov does not have, or too many packets.
     """
     end = start
     for kind, body in boxes(content):
@@ -309,7 +345,17 @@ def read_moof(content: memoryview, start: int, object_bytes: int, tracks: Mappin
 
 
 def _tfhd(body: memoryview, start: int, end: int, tracks: Mapping[int, Runs]) -> tuple[Runs, int, Defaults]:
-    """Returns the runs of the track, the byte from which its offsets count, and its defaults in this fragment."""
+    """Reads tfhd, the head of a track in a fragment.
+
+    Args:
+        body: body of the box.
+        start: byte of the file at which moof begins.
+        end: byte at which the packets before end.
+        tracks: the runs of each track by its number.
+
+    Returns:
+        The runs of the track, the byte from which its offsets count, and its defaults in this fragment.
+    """
     flags, number = numbers(">II", body)
     if (runs := tracks.get(number)) is None:
         raise DamagedError(f"moof is of track {number}, which moov does not have", start)
@@ -327,7 +373,15 @@ def _tfhd(body: memoryview, start: int, end: int, tracks: Mapping[int, Runs]) ->
 
 
 def _trun(runs: Runs, body: memoryview, bases: tuple[int, int], defaults: Defaults, object_bytes: int) -> int:
-    """Adds a run; returns where its bytes end."""
+    """Adds a run of packets to `runs`; returns the byte of the file at which its packets end.
+
+    Args:
+        runs: the runs of its track.
+        body: body of trun.
+        bases: the byte from which an offset in the run counts, and where the packets begin if it has no offset.
+        defaults: defaults of the track in this fragment.
+        object_bytes: length of the file.
+    """
     flags, count = numbers(">II", body)
     base, offset = bases
     at = 8

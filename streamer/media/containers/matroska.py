@@ -1,7 +1,8 @@
-"""Reads the packets of a video in Matroska or WebM (RFC 9559): all bytes once, because only blocks say where they are.
+"""Reads the packets of a video in Matroska or WebM (RFC 9559), for the format `Video` (`media/video/format.py`).
 
-Elements that contain blocks are not measured, only entered, so that files of live recorders, which do not know the
-lengths of theirs, are read as others are.
+It goes over the whole file once, because only the blocks themselves say where packets are. (A "block" here is an
+element with one packet.) Elements that contain blocks are entered without use of their lengths, which live recorders do
+not know.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ _REFERENCE = 0xFB
 _BLOCKS = frozenset([_SIMPLE_BLOCK, _BLOCK])
 _ENTERED = frozenset([_SEGMENT, _CLUSTER, _GROUP])
 _HEADS = frozenset([_INFO, _TRACKS])
-# So many bytes of their bodies are read: a block begins with the number of the track, the time and flags.
+# So many bytes of the bodies of these elements are read: a block begins with the track's number, the time and flags.
 _READ_BYTES = {_SIMPLE_BLOCK: 11, _BLOCK: 11, _TIMESTAMP: 8, _DURATION: 8, _REFERENCE: 1}
 _MAX_HEAD_BYTES = 16 << 20
 _SCALE = 0x2AD7B1
@@ -62,7 +63,7 @@ _PRIMARIES = 0x55BB
 _TRANSFER = 0x55BA
 _MATRIX = 0x55B1
 _RANGE = 0x55B9
-# Numbers of ISO/IEC 23091-2, and of a range.
+# Numbers of colours (ISO/IEC 23091-2): none, and the highest. Then the number of a full range.
 _UNSPECIFIED = 2
 _MAX_COLOUR = 22
 _FULL = 2
@@ -79,10 +80,13 @@ _CODECS = {
 
 
 def header(content: bytes | memoryview, at: int = 0) -> tuple[int, int | None, int]:
-    """Reads the header of an element: its id, the bytes of its body (None: unknown), and those of the header.
+    """Reads the header of the element at byte `at`.
+
+    Returns:
+        The id, the length of the body, which is None if the file does not say it, and the length of the header.
 
     Raises:
-        DamagedError: it is not a header, or cut off.
+        DamagedError: these bytes are not a header, or it is cut off.
     """
     try:
         id_bytes = 9 - content[at].bit_length()
@@ -96,7 +100,7 @@ def header(content: bytes | memoryview, at: int = 0) -> tuple[int, int | None, i
 
 
 def number_at(content: bytes | memoryview, at: int) -> tuple[int, int]:
-    """Reads a number that says its own length; returns it and its bytes."""
+    """Reads a number whose first byte says its length; returns the number and that length. Raises DamagedError."""
     count = 9 - content[at].bit_length()
     if count > 8 or at + count > len(content):
         raise DamagedError("a number is longer than what has it", at)
@@ -107,7 +111,7 @@ def elements(content: memoryview) -> Iterator[tuple[int, memoryview]]:
     """Yields ids and bodies of the elements in a body.
 
     Raises:
-        DamagedError: one is longer than the body.
+        DamagedError: an element is longer than the body, or has no length.
     """
     at = 0
     while at < len(content):
@@ -119,19 +123,27 @@ def elements(content: memoryview) -> Iterator[tuple[int, memoryview]]:
 
 
 def read_unsigned(body: memoryview | bytes) -> int:
-    """Reads a whole number."""
+    """Reads a whole number of any length; 0 for no bytes."""
     return int.from_bytes(body, "big")
 
 
 def read_real(body: memoryview | bytes) -> float:
-    """Reads a number of 4 or 8 bytes, or of none; raises DamagedError for others."""
+    """Reads a float of 4 or 8 bytes, and 0.0 for no bytes; raises DamagedError for other lengths."""
     if len(body) not in {0, 4, 8}:
         raise DamagedError(f"a float of {len(body)} bytes")
     return float(struct.unpack(">f" if len(body) == 4 else ">d", body)[0]) if body else 0.0
 
 
 class MatroskaEntry(msgspec.Struct):
-    """A track: number, type, codec, nanoseconds of a frame, and why its packets are not read, if they are not."""
+    """A track of the file.
+
+    Attributes:
+        number: number of the track in blocks.
+        type: type of the track, which is 1 for video.
+        codec: its codec parameters.
+        frame_nanoseconds: usual duration of a frame, or 0 if the file does not say it.
+        unread: why the packets are not read, as the end of a sentence, or "" if they are.
+    """
 
     number: int = 0
     type: int = 0
@@ -141,12 +153,16 @@ class MatroskaEntry(msgspec.Struct):
 
 
 class Blocks:
-    """The packets of one track so far.
+    """Collects the packets of one track.
+
+    Args:
+        number: number of the track in blocks.
 
     Attributes:
-        columns: offset, size, time, duration, key, whether it is shown; times are ticks of the file.
+        columns: for each packet its offset, size, time, duration, key, and whether it is shown. Times are ticks of the
+            file.
         cluster: time of the cluster that is being read, ticks.
-        laced_at: byte in the file of a block with several frames; None if there is none.
+        laced_at: byte in the file of a block with several frames, or None if there is none.
     """
 
     def __init__(self, number: int) -> None:
@@ -158,22 +174,33 @@ class Blocks:
         self._is_added = False
 
     def begin_group(self) -> None:
-        """What comes says of one block."""
+        """Notes that a group begins, whose elements are all about one block."""
         self._is_referring = self._is_added = False
 
     def refer(self) -> None:
-        """Notes that the block of this group refers to others, hence is no key; the block may come later."""
+        """Notes that the block of this group refers to other blocks, so it is no key. The block may come later."""
         self._is_referring = True
         if self._is_added:
             self.columns[4][-1] = False
 
     def last(self, duration: int) -> None:
-        """Notes the duration of the block of this group, ticks."""
+        """Notes the duration of the block of this group, in ticks, if the block came before."""
         if self._is_added:
             self.columns[3][-1] = duration
 
     def add(self, head: bytes, at: int, stop: int, *, simple: bool) -> None:
-        """Adds the block of which these are the first bytes, if it is of the track; it is `[at, stop)` of the file."""
+        """Adds a block, unless it is of another track.
+
+        Args:
+            head: first bytes of its body.
+            at: byte of the file at which its body begins.
+            stop: byte at which it ends.
+            simple: whether it is no part of a group, so that its own flags say whether it is a key.
+
+        Raises:
+            DamagedError: the block is too short.
+            UnreadError: there are too many packets.
+        """
         track, used = number_at(head, 0)
         if len(head) < used + 3:
             raise DamagedError(f"a block of {len(head)} bytes", at)
@@ -194,7 +221,15 @@ class Blocks:
 
 
 class MatroskaTracks:
-    """What the elements of a file have said so far: the video tracks, and the packets of each."""
+    """Collects what the elements of a file say: the video tracks, and the packets of each.
+
+    Args:
+        stream_index: number of the wanted track in the file, or None for all video tracks.
+
+    Attributes:
+        nanoseconds: length of a tick of the file.
+        tracks: each video track with its packets.
+    """
 
     def __init__(self, stream_index: int | None) -> None:
         self.nanoseconds = 1_000_000
@@ -202,12 +237,22 @@ class MatroskaTracks:
         self._stream_index = stream_index
 
     def begin_group(self) -> None:
-        """What comes says of one block."""
+        """Notes for all tracks that a group begins, whose elements are all about one block."""
         for _, blocks in self.tracks:
             blocks.begin_group()
 
     def take(self, kind: int, content: bytes, body: int, stop: int) -> None:
-        """Takes the beginning of the body of an element, which is `[body, stop)` of the file."""
+        """Takes an element.
+
+        Args:
+            kind: its id.
+            content: its body, or the beginning of it (`_READ_BYTES`).
+            body: byte of the file at which the body begins.
+            stop: byte at which it ends.
+
+        Raises:
+            DamagedError, UnreadError: as `read_matroska`.
+        """
         if kind == _INFO:
             scales = [read_unsigned(inner) for name, inner in elements(memoryview(content)) if name == _SCALE]
             self.nanoseconds = next(filter(None, scales), self.nanoseconds)
@@ -239,7 +284,7 @@ class MatroskaTracks:
 def read_matroska(
     record: ObjectRecord, stream_index: int | None = None
 ) -> Generator[Need, Answer, tuple[Packets, TrackCodec, int]]:
-    """Reads a file from its beginning to its end.
+    """Reads a file from its beginning to its end; asks for bytes by `yield` (`formats/reading.py`).
 
     Args:
         record: the file.
@@ -249,8 +294,8 @@ def read_matroska(
         Packets and codec parameters of the track, and its ticks of a second.
 
     Raises:
-        DamagedError: it is cut off, or its elements contradict each other.
-        UnreadError: it is not such a file, or of a kind that is not read.
+        DamagedError: the file is cut off, or its elements contradict each other.
+        UnreadError: the file is no Matroska or WebM, or has no such track that is read.
     """
     window = Window(record.size)
     size = record.size
@@ -283,7 +328,11 @@ def read_matroska(
 
 
 def _ticks(nanoseconds: int) -> tuple[int, int]:
-    """Ticks of a second of which a time in the file is a whole number, and this number."""
+    """Returns the ticks of packets for a file whose ticks have so many nanoseconds.
+
+    Returns:
+        Number of ticks in a second, and number of them in a tick of the file.
+    """
     second = 1_000_000_000
     return (second, nanoseconds) if second % nanoseconds else (second // nanoseconds, 1)
 
@@ -292,7 +341,8 @@ def _packets(blocks: Blocks, entry: MatroskaEntry, nanoseconds: int, size: int) 
     """Returns the packets of a track in ticks of `_ticks`; raises DamagedError if some are outside of `size` bytes."""
     offset, length, time, duration, key, shown = (np.frombuffer(column, np.int64) for column in blocks.columns)
     timescale, ticks = _ticks(nanoseconds)
-    # FFmpeg takes the usual duration, too. The limit is a thousand seconds: a wrong one is of the last frame alone.
+    # Packets without a duration get the usual one, as FFmpeg does, up to a thousand seconds. A wrong one changes only
+    # when the last frame ends.
     usual = min(round(entry.frame_nanoseconds * timescale / 1e9), 1000 * timescale)
     if np.abs(time).max(initial=0) * ticks >= 1 << 62:
         raise DamagedError("times of more than 100 years")
@@ -310,7 +360,11 @@ def _packets(blocks: Blocks, entry: MatroskaEntry, nanoseconds: int, size: int) 
 
 
 def _find_videos(content: memoryview, stream_index: int | None) -> list[MatroskaEntry]:
-    """Reads the element Tracks: returns the video tracks, or the one of number `stream_index`; raises UnreadError."""
+    """Reads the element Tracks, and returns its video tracks, or only the track of number `stream_index`.
+
+    Raises:
+        UnreadError: there is no such video track, or the only one is not read.
+    """
     found = [_entry(body) for kind, body in elements(content) if kind == _ENTRY]
     wanted = found if stream_index is None else found[stream_index : stream_index + 1] if stream_index >= 0 else []
     videos = [entry for entry in wanted if entry.type == _VIDEO_TRACK]
@@ -350,7 +404,7 @@ def _entry(content: memoryview) -> MatroskaEntry:
 
 
 def _parse_frame(content: memoryview, entry: MatroskaEntry) -> dict[str, Any]:
-    """What Video says, as `TrackCodec` has it."""
+    """Reads the element Video; returns attributes of `TrackCodec` by name, or sets `entry.unread` for turned frames."""
     found: dict[str, Any] = {}
     for kind, body in elements(content):
         if kind in {_WIDTH, _HEIGHT}:

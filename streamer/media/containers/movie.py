@@ -1,4 +1,7 @@
-"""Reads the index of mp4, mov and m4a: the box moov, and in fragmented files each moof. Nothing else is read."""
+"""Reads the index of mp4, mov and m4a: the box moov, and in fragmented files each moof, and nothing else.
+
+The formats of `media/` read their videos and tracks of audio with it, and decoders of whole videos in `media/decode/`.
+"""
 
 from __future__ import annotations
 
@@ -28,13 +31,14 @@ class Track(msgspec.Struct):
 
     Attributes:
         number: its id.
-        kind: "vide", "soun" or another.
-        timescale: ticks of a second.
+        kind: type of the track: "vide" for video, "soun" for audio, or another.
+        timescale: number of ticks in a second.
         rotation: degrees counterclockwise by which frames have to be turned.
-        pixels: of a frame, as moov has it.
+        pixels: number of pixels of a frame, by the first sample entry; 0 if it is no video.
         edits: its edit list.
         entries: the sample entries, as stored.
-        tables: where its packets are; of fragmented files `runs` says that.
+        tables: where its packets are, if the file is not fragmented.
+        runs: its packets in fragments, or None if moov says that the file has no fragments.
     """
 
     number: int = 0
@@ -68,9 +72,9 @@ class Movie(msgspec.Struct):
     """The index of a file.
 
     Attributes:
-        size: bytes of the file.
-        timescale: ticks of a second, of the edit lists.
-        tracks: in the order stored.
+        size: length of the file in bytes.
+        timescale: number of ticks in a second, for durations in edit lists.
+        tracks: the tracks in the order stored.
     """
 
     size: int
@@ -78,10 +82,15 @@ class Movie(msgspec.Struct):
     tracks: list[Track] = msgspec.field(default_factory=list)
 
     def track(self, kind: str, stream_index: int | None = None) -> Track:
-        """Returns the track of that number, or if it is None the first one of this kind, of videos see `prefer`.
+        """Returns a track.
+
+        Args:
+            kind: type of the track, `VIDEO` or `AUDIO`.
+            stream_index: number of the track among all. None means the first one with audio, or the video that `prefer`
+                takes.
 
         Raises:
-            UnreadError: there is none.
+            UnreadError: there is no such track of this type.
         """
         found = self.tracks
         if stream_index is not None:
@@ -93,11 +102,11 @@ class Movie(msgspec.Struct):
         return found[prefer([(track.count, track.pixels) for track in found]) if kind == VIDEO else 0]
 
     def packets(self, track: Track) -> Packets:
-        """Returns the packets of a track.
+        """Returns the packets of a track, with times after its edit list.
 
         Raises:
-            DamagedError: its tables contradict each other, or packets are outside of the file.
-            UnreadError: its edit list is not read.
+            DamagedError: the tables contradict each other, or packets are outside of the file.
+            UnreadError: the edit list is not read.
         """
         fragmented = track.runs is not None and not track.tables.count
         try:
@@ -112,33 +121,40 @@ class Movie(msgspec.Struct):
         return packets
 
     def find_edit(self, track: Track) -> tuple[int, int]:
-        """Returns when a track begins to be shown, and for how long (0 if to its end), in ticks of the track."""
+        """Returns when a track begins to be played, and for how long (0 means to its end), in ticks of the track."""
         empty = sum(edit.duration for edit in track.edits if edit.media_time == EMPTY)
         length = sum(edit.duration for edit in track.edits) - empty
         return rescale(empty, track.timescale, self.timescale), rescale(length, track.timescale, self.timescale)
 
 
 def prefer(tracks: Sequence[tuple[int, int]]) -> int:
-    """Returns the number of the track to take, of tracks with so many packets of so many pixels.
+    """Returns which video track to take, as its place among these.
 
-    It is the first one with most pixels among those with at least half as many packets as the longest has: covers and
-    previews have large frames, and few.
+    It is the first one with most pixels among those with at least half as many packets as the longest has. So covers
+    and previews, which have few frames, are not taken.
+
+    Args:
+        tracks: number of packets, and pixels of a frame, of each track.
     """
     largest = max(count for count, _ in tracks)
     return max(range(len(tracks)), key=lambda number: (2 * tracks[number][0] >= largest, tracks[number][1], -number))
 
 
 def is_movie(head: memoryview) -> bool:
-    """Whether a file begins as mp4 and mov do."""
+    """Returns whether a file that begins with `head` is mp4 or mov."""
     return bytes(head[4:8]) in _FIRST_BOXES
 
 
 def read_movie(record: ObjectRecord, held: memoryview = _NOTHING) -> Reading[Movie]:
-    """Reads the index of an object, of which the first bytes may be held already.
+    """Reads the index of an object; asks for bytes by `yield` (`formats/reading.py`).
+
+    Args:
+        record: the object.
+        held: its first bytes, as far as they were read already.
 
     Raises:
-        DamagedError: it is cut off, or its boxes contradict each other.
-        UnreadError: it is not such a file.
+        DamagedError: the file is cut off, or its boxes contradict each other.
+        UnreadError: the file is not mp4 or mov, or its index is compressed or too long.
     """
     size = record.size
     at = 0

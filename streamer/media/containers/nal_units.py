@@ -1,6 +1,7 @@
 """Reads NAL units of H.264 and HEVC in mp4 and Matroska, where each has its length before it.
 
-Parameter sets and slice headers are parsed as far as the order of frames needs them; `packet_checks.py` uses that.
+`packet_checks.py` uses it to see in which order frames are shown. Parameter sets and slice headers are parsed only as
+far as that order needs them.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import msgspec
 
 from streamer.media.containers.entries import TrackCodec
 
-# The byte of avcC and hvcC that has the bytes of a length, and how long they are at least.
+# The byte of avcC and hvcC that says how many bytes the length of a unit takes, and the least length of these boxes.
 _LENGTH_AT = {"h264": 4, "hevc": 21}
 _MIN_BYTES = {"h264": 7, "hevc": 23}
 _USUAL_LENGTH_BYTES = 4
@@ -74,13 +75,13 @@ def split_units(packet: memoryview, length_bytes: int) -> Iterator[memoryview]:
 
 
 class CodedFrame(msgspec.Struct, frozen=True):
-    """What the first slice of a packet says of the order in which frames are shown.
+    """The facts about the order of frames that the first slice of a packet tells.
 
     Attributes:
-        count: Low bits of the order count: frames are shown in the order of these counts.
-        period: The number at which these bits begin at 0 again, a power of two.
-        begins: Whether order counts begin anew with the frame.
-        is_anchor: Whether the high bits of the next count follow from the count of this frame.
+        count: low bits of the order count. Frames are shown in the order of their counts.
+        period: the number at which these bits begin at 0 again, a power of two.
+        begins: whether order counts begin anew with the frame.
+        is_anchor: whether the high bits of the next count follow from the count of this frame.
     """
 
     count: int
@@ -96,7 +97,7 @@ class ParameterSets(Protocol):
         """Reads a NAL unit: keeps a parameter set, returns the frame of a first slice, ignores other units.
 
         Raises:
-            ValueError: The unit is cut off, or refers to a set that is not known.
+            ValueError: the unit is cut off, or refers to a set that is not known.
         """
         ...
 
@@ -106,7 +107,7 @@ class ParameterSets(Protocol):
 
 
 class _Bits:
-    """Reads the bits of a NAL unit."""
+    """Reads the bits of a NAL unit one after the other. Its methods raise ValueError where the unit ends too early."""
 
     def __init__(self, unit: bytes) -> None:
         content = unit[:MAX_SET_BYTES].replace(b"\0\0\3", b"\0\0")
@@ -145,7 +146,7 @@ class _Bits:
 
 
 class _H264Sequence(msgspec.Struct, frozen=True):
-    """What slices of H.264 are read with; see ISO/IEC 14496-10, 7.3.2.1.1."""
+    """The facts of a sequence parameter set that reading slices of H.264 needs; see ISO/IEC 14496-10, 7.3.2.1.1."""
 
     has_colour_planes: bool
     number_bits: int
@@ -156,10 +157,13 @@ class _H264Sequence(msgspec.Struct, frozen=True):
 
 
 class H264Sets:
-    """Parameter sets of H.264.
+    """Keeps the parameter sets of a stream of H.264.
 
     Args:
-        extradata: Box avcC, or other bytes, which have none.
+        extradata: body of the box avcC. There are no sets in other bytes.
+
+    Raises:
+        ValueError, IndexError: a parameter set is cut off.
     """
 
     def __init__(self, extradata: bytes) -> None:
@@ -315,7 +319,7 @@ def _read_usability(bits: _Bits) -> int:
 
 
 class _HevcSequence(msgspec.Struct, frozen=True):
-    """What slices of HEVC are read with; see ISO/IEC 23008-2, 7.3.2.2."""
+    """The facts of a sequence parameter set that reading slices of HEVC needs; see ISO/IEC 23008-2, 7.3.2.2."""
 
     has_colour_planes: bool
     order_bits: int
@@ -323,7 +327,7 @@ class _HevcSequence(msgspec.Struct, frozen=True):
 
 
 class _HevcImages(msgspec.Struct, frozen=True):
-    """What slices of HEVC are read with, besides their sequence; see ISO/IEC 23008-2, 7.3.2.3."""
+    """The facts of a picture parameter set that reading slices of HEVC needs; see ISO/IEC 23008-2, 7.3.2.3."""
 
     sequence: int
     has_output_flag: bool
@@ -331,10 +335,13 @@ class _HevcImages(msgspec.Struct, frozen=True):
 
 
 class HevcSets:
-    """Parameter sets of HEVC.
+    """Keeps the parameter sets of a stream of HEVC.
 
     Args:
-        extradata: Box hvcC, or other bytes, which have none.
+        extradata: body of the box hvcC. There are no sets in other bytes.
+
+    Raises:
+        ValueError: a parameter set is cut off.
     """
 
     def __init__(self, extradata: bytes) -> None:

@@ -1,13 +1,12 @@
-"""What packets say without decoding: where decoding may begin, which others refer to, whether frames are reordered.
+"""Looks into packets without decoding: whether decoding may begin there, and whether frames are shown out of order.
 
-Files without composition times (no ctts) say only when frames are decoded. If the codec shows them in another order,
-the frame at a place is not the one that a full decode has there. The order counts of slices decide: a frame is at its
-place if no frame that is stored before it counts further, and none that is stored behind it counts less. Of the frames
-behind it as many are looked at as the codec reorders, because a frame that is shown earlier has at most so many before
-it that are shown later.
+Recoders check records with it (`recode.py`). Workers check whole videos, and find packets that need not be decoded
+(`media/decode/`). The index asks it how far a codec reorders frames (`blocks.py`).
 
-Recoders check records with it (`recode.py`), workers whole videos and packets that need not be decoded
-(`streamer.media.decode`).
+Files without composition times (no ctts) say only when frames are decoded. If the codec shows frames in another order,
+the frame at a time is not the one that a full decode shows then. The order counts in slices decide: a frame is in its
+place if no frame stored before it has a higher count, and none stored after it a lower one. Of the frames after it as
+many are looked at as the codec may reorder.
 """
 
 from __future__ import annotations
@@ -29,14 +28,13 @@ from streamer.media.containers.nal_units import (
 )
 
 _SETS: dict[str, type[H264Sets | HevcSets]] = {"h264": H264Sets, "hevc": HevcSets}
-# Start code of a frame, how far behind it the type of the frame is, and the bits of the type: 1 of I, 2 of P, 3 of B;
-# of MPEG-4 two bits, 2 of B.
+# Start codes of frames, and the types of B-frames in them.
 _MPEG4_FRAME = b"\0\0\1\xb6"
 _MPEG2_FRAME = b"\0\0\1\0"
 _MPEG = frozenset(["mpeg1video", "mpeg2video"])
 _MPEG4_B = 2
 _MPEG2_B = 3
-# Types of NAL units: h264 (ISO/IEC 14496-10, 7.4.1), hevc (ISO/IEC 23008-2, 7.4.2.2), and of SEI messages.
+# Types of NAL units in H.264 (ISO/IEC 14496-10, 7.4.1) and HEVC (ISO/IEC 23008-2, 7.4.2.2), and of a SEI message.
 _SLICE = 1
 _IDR = 5
 _SEI = 6
@@ -64,8 +62,8 @@ def shows_out_of_order(packets: Iterable[memoryview], codec: TrackCodec) -> bool
     """Returns whether a frame is shown before one that is stored before it; also True if headers cannot be read.
 
     Args:
-        packets: Packets in the order stored, without gaps; the first one is a key packet.
-        codec: Codec of the packets.
+        packets: packets in the order stored, without gaps. The first one is a key packet.
+        codec: codec of the packets.
     """
     if codec.name == "mpeg4":
         return any(_has_type(packet, _MPEG4_FRAME, offset=4, shift=6, wanted=_MPEG4_B) for packet in packets)
@@ -84,13 +82,13 @@ def check_order(packets: Sequence[memoryview], pts: Sequence[int], codec: TrackC
     """Refuses packets whose times only ascend although their frames are shown in another order.
 
     Args:
-        packets: Packets in the order stored.
-        pts: Times of the packets.
-        codec: Codec of the packets.
-        gaps: Numbers of the packets before which others are left out.
+        packets: packets in the order stored.
+        pts: times of the packets, ticks.
+        codec: codec of the packets.
+        gaps: numbers of the packets before which others are left out.
 
     Raises:
-        RecodeError: The times are those of decoding.
+        RecodeError: the times are those of decoding.
     """
     if not max_reorder(codec) or any(later < time for time, later in pairwise(pts)):
         return
@@ -103,7 +101,15 @@ def check_order(packets: Sequence[memoryview], pts: Sequence[int], codec: TrackC
 
 
 def _has_type(packet: memoryview, start_code: bytes, offset: int, shift: int, wanted: int) -> bool:
-    """Returns whether a packet has a frame of this type: the bits from `shift` on of the byte at `offset`."""
+    """Returns whether a packet has a frame of a type.
+
+    Args:
+        packet: the packet.
+        start_code: bytes with which a frame begins.
+        offset: bytes from there to the byte with the type.
+        shift: place of the lowest bit of the type in that byte.
+        wanted: the type, in the three bits from there on.
+    """
     content = bytes(packet)
     at = content.find(start_code)
     while at >= 0:

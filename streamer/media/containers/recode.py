@@ -1,4 +1,7 @@
-"""Takes the packets of clips out of what was fetched: the part that runs in a recoder. Decodes nothing."""
+"""Makes the records of clips: takes their packets out of the fetched bytes of a block, in a recoder. Decodes nothing.
+
+The formats of `media/video/` and `media/lerobot/` name `ClipRecoder` as their recoder, or as a part of it.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ class ClipRecoder:
 
     Args:
         names: names of the fields that clips have, which columns of a table of segments cannot have.
-        find_audio: Finds the audio of a block, see `streamer.media.video.clip_audio`; None if clips have none.
+        find_audio: finds the audio of a block (`media/video/clip_audio.py`). None means that clips have no audio.
     """
 
     def __init__(self, names: Sequence[str] = (), find_audio: FindAudio | None = None) -> None:

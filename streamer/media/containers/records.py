@@ -1,10 +1,12 @@
-"""The record of a sample of a video: recoders write it (`recode.py`), workers read it (`streamer.media.decode.video`).
+"""Writes and reads the record of a sample of a video.
 
-It has a head, and parts with packets. A part is in the chunk file once, and the clips that need it share it.
+Recoders write it (`recode.py`), workers read it (`media/decode/video.py`), and packs make videos of it
+(`media/video/mp4.py`). It has a head, and parts with packets. A part is in the chunk file once, and the clips that need
+it share it.
 
-    head   u32 bytes | MessagePack of `Head`
-    part   u32 packets | u32 bytes of codec | packets x (u32 size, i64 pts) | MessagePack of `Codec` | packets
-    audio  pieces of `streamer.media.audio.windows`, if the head says so
+    head   u32 bytes | MessagePack of `ClipHeader`
+    part   u32 packets | u32 bytes of codec | packets x (u32 size, i64 pts) | MessagePack of `TrackCodec` | packets
+    audio  pieces of `media/audio/windows.py`, if the head says so
 
 Only parts that begin with a key packet have codec parameters. The highest bit of their number of packets says that
 packets before them are left out. Numbers are little-endian, times ticks of the track.
@@ -34,12 +36,12 @@ _LENGTH = struct.Struct("<I")
 _PART = struct.Struct("<II")
 _PACKET = struct.Struct("<Iq")
 _GAP = 1 << 31
-# Bytes of the numbers of a head: at most 5 where MessagePack has a length, 9 where it has a number.
+# The lengths and numbers of a head take at most so many bytes: MessagePack has up to 5 for a length, 9 for a number.
 _HEAD_BYTES = 64
 
 
 class ClipAudioHeader(msgspec.Struct, frozen=True, array_like=True):
-    """What the head of a record says of the audio of its clips. Its samples are those of sound, not training records.
+    """The audio of the clips of a record, as its head describes it. "Samples" here are values of audio at one time.
 
     Attributes:
         codec: how it is encoded.
@@ -72,10 +74,10 @@ class ClipHeader(msgspec.Struct, frozen=True, array_like=True):
             worker draws them: bytes of int64, ticks.
         duration: durations of the same frames: bytes of int64, ticks.
         pattern: the frames of a clip.
-        draws: if the worker draws the clips, bytes of int64 (clips, 2): the place in `pts` where a clip may begin
-            first, and the number of places where it may begin; otherwise empty.
-        extra: the record of its row in a table, see `formats.table.records`; empty if there is no table.
-        audio: the audio of its clips; None if they have none.
+        draws: bytes of int64 (clips, 2) if the worker draws the clips: the place in `pts` where a clip may begin first,
+            and the number of places where it may begin. Otherwise it is empty.
+        extra: the record of its row in a table, see `formats.table.records`, or b"" if there is no table.
+        audio: the audio of its clips, or None if they have none.
     """
 
     key: str
@@ -88,11 +90,11 @@ class ClipHeader(msgspec.Struct, frozen=True, array_like=True):
     audio: ClipAudioHeader | None = None
 
     def draw(self, rng: np.random.Generator | None) -> tuple[Integers, Integers]:
-        """Returns times and durations of the frames of the sample, ticks; draws its clips with `rng`.
+        """Returns times and durations of the frames of the sample, in ticks.
 
-        If `rng` is None, each clip is the middle one of those that may be drawn.
-
-        Fields of one sample agree where they get equal generators.
+        Args:
+            rng: draws the clips, if workers draw them. Equal generators draw equal clips for all fields of a sample.
+                None takes the middle one of the clips that may be drawn.
         """
         pts = np.frombuffer(self.pts, "<i8")
         duration = np.frombuffer(self.duration, "<i8")
@@ -138,7 +140,7 @@ class OpenedRecord(msgspec.Struct, frozen=True):
         """Returns which packets `[first, stop)` are decoded for frames; all of them unless clips are drawn.
 
         Args:
-            wanted: Times of the frames, ticks.
+            wanted: times of the frames, ticks.
 
         Raises:
             ValueError: a frame is not in the record.

@@ -1,4 +1,7 @@
-"""Reads tables of segments of videos, of any kind that pyarrow reads; runs in a recoder (`ClipRecoder`)."""
+"""Reads tables of segments of videos (`Video(segments=)`), of any kind that pyarrow reads.
+
+`recode.py` imports it in a recoder, which alone needs pyarrow.
+"""
 
 from __future__ import annotations
 
@@ -30,8 +33,8 @@ def read_segments(content: memoryview, url: str, taken: Sequence[str]) -> Record
 
     Args:
         content: the whole table.
-        url: Url of the table, whose ending says what it is.
-        taken: names of fields that its other columns cannot have.
+        url: url of the table, whose extension says what it is.
+        taken: names of fields that its columns cannot have.
 
     Raises:
         RecodeError: it cannot be read, has no rows or not all columns, or a row is too long for the manifest.
@@ -42,7 +45,7 @@ def read_segments(content: memoryview, url: str, taken: Sequence[str]) -> Record
         if not len(table):
             raise RecodeError("it has no rows")
         fields = [field_of(table, name) for name in table.column_names if name not in {PATH, START, END}]
-        # The index says which rows have none.
+        # A row without a path gets "", which the index refuses with the row's number.
         place = table.column_names.index(PATH)
         if table.column(place).null_count and pa.types.is_string(table.column(place).type):
             table = table.set_column(place, PATH, pc.fill_null(table.column(place), ""))

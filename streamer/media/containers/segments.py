@@ -1,4 +1,8 @@
-"""Segments of videos that a table names (`Video(segments=)`): which video has which rows, and their frames. No I/O."""
+"""Finds the segments of videos that a table names (`Video(segments=)`): the rows of each video, and their frames.
+
+The format `Video` uses it in survey and index (`media/video/format.py`). There is no I/O here: `read_table` asks a
+recoder by `yield`, which reads the table by `segment_table.py`.
+"""
 
 from __future__ import annotations
 
@@ -28,20 +32,20 @@ from streamer.media.containers.tables import Integers, Packets
 PATH = "path"
 START = "start"
 END = "end"
-# Times in tables are rounded: frames shown for less are not of a segment.
+# Times in tables are rounded, so a frame that a segment shows for less than this is not part of it.
 _ROUNDING_SECONDS = 1e-3
 # The end of a segment may be so far behind that of the video: durations of containers are those of the longest track.
 _MAX_BEHIND_SECONDS = 0.1
 
 
 class SegmentTable(msgspec.Struct, frozen=True, array_like=True):
-    """What a recoder makes of a table, an entry for each row; see `segment_table.read_segments`.
+    """A table of segments as a recoder has read it, with an entry for each row; see `segment_table.read_segments`.
 
     Attributes:
-        paths: the video of each row.
-        start, end: seconds; NaN if they are missing or no times.
+        paths: path of the video of each row.
+        start, end: when each segment begins and ends, seconds. NaN stands for a value that is missing or no time.
         fields: names and kinds of the other columns.
-        records: the values of the other columns.
+        records: the values of the other columns of each row, as `formats.table.records` has them.
     """
 
     paths: list[str]
@@ -57,8 +61,8 @@ class Segments(msgspec.Struct, frozen=True, array_like=True):
     Attributes:
         table: url of the table.
         numbers: numbers of the rows in the table.
-        start, end: seconds of the video.
-        records: the values of the other columns, of each row.
+        start, end: when each segment begins and ends, seconds of the video.
+        records: the values of the other columns of each row.
     """
 
     table: str
@@ -73,10 +77,10 @@ class Segments(msgspec.Struct, frozen=True, array_like=True):
         All segments are inside of the video; `inside` has left out the others.
 
         Args:
-            sampling: How it is cut.
-            packets: Packets of the track.
-            frames: Frames of the track.
-            timescale: Ticks of a second.
+            sampling: how segments are cut.
+            packets: packets of the track.
+            frames: frames of the track.
+            timescale: number of ticks in a second.
         """
         pattern = sampling.pattern_of(timescale)
         pts = frames.pts
@@ -107,7 +111,14 @@ class Segments(msgspec.Struct, frozen=True, array_like=True):
     def inside(
         self, sampling: Sampling, frames: FrameTable, timescale: int, video: str
     ) -> tuple[Segments, list[LeftOut]]:
-        """Returns the rows that are inside of a video, and why each of the others is left out; `video` is its url."""
+        """Returns the rows that are inside of a video, and why each of the others is left out.
+
+        Args:
+            sampling: how segments are cut. If it repeats last frames, segments may end after the video.
+            frames: frames of the video.
+            timescale: number of ticks in a second.
+            video: url of the video, for messages.
+        """
         length = _seconds_of(frames, timescale)
         start, end = np.array(self.start), np.array(self.end)
         behind_video = (end > length + _MAX_BEHIND_SECONDS) & (not sampling.repeats_last)
@@ -145,7 +156,7 @@ def _find_shown(pts: Integers, ticks: np.ndarray) -> Integers:
 
 
 def read_table(name: str, segments: str, tables: Sequence[ObjectRecord]) -> Asking[tuple[ObjectRecord, SegmentTable]]:
-    """Lets a recoder read the table of segments; returns its object and what it says.
+    """Finds the table of segments among the objects and lets a recoder read it; returns object and table.
 
     Args:
         name: name of the format, whose recoder reads it.
@@ -154,7 +165,7 @@ def read_table(name: str, segments: str, tables: Sequence[ObjectRecord]) -> Aski
 
     Raises:
         ConfigError: the path names none of these objects, or several.
-        ManifestError: the table is empty.
+        ManifestError: the table is empty, or cannot be read.
     """
     end = f"/{segments.removeprefix('file://').lstrip('/')}"
     found = [record for record in tables if record.url == segments or record.url.endswith(end)]
@@ -182,7 +193,7 @@ def assign_rows(
 ) -> tuple[dict[str, Segments], list[LeftOut]]:
     """Returns the rows of each video that has some, by its url, and for each other row why it is left out.
 
-    A path in the table is a url, or begins in the folder of the table, or is the end of the url of just one video.
+    A path in the table is a url, or a path below the folder of the table, or the end of the url of just one video.
 
     Args:
         url: url of the table.

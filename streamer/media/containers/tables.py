@@ -1,7 +1,7 @@
-"""Reads the tables of a track in MP4 and QuickTime (stbl), and its edit list.
+"""Reads the tables of a track in MP4 and QuickTime (stbl), and its edit list, for `movie.py`.
 
-They say where its packets are, when they are shown, and which are keys. `Packets` are what all containers are read to,
-fragments and Matroska, too.
+They say where the packets of the track are, when they are shown, and which are keys. `Packets` are what all readers of
+containers return, and what all users of videos in `media/` work with.
 """
 
 from __future__ import annotations
@@ -15,21 +15,22 @@ from numpy.typing import NDArray
 from streamer.formats.failures import DamagedError, UnreadError
 from streamer.media.containers.boxes import numbers, table
 
-# The media time of an edit that shows nothing; and the rate (16.16) of one that is played at its own speed.
+# An edit that shows nothing has this media time. One that is played at its own speed has the rate `_PLAIN` (16.16).
 EMPTY = -1
 _PLAIN = 1 << 16
 _LAST = (1 << 63) - 1
 Integers = NDArray[np.int64]
-# 38 hours of 30 frames a second, 27 of AAC: 0.2 GB of columns, and twice that while they are made.
+# A track may have so many packets: 38 hours of 30 frames a second, or 27 of AAC. Their columns take 0.2 GB, and twice
+# that while they are made.
 MAX_PACKETS = 1 << 22
-# Packets are frames, or audio of many samples: 8 bytes each at least, over a long file. Short files and silent audio
-# have smaller ones, hence `_FREE_PACKETS`.
+# Tables with packets of fewer bytes than this on average are damaged, unless there are at most `_FREE_PACKETS`: short
+# files and silent audio have smaller packets.
 _LEAST_PACKET_BYTES = 8
 _FREE_PACKETS = 1 << 16
 _PAIR = "2>u4"
 _TRIPLE = "3>u4"
 _HALVES = 4
-# Frames at one time: ticks of a millisecond have 10 of a camera of 10,000 frames a second.
+# So many frames may have one time: with ticks of a millisecond a camera of 10,000 frames a second has 10.
 _MAX_AT_ONCE = 64
 
 
@@ -37,9 +38,9 @@ class Edit(msgspec.Struct, frozen=True):
     """One row of an edit list.
 
     Attributes:
-        duration: how long it lasts, ticks of the movie; 0 if it lasts to the end.
-        media_time: where it begins, ticks of the track; -1 (`EMPTY`) if it shows nothing.
-        rate: 16.16 fixed point.
+        duration: how long it lasts, in ticks of the movie. It is 0 if it lasts to the end.
+        media_time: where it begins, in ticks of the track. It is -1 (`EMPTY`) if it shows nothing.
+        rate: speed at which it is played, 16.16 fixed point.
     """
 
     duration: int
@@ -48,7 +49,12 @@ class Edit(msgspec.Struct, frozen=True):
 
 
 class Shift(msgspec.Struct, frozen=True):
-    """What is subtracted from composition times, and the half-open range `[first, stop)` of those that are shown."""
+    """The effect of an edit list on the times of packets.
+
+    Attributes:
+        ticks: number that is subtracted from composition times.
+        first, stop: composition times `[first, stop)` of the packets that are shown.
+    """
 
     ticks: int = 0
     first: int = -_LAST
@@ -60,7 +66,7 @@ class Shift(msgspec.Struct, frozen=True):
         FFmpeg does that, too. It matters if the edit begins between two frames, as `ffmpeg -ss 3.7 -c copy` writes it.
 
         Args:
-            times: Composition times of the frames, ticks.
+            times: composition times of the frames, ticks.
         """
         later = times[(times >= self.first) & (times < self.stop)]
         late = int(later.min()) - self.first if len(later) else 0
@@ -80,13 +86,14 @@ def shift_of(edits: list[Edit], timescale: int, movie_timescale: int, *, fragmen
     """Makes one shift of an edit list, as FFmpeg does: in fragmented files it hides nothing.
 
     Args:
-        edits: The edit list.
-        timescale: Ticks of a second of the track.
-        movie_timescale: Ticks of a second of the movie.
-        fragmented: Whether the packets are in fragments (moof).
+        edits: the edit list.
+        timescale: number of ticks in a second, of the track.
+        movie_timescale: number of ticks in a second, of the movie.
+        fragmented: whether the packets are in fragments (moof).
 
     Raises:
-        UnreadError: the list has more than empty edits and, behind them, one of the media at its own rate.
+        UnreadError: the list is anything else than empty edits, and after them at most one of the media at its own
+            rate.
     """
     empty = sum(edit.duration for edit in edits if edit.media_time == EMPTY)
     shown = [edit for edit in edits if edit.media_time != EMPTY]
@@ -162,7 +169,7 @@ class Packets(msgspec.Struct, frozen=True):
         order, and ticks are divided so that their times differ.
 
         Args:
-            timescale: Ticks of a second of these packets.
+            timescale: number of ticks in a second, of these packets.
 
         Raises:
             DamagedError: more than 64 frames are shown at one time.
@@ -198,8 +205,8 @@ class Tables(msgspec.Struct):
     """The boxes of a stbl that say where packets are. The standard calls packets samples, and so do messages.
 
     Attributes:
-        bodies: the numbers in each box, by its name; stz2 is kept as stsz, and co64 as stco.
-        fixed_size: bytes of each packet, if all are equal; otherwise 0.
+        bodies: the numbers in each box, by its name. Those of stz2 are kept as stsz, and those of co64 as stco.
+        fixed_size: bytes of each packet if all are equal, otherwise 0.
         count: number of packets, by stsz.
     """
 
