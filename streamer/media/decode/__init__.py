@@ -1,4 +1,8 @@
-"""Videos and audio: packets to frames and samples, by PyAV. Only modules of this folder import it."""
+"""Decodes videos and audio with PyAV, which only the modules of this folder import.
+
+The decoding of samples (`decode/dispatch.py`) asks `find_decoder` for the kinds of the formats in `media/`. Users name
+`AudioClip`, `Frames` and `VideoClip` themselves (`streamer.decode`).
+"""
 
 from __future__ import annotations
 
@@ -12,9 +16,12 @@ if TYPE_CHECKING:
 
 
 def find_decoder(kind: str) -> MediaDecoder | None:
-    """Returns the decoder of a kind, or None; see `streamer.decode.dispatch.ELSEWHERE`.
+    """Returns a decoder for the fields of a kind, or None if the kind is not one of videos or audio.
 
-    The decoders are imported here: most workers decode neither videos nor audio.
+    The decoders are imported here, because most workers decode neither. See `streamer.decode.dispatch.ELSEWHERE`.
+
+    Raises:
+        msgspec.MsgspecError: a kind of depth cameras says no distances.
     """
     if kind in (AUDIO, START):
         from streamer.media.decode.audio import WindowAudio, WindowStart

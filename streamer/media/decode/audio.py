@@ -1,4 +1,8 @@
-"""Decodes audio, windows and whole files: float32 [channels, samples] from -1 to 1."""
+"""Decodes audio, windows and whole files, to float32 [channels, samples] from -1 to 1.
+
+`media/decode/__init__.py` finds the decoders of windows, and users name `AudioClip`. `video.py` decodes the audio of
+clips with `decode_packets`. A "sample" here is a value of each channel at one time.
+"""
 
 from __future__ import annotations
 
@@ -36,15 +40,15 @@ if TYPE_CHECKING:
 
 Wave = NDArray[np.float32]
 
-# PyAV looks for the planes of a frame up to a pointer that is 0; behind the eighth there is none, and to_ndarray reads
-# other memory (18.1).
+# PyAV looks for the planes of a frame up to a pointer that is 0. After the eighth plane there is no such pointer, and
+# to_ndarray reads other memory (18.1).
 _MAX_PLANES = 8
-# 6 hours of 48 kHz in stereo. A frame of 40 bytes of FLAC may be 2 MB of zeros.
+# Longer audio is refused: this is 6 hours of 48 kHz in stereo. A frame of 40 bytes of FLAC may be 2 MB of zeros.
 _MAX_WAVE_BYTES = 8 << 30
 
 
 class WindowAudio(MediaDecoder):
-    """Decodes the windows of `Audio`; those of WAV without a library."""
+    """Decodes the windows of `Audio`. Those of WAV need no library."""
 
     def check(self, codecs: Collection[str] = ()) -> None:
         """Raises ConfigError if these codecs need PyAV; see `MediaDecoder`."""
@@ -52,7 +56,11 @@ class WindowAudio(MediaDecoder):
             check_codecs(codecs)
 
     def decode(self, content: memoryview, out: Array | None = None, draws: Draws | None = None) -> Wave:
-        """Decodes a record; see `MediaDecoder`."""
+        """Decodes the record of a window; see `TargetDecoder.decode`. Zeros follow where the recording ends earlier.
+
+        Raises:
+            DecodeError, ValueError: the record is damaged.
+        """
         head, pieces = split_record(content)
         start = head.draw(draws() if draws else None)
         stop = min(start + head.length, head.stop)
@@ -67,18 +75,23 @@ class WindowAudio(MediaDecoder):
 
 
 class WindowStart(MediaDecoder):
-    """Decodes when windows begin, seconds."""
+    """Decodes when windows begin, in seconds."""
 
     needs_pyav = False
 
     def decode(self, content: memoryview, out: Array | None = None, draws: Draws | None = None) -> float:
-        """Reads a record; see `MediaDecoder`."""
+        """Returns when the window of a record begins; equal `draws` give the window of `WindowAudio`."""
         head, _ = split_record(content)
         return head.seconds(head.draw(draws() if draws else None))
 
 
 def numbers(content: memoryview, audio: TrackCodec) -> Wave:
-    """Converts the numbers of a WAV file, as soundfile does."""
+    """Converts PCM values as soundfile does.
+
+    Args:
+        content: the values, those of all channels one after the other for each sample.
+        audio: their dtype (as `extradata`), and the number of channels.
+    """
     dtype = audio.extradata.decode()
     stored: NDArray[Any]
     if dtype.endswith("i3"):
@@ -97,7 +110,13 @@ def numbers(content: memoryview, audio: TrackCodec) -> Wave:
 
 
 def decode_packets(packets: Sequence[memoryview], audio: TrackCodec) -> Wave:
-    """Decodes packets from the first to the last."""
+    """Decodes packets from the first to the last, without dropping samples.
+
+    Raises:
+        ConfigError: PyAV is not installed, or has no such decoder.
+        ValueError: the packets take too much time or memory, or change rate or channels.
+        av.FFmpegError: the packets are damaged.
+    """
     context = context_of(audio)
     import av
 
@@ -114,10 +133,10 @@ def decode_packets(packets: Sequence[memoryview], audio: TrackCodec) -> Wave:
 
 
 def take_frames(decoded: Iterable[AudioFrame], deadline: Deadline) -> list[AudioFrame]:
-    """Takes frames as they are decoded.
+    """Collects frames as they are decoded.
 
     Raises:
-        ValueError: they take too much time or memory.
+        ValueError: the frames take too much time or memory.
     """
     frames = []
     decoded_bytes = 0
@@ -133,15 +152,15 @@ def take_frames(decoded: Iterable[AudioFrame], deadline: Deadline) -> list[Audio
 
 
 def join_frames(frames: Sequence[AudioFrame], channels: int, rate: int | None = None) -> Wave:
-    """Joins decoded frames.
+    """Joins decoded frames to one array.
 
     Args:
-        frames: Frames, in their order.
-        channels: Number of channels of the array where there is no frame.
-        rate: Rate that the file says; None where any will do that all frames have.
+        frames: the frames in their order.
+        channels: number of channels of the array if there are no frames.
+        rate: rate that the file says, samples a second. None allows any rate that all frames have.
 
     Raises:
-        ValueError: A frame has another rate or other channels than those before it.
+        ValueError: a frame has another rate or number of channels than those before it, or another rate than `rate`.
     """
     if not frames:
         return np.empty((channels, 0), np.float32)
@@ -158,7 +177,7 @@ def join_frames(frames: Sequence[AudioFrame], channels: int, rate: int | None = 
         if frame.format.is_planar and count >= _MAX_PLANES:
             import av
 
-            # To the packed form of the same type, which keeps every value.
+            # The packed form of the same type has the same values.
             resampler = resampler or av.AudioResampler(frame.format.packed.name)
             (packed,) = resampler.resample(frame)
         values = packed.to_ndarray()
@@ -183,9 +202,9 @@ def _change(what: str, how: str) -> str:
     return f"its {what} changes from {how} within it, as where files were joined: store each part as a file of its own"
 
 
-# How far apart places are looked for in files whose frames say where they are.
+# The index of a whole file notes a place in each stretch of so many bytes.
 _STRETCH_BYTES = 256 << 10
-# FFmpeg (8.0) takes their bits in WAV and AU in another order than libsndfile.
+# These codecs are refused: FFmpeg (8.0) takes their bits in WAV and AU in another order than libsndfile.
 _G726 = frozenset(["g726", "g726le"])
 
 
@@ -199,8 +218,8 @@ class AudioClip(MediaDecoder):
     "sample_rate" and "start_seconds". WAV needs no other library; other files need PyAV, which reads what FFmpeg does.
 
     Attributes:
-        seconds: length of the window, filled with zeros where the file is shorter; None: the whole file.
-        start: where the window begins, in seconds; "random": anywhere, drawn anew in each epoch.
+        seconds: length of the window, filled with zeros where the file is shorter. None means the whole file.
+        start: where the window begins, in seconds. "random" begins it anywhere, drawn anew in each epoch.
 
     Raises:
         ConfigError: an invalid value.
@@ -222,7 +241,12 @@ class AudioClip(MediaDecoder):
             raise ConfigError("AudioClip: a whole file does not begin at random: give seconds", field="decode")
 
     def decode(self, content: memoryview, out: Array | None = None, draws: Draws | None = None) -> dict[str, object]:
-        """Returns samples, rate and where they begin; see `MediaDecoder`."""
+        """Returns a dict of samples, rate and where they begin, in memory of its own; see `TargetDecoder.decode`.
+
+        Raises:
+            ConfigError: PyAV is needed and not installed.
+            ValueError: the file is damaged, or of a kind that is not decoded.
+        """
         source = Source(ObjectRecord("", len(content), ""), chunk_bytes=_STRETCH_BYTES)
         try:
             recording = read_in_memory(read_recording(source), content)
@@ -239,7 +263,11 @@ class AudioClip(MediaDecoder):
         return {"audio": found, "sample_rate": rate, "start_seconds": start / rate}
 
     def _window(self, total: int, rate: int, draws: Draws | None) -> tuple[int, int, int]:
-        """The first sample of the window, the one behind its last that there is, and its length."""
+        """Chooses the window in a file of `total` samples.
+
+        Returns:
+            The first sample of the window, the one after the last that the file has of it, and the window's length.
+        """
         length = total if self.seconds is None else max(1, round(self.seconds * rate))
         if self.start == "random":
             start = int(draw_numbers(max(0, total - length) + 1, draws() if draws else None))
@@ -251,7 +279,13 @@ class AudioClip(MediaDecoder):
 
 
 def _decode_file(content: memoryview) -> tuple[Wave, int]:
-    """Decodes the first audio of a file of any kind; raises ValueError if it has none, or none that is decoded."""
+    """Decodes the first audio track of a file that FFmpeg reads; returns it with its rate.
+
+    Raises:
+        ConfigError: PyAV is not installed.
+        ValueError: the file has no audio, or none that is decoded.
+        av.FFmpegError: the file is damaged.
+    """
     check_library()
     import av
 
@@ -271,7 +305,8 @@ def _decode_file(content: memoryview) -> tuple[Wave, int]:
             )
         stream.codec_context.thread_count = 1
         if (file.format.name, stream.codec_context.name) == ("caf", "alac"):
-            # FFmpeg (8.0) drops samples of the last packet that it does not have (mRemainderFrames).
+            # FFmpeg (8.0) drops as many samples at the end as mRemainderFrames says, which the last packet does not
+            # have in the first place.
             stream.codec_context.options = {"flags2": "skip_manual"}
         frames = take_frames(file.decode(stream), deadline)
         if not frames and stream.duration != 0:

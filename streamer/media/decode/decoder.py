@@ -1,4 +1,7 @@
-"""What decoders of videos and audio have in common. Imports no library, so that every worker may."""
+"""Provides what decoders of videos and audio share: limits of time and memory, and contexts and packets of PyAV.
+
+All modules of `media/decode/` but `rgb.py` use it. It imports PyAV only when it is needed.
+"""
 
 from __future__ import annotations
 
@@ -18,32 +21,50 @@ from streamer.media.containers.entries import TrackCodec
 if TYPE_CHECKING:
     import av
 
-# A clip of a video of 1920x1080 takes some 0.1 s. A full decode, where nothing else says the order of frames, makes
-# about 20,000 frames of 1280x720 in this time (2026-11-28).
+# Decoding a sample may take so much CPU time. A clip of a video of 1920x1080 takes some 0.1 s. A full decode, where
+# nothing else says the order of frames, makes about 20,000 frames of 1280x720 in this time (2026-11-28).
 MAX_SECONDS = 60.0
-# A long video may have more frames: an hour of 1920x1080 at 100 kbit/s is 45 MB, and takes some 400 s to decode. What
-# a header says of the length does not count, because that of a crafted file says anything.
+# Each MB of a file adds so much time: an hour of 1920x1080 at 100 kbit/s is 45 MB, and takes some 400 s to decode. The
+# length in a header does not count, because a crafted file may say anything.
 _SECONDS_PER_MB = 10.0
-# Above 8K; FFmpeg would take as much memory as a damaged header says.
+# Larger frames are refused, since FFmpeg would take as much memory as a damaged header says. Frames of 8K are smaller.
 _MAX_PIXELS = 64 << 20
 
 
 class MediaDecoder(TargetDecoder):
-    """Decodes a field of frames or audio."""
+    """Decodes a field of frames or audio. Subclasses say in their docstrings what `decode` returns.
+
+    Attributes:
+        needs_pyav: whether decoding needs PyAV.
+    """
 
     needs_pyav: ClassVar[bool] = True
 
     def check(self, codecs: Collection[str] = ()) -> None:
-        """Raises ConfigError if PyAV is needed and not installed, or does not decode one of these codecs.
+        """Checks that this machine can decode; imports PyAV only if codecs are given.
 
-        Imports it for them alone.
+        Args:
+            codecs: FFmpeg's names of the codecs of a dataset.
+
+        Raises:
+            ConfigError: PyAV is needed and not installed, or has no decoder for one of these codecs.
         """
         if self.needs_pyav:
             check_codecs(codecs)
 
 
 def check_seconds(decoder: str, name: str, value: object, *, zero: bool = False) -> None:
-    """Raises ConfigError unless the value is a finite number of seconds, positive or, if `zero`, 0."""
+    """Checks an option that is a number of seconds.
+
+    Args:
+        decoder: name of the decoder, for the error.
+        name: name of the option.
+        value: the value.
+        zero: whether 0 is allowed.
+
+    Raises:
+        ConfigError: the value is not a finite number above 0.
+    """
     if (
         not isinstance(value, int | float | np.integer | np.floating)
         or not 0 <= value < math.inf
@@ -54,18 +75,18 @@ def check_seconds(decoder: str, name: str, value: object, *, zero: bool = False)
 
 
 def memory_for(shape: tuple[int, ...], dtype: type[np.generic], out: Array | None) -> Array:
-    """Returns `out` if it has this shape and type, else new memory."""
+    """Returns `out` if it has this shape and type, else a new array, whose values are not set."""
     fits = out is not None and out.shape == shape and out.dtype == dtype
     return out if fits and out is not None else np.empty(shape, dtype)
 
 
 class Deadline:
-    """Limits the time that the decoding of one sample takes.
+    """Limits the time that the decoding of one sample takes, from now on.
 
-    It is CPU time of the thread, in which FFmpeg decodes: a busy or suspended machine refuses nothing.
+    CPU time of the thread counts, in which FFmpeg decodes, so nothing is refused because a machine is busy.
 
     Args:
-        stored_bytes: Length of what is decoded: a long file has more time.
+        stored_bytes: length of what is decoded in bytes. More bytes have more time.
     """
 
     def __init__(self, stored_bytes: int = 0) -> None:
@@ -75,8 +96,8 @@ class Deadline:
 
     def check(self) -> None:
         """Raises ValueError once the time is used up."""
-        # A thread has no more CPU time than has passed, and to ask for the time that has passed is no system call:
-        # this is called for each packet and frame.
+        # A thread has used no more CPU time than time has passed. That is asked first, because it is no system call,
+        # and this is called for each packet and frame.
         if time.monotonic() > self._earliest_end and time.thread_time() > self._end:
             raise ValueError(
                 f"decoding takes more than {self._seconds:.3g} s of CPU: the file is damaged or crafted, or it is long "
@@ -86,25 +107,30 @@ class Deadline:
 
 
 class LimitedReader(io.BytesIO):
-    """Reads bytes for FFmpeg's demuxers, until the deadline."""
+    """Reads bytes for FFmpeg's demuxers, until the deadline.
+
+    Args:
+        content: the bytes of a file, which are copied.
+        deadline: limit of the time.
+    """
 
     def __init__(self, content: memoryview, deadline: Deadline) -> None:
         super().__init__(content)
         self._deadline = deadline
 
     def read(self, size: int | None = -1, /) -> bytes:
-        """Reads so many bytes; raises ValueError behind the deadline."""
+        """Reads at most `size` bytes, or all if it is negative; raises ValueError after the deadline."""
         self._deadline.check()
         return super().read(size)
 
 
 def check_library() -> None:
-    """Raises ConfigError where PyAV is not installed; imports nothing."""
+    """Raises ConfigError if PyAV is not installed; does not import it."""
     require_modules("decoding videos and compressed audio", "video", "av", field="decode")
 
 
 def check_codecs(names: Collection[str]) -> None:
-    """Raises ConfigError where PyAV is not installed, or has no decoder for one of these, which are FFmpeg's names."""
+    """Raises ConfigError if PyAV is not installed, or has no decoder for one of these codecs (FFmpeg's names)."""
     check_library()
     for name in names:
         import av
@@ -119,11 +145,11 @@ def check_codecs(names: Collection[str]) -> None:
 
 
 def context_of(codec: TrackCodec) -> av.VideoCodecContext | av.AudioCodecContext:
-    """Opens a context for these parameters, which has decoded nothing.
+    """Opens a decoder of FFmpeg (a context) with these parameters, for one sample.
 
-    None is used again: packets bring parameter sets, quantisers, Huffman tables and rates of their own, decoders of AAC
-    draw noise and those of h264 learn how far frames are reordered, and `flush_buffers` keeps all of it. A new one
-    takes 0.1 ms, and in videos of 1280x720 a few more for its 25 MB (2026-11-28).
+    No context is used for a second sample. It keeps what packets bring, such as parameter sets, quantisers and Huffman
+    tables, also after `flush_buffers`. Those of AAC draw noise, and those of h264 learn how far frames are reordered. A
+    new one takes 0.1 ms, and for videos of 1280x720 some ms more for its 25 MB (2026-11-28).
 
     Raises:
         ConfigError: PyAV is not installed, or has no such decoder.
@@ -148,17 +174,17 @@ def context_of(codec: TrackCodec) -> av.VideoCodecContext | av.AudioCodecContext
 
 
 def limit(context: av.CodecContext) -> None:
-    """Gives a context that is not open one thread, and a bound of pixels."""
-    # Frame threads hang when decoding ends early, and threads do not survive a fork.
+    """Sets one thread and a limit of pixels in a context that is not open yet."""
+    # Threads of FFmpeg hang when decoding ends early, and do not survive a fork.
     context.thread_count = 1
     context.options = {"max_pixels": str(_MAX_PIXELS)}
 
 
 def packet_of(content: bytes | memoryview) -> av.Packet[Any]:
-    """Returns a packet with memory of its own, in which zeros follow.
+    """Returns a packet of PyAV with a copy of these bytes, and zeros after them.
 
-    Decoders read up to 64 bytes behind a packet. One that PyAV makes of a buffer is the buffer itself (18.1), and what
-    lies behind decides about macroblocks of MPEG-4.
+    Decoders read up to 64 bytes after a packet, and in MPEG-4 these bytes change frames. A packet that PyAV (18.1)
+    makes of a buffer is no copy, so other data would follow.
     """
     import av
 

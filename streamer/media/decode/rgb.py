@@ -1,6 +1,7 @@
-"""Frames of PyAV as RGB: what `frame.to_ndarray(format="rgb24")` gives with bicubic interpolation, bit by bit.
+"""Converts frames of PyAV to RGB, and resizes and turns them, for `video.py`.
 
-Frames that are resized are at most 5 of 255 away from it, and 1 in the mean, where they are not noise.
+Frames of their own size are bit by bit those of `frame.to_ndarray(format="rgb24")` with bicubic interpolation. Those
+that are resized differ by at most 5 of 255, and by 1 in the mean, unless they are noise.
 """
 
 from __future__ import annotations
@@ -17,18 +18,20 @@ if TYPE_CHECKING:
     from av import VideoFrame
     from av.video.plane import VideoPlane
 
-# Planes of gbrp that are red, green and blue.
+# Numbers of the planes of gbrp that are red, green and blue.
 _RED_GREEN_BLUE = (2, 0, 1)
-# Swscale turns these to three planes with the same values as to rgb24, and three times as fast as packed RGB is taken
-# apart. It does so in steps of up to 32 columns, and leaves out the rest of rows and chroma of odd heights.
+# Swscale converts frames of these formats to three planes with the values of rgb24. That is three times as fast as
+# taking packed RGB apart. Rows must be multiples of 32 columns and heights even: swscale leaves out the rest.
 _TO_PLANES = frozenset(["yuv420p", "yuvj420p", "yuv422p", "yuvj422p"])
 _STEP_COLUMNS = 32
-# These are resized with as much chroma as swscale resizes to RGB with, in a third of the time (2026-11-28).
+# Frames of these formats are resized in another format of YUV, with as much chroma as swscale uses for resizing to RGB.
+# That takes a third of the time (2026-11-28).
 _RESIZED_AS = {"yuv420p": "yuv422p", "yuv422p": "yuv422p", "yuvj420p": "yuvj422p", "yuvj422p": "yuvj422p"}
-# Sums over more rows are rounded otherwise.
+# Frames that become smaller by a larger factor are resized to RGB: sums over more rows are rounded otherwise.
 _MAX_SHRUNK = 8
 # The version of PyAV from which on reformatters take a number of threads.
 _WITH_THREADS = 17
+# Reformatters of each thread; and those that a parent process had before a fork, kept so that they are not freed.
 _kept = threading.local()
 _of_parent: list[dict[str, object]] = []
 
@@ -39,12 +42,12 @@ def write_rgb(frame: VideoFrame, size: tuple[int, int] | None, rotation: int, ta
     Args:
         frame: the frame.
         size: height and width in `target`, or None for those of the frame.
-        rotation: degrees counterclockwise.
-        target: uint8 [3, height, width] or, unless `planar`, [height, width, 3].
-        planar: see `target`.
+        rotation: degrees counterclockwise by which the frame is turned: 0, 90, 180 or 270.
+        target: uint8 [3, height, width] or, unless `planar`, [height, width, 3], which is written.
+        planar: whether `target` has a plane for each colour.
 
     Raises:
-        ValueError: a frame that FFmpeg does not turn to RGB.
+        ValueError: FFmpeg does not convert the frame to RGB.
     """
     height, width = turn_size(size, rotation) or (frame.height, frame.width)
     has_other_size = (frame.height, frame.width) != (height, width)
@@ -66,12 +69,12 @@ def write_rgb(frame: VideoFrame, size: tuple[int, int] | None, rotation: int, ta
 
 
 def turn_size(size: tuple[int, int] | None, rotation: int) -> tuple[int, int] | None:
-    """Returns height and width before a rotation."""
+    """Returns the (height, width) before a rotation of a frame that has `size` after it; None stays None."""
     return size[::-1] if size is not None and rotation % 180 else size
 
 
 def _plane(plane: VideoPlane, height: int, width: int, channels: int) -> Array:
-    """Returns the rows of a plane; raises ValueError if it has fewer or shorter ones than a frame of this size."""
+    """Returns a view of a plane, [height, width, channels]; raises ValueError if its rows are fewer or shorter."""
     length = plane.line_size
     if plane.height != height or length < width * channels or plane.buffer_size < length * height:
         raise ValueError(
@@ -83,7 +86,7 @@ def _plane(plane: VideoPlane, height: int, width: int, channels: int) -> Array:
 
 
 def _leave_behind() -> None:
-    """Forgets what the parent process has made: its threads do not exist in this one, which must not free it either."""
+    """Forgets the reformatters of the parent process after a fork, without freeing them: their threads are not here."""
     _of_parent.append(dict(_kept.__dict__))
     _kept.__dict__.clear()
 
@@ -92,15 +95,17 @@ os.register_at_fork(after_in_child=_leave_behind)
 
 
 def _reformat(frame: VideoFrame, width: int, height: int, form: str) -> VideoFrame:
+    """Returns the frame in this size and format of pixels (bicubic); raises ValueError if FFmpeg cannot make it."""
     import av
     from av.video.reformatter import Interpolation, VideoReformatter
 
-    # There is one for each kind of result, and a new one where anything else changes: PyAV before 17 keeps some of it.
+    # There is one reformatter for each format of the result. A new one is made where anything else changes, because
+    # PyAV before 17 keeps some of it.
     known: dict[str, tuple[object, VideoReformatter]] = _kept.__dict__.setdefault("reformatters", {})
     key = (frame.format.name, frame.width, frame.height, frame.colorspace, frame.color_range, width, height)
     if form not in known or known[form][0] != key:
         known[form] = key, VideoReformatter()
-    # PyAV 16 has no threads for it; later ones have one for each core, unless they are told.
+    # Reformatters of PyAV 16 have no threads; later ones have one for each core, unless a number is given.
     one = {"threads": 1} if int(av.__version__.partition(".")[0]) >= _WITH_THREADS else {}
     try:
         return known[form][1].reformat(frame, width, height, form, interpolation=Interpolation.BICUBIC, **one)

@@ -1,4 +1,7 @@
-"""Decodes videos: clips and whole videos as RGB, and the depth cameras of LeRobot as millimetres."""
+"""Decodes videos: clips and whole videos as RGB, depth cameras of LeRobot as millimetres, and the audio of clips.
+
+`media/decode/__init__.py` finds the decoders of clips by the kind of a field. Users name `Frames` and `VideoClip`.
+"""
 
 from __future__ import annotations
 
@@ -46,11 +49,11 @@ class Frames(MediaDecoder):
         StreamingDataset(url, format=Video(), decode={"frames": Frames((224, 224))})
 
     Attributes:
-        size: height and width to which frames are resized (bicubic); None: as they are.
-        dimension_order: "NCHW", or "NHWC": [frames, height, width, 3].
+        size: height and width to which frames are resized (bicubic). None keeps those of the video.
+        dimension_order: "NCHW", or "NHWC" for [frames, height, width, 3].
 
     Raises:
-        ConfigError: an invalid value.
+        ConfigError: a value is invalid.
     """
 
     size: tuple[int, int] | None = None
@@ -60,7 +63,12 @@ class Frames(MediaDecoder):
         _check_output(type(self).__name__, self.size, self.dimension_order)
 
     def decode(self, content: memoryview, out: Array | None = None, draws: Draws | None = None) -> Array:
-        """Decodes a record; see `MediaDecoder`."""
+        """Decodes the frames of a record, in the shape of its clips; see `TargetDecoder.decode`.
+
+        Raises:
+            ConfigError: PyAV is not installed, or has no such decoder.
+            ValueError, msgspec.MsgspecError: the record or its packets are damaged.
+        """
         try:
             record = open_record(content)
         except struct.error as error:
@@ -78,7 +86,17 @@ class Frames(MediaDecoder):
         return self.decode_video(video, pts, record.head.shape(len(pts)), out)
 
     def decode_video(self, video: VideoPackets, pts: Integers, shape: tuple[int, ...], out: Array | None) -> Array:
-        """Decodes the frames of these times, which get this shape."""
+        """Decodes the frames of these times.
+
+        Args:
+            video: the packets.
+            pts: times of the frames, ticks of the video.
+            shape: the axes of the result before those of a frame, for as many frames as there are times.
+            out: memory that is used for the result if it fits.
+
+        Raises:
+            ValueError: a frame cannot be decoded, or has another size than the first one.
+        """
         frames = decode_frames(video, pts.tolist())
         first = frames[0]
         planar = self.dimension_order == "NCHW"
@@ -102,16 +120,16 @@ class VideoClip(MediaDecoder):
 
     Attributes:
         num_frames_per_clip: frames of the clip.
-        num_indices_between_frames: one of so many frames.
-        seconds_between_frames: instead of it: the frames shown at these distances from the first one.
+        num_indices_between_frames: frames of the video from one frame of the clip to the next.
+        seconds_between_frames: seconds instead. The clip has the frames shown at these times.
         start: where the clip begins: with the "first" frame, so that it is in the "middle", or at "random", drawn anew
             in each epoch.
-        at_end: What becomes of videos shorter than a clip: an "error", or "repeat_last" repeats the last frame.
-        size: height and width to which frames are resized (bicubic); None: as they are.
-        dimension_order: "NCHW", or "NHWC": [frames, height, width, 3].
+        at_end: "error" refuses videos shorter than a clip, "repeat_last" repeats their last frame.
+        size: height and width to which frames are resized (bicubic). None keeps those of the video.
+        dimension_order: "NCHW", or "NHWC" for [frames, height, width, 3].
 
     Raises:
-        ConfigError: an invalid value.
+        ConfigError: a value is invalid.
     """
 
     num_frames_per_clip: int = 16
@@ -143,7 +161,12 @@ class VideoClip(MediaDecoder):
             )
 
     def decode(self, content: memoryview, out: Array | None = None, draws: Draws | None = None) -> Array:
-        """Decodes a clip of a video; see `MediaDecoder`."""
+        """Decodes a clip of a whole video; see `TargetDecoder.decode`.
+
+        Raises:
+            ConfigError: PyAV is not installed, or has no such decoder.
+            ValueError: the video is damaged, too short or of a kind that is not decoded, or takes too long.
+        """
         deadline = Deadline(len(content))
         try:
             return self._clip(*read_video(content, deadline), out, draws)
@@ -151,6 +174,7 @@ class VideoClip(MediaDecoder):
             return self._clip(*read_container(content, deadline, by_number=True), out, draws)
 
     def _clip(self, video: VideoPackets, frames: FrameTable, out: Array | None, draws: Draws | None) -> Array:
+        """Chooses the frames of the clip in a video, and decodes them; raises DisorderError as `decode_frames`."""
         between = self.seconds_between_frames
         every = 0 if between is not None else self.num_indices_between_frames
         pattern = Pattern(self.num_frames_per_clip, every, (between or 0.0) * video.timescale)
@@ -172,10 +196,18 @@ class VideoClip(MediaDecoder):
 
 @dataclass(frozen=True)
 class ClipAudioDecoder(MediaDecoder):
-    """Decodes the audio of clips: float32 [channels, samples], zeros where the video has none."""
+    """Decodes the audio of clips: float32 [channels, samples], with zeros where the video has no audio.
+
+    Samples of several clips have one more axis before these.
+    """
 
     def decode(self, content: memoryview, out: Array | None = None, draws: Draws | None = None) -> Array:
-        """Decodes a record; see `MediaDecoder`."""
+        """Decodes the audio of a record; see `TargetDecoder.decode`.
+
+        Raises:
+            ConfigError: PyAV is not installed, or has no such decoder.
+            ValueError, msgspec.MsgspecError: the record or its packets are damaged.
+        """
         head, rest = read_head(content)
         if (audio := head.audio) is None or not 0 < audio.stored <= len(rest):
             raise ValueError("a clip without audio")
@@ -195,13 +227,17 @@ class ClipAudioDecoder(MediaDecoder):
 
 @dataclass(frozen=True)
 class ClipTimes(MediaDecoder):
-    """Decodes the times of frames, seconds: float64, as many as frames."""
+    """Decodes the times of frames, in seconds: float64, one for each frame.
+
+    Attributes:
+        durations: whether durations of the frames are returned instead.
+    """
 
     needs_pyav = False
     durations: bool = False
 
     def decode(self, content: memoryview, out: Array | None = None, draws: Draws | None = None) -> Array:
-        """Reads times of a record; see `MediaDecoder`."""
+        """Returns the times in a record; see `TargetDecoder.decode`. Equal `draws` give those of `Frames`."""
         head, _ = read_head(content)
         found = head.seconds(draws() if draws else None, durations=self.durations)
         made = memory_for(found.shape, np.float64, out)
@@ -218,7 +254,19 @@ def _check_output(name: str, size: object, order: object) -> None:
 
 
 def decode_frames(video: VideoPackets, wanted: Sequence[int]) -> list[VideoFrame]:
-    """The frames shown at these times, of packets that are decoded from the first on."""
+    """Decodes packets from the first one on until all wanted frames are there.
+
+    Args:
+        video: the packets.
+        wanted: times of the frames, ticks.
+
+    Returns:
+        A frame for each time, in their order.
+
+    Raises:
+        DisorderError: frames are shown in another order than the times say.
+        ValueError: a frame cannot be decoded, or decoding takes too long.
+    """
     import av
 
     missing = set(wanted)
@@ -226,9 +274,9 @@ def decode_frames(video: VideoPackets, wanted: Sequence[int]) -> list[VideoFrame
         if video.play:
             found = video.play(missing)
         else:
-            # Frames to which no other refers are skipped where they are not wanted: half of the packets of x264, and
-            # 30 % of the CPU of a clip of 16 frames, every second one, of 1280x720; 58 % of x265's packets, and 17 % at
-            # 640x272 (2026-11-26).
+            # Frames to which no other frame refers are skipped if they are not wanted. These are half of the packets of
+            # x264, and skipping them saves 30 % of the CPU time of a clip of 16 frames, every second one, of 1280x720.
+            # Of x265 they are 58 % of the packets and 17 % of the time, at 640x272 (2026-11-26).
             skippable = find_droppable(video.packets, video.codec)
             found = _find_frames(video, missing, skippable)
             if len(found) < len(missing) or any(frame.interlaced_frame for frame in found.values()):
@@ -246,14 +294,20 @@ def decode_frames(video: VideoPackets, wanted: Sequence[int]) -> list[VideoFrame
 
 
 def _find_frames(video: VideoPackets, wanted: set[int], skippable: Sequence[bool]) -> dict[int, VideoFrame]:
-    """The wanted frames that the packets have, by time; others are skipped where they are `skippable`."""
+    """Decodes packets, and returns the wanted frames that they have, by time.
+
+    Args:
+        video: the packets.
+        wanted: times of the frames, ticks.
+        skippable: for each packet, whether the decoder may drop its frame if that is not wanted and not referred to.
+    """
     context = video.context()
     found = _Found(wanted)
     base = Fraction(1, video.timescale)
     gaps = set(video.gaps)
     for number, (content, pts) in enumerate(zip(video.packets, video.pts, strict=True)):
         video.deadline.check()
-        # FFmpeg takes a packet without a byte for the end.
+        # An empty packet is left out, because FFmpeg takes it for the end.
         if not len(content):
             continue
         if number in gaps:
@@ -271,7 +325,11 @@ def _find_frames(video: VideoPackets, wanted: set[int], skippable: Sequence[bool
 
 
 class _Found:
-    """Frames of the wanted times, as a decoder shows them."""
+    """Collects the frames of wanted times from a decoder.
+
+    Attributes:
+        frames: the frames found so far, by time.
+    """
 
     def __init__(self, wanted: set[int]) -> None:
         self.frames: dict[int, VideoFrame] = {}
@@ -279,7 +337,7 @@ class _Found:
         self._last: int | None = None
 
     def take(self, frames: Sequence[VideoFrame]) -> None:
-        """Takes the next frames; raises DisorderError if one of them is shown before its time."""
+        """Takes the next frames that the decoder shows; raises DisorderError if their times do not ascend."""
         for frame in frames:
             pts = frame.pts
             if pts is None:
@@ -295,14 +353,15 @@ class _Found:
 
 
 def read_video(content: memoryview, deadline: Deadline) -> tuple[VideoPackets, FrameTable]:
-    """Finds packets and frames of a whole video: of mp4 and mov by their own index, of what else there is by FFmpeg.
+    """Finds packets and frames of a whole video: of mp4 and mov by their own index, of other files by FFmpeg.
 
     Args:
-        content: Bytes of the file.
-        deadline: Limit of the time for decoding.
+        content: bytes of the file.
+        deadline: limit of the time for decoding.
 
     Raises:
-        ValueError: it is not a video, or damaged, or takes too long.
+        ConfigError: PyAV is not installed.
+        ValueError: the file is no video, or damaged, or takes too long.
     """
     if not is_movie(content):
         return read_container(content, deadline)
@@ -317,7 +376,7 @@ def read_video(content: memoryview, deadline: Deadline) -> tuple[VideoPackets, F
     return read_container(content, deadline, by_number=True)
 
 
-# Decoders by the kind of a field.
+# Functions that make the decoder of each kind of field (`media/containers/records.py`).
 CLIP_DECODERS: dict[str, Callable[[], MediaDecoder]] = {
     "clip": Frames,
     "clip-pts": ClipTimes,
@@ -326,6 +385,7 @@ CLIP_DECODERS: dict[str, Callable[[], MediaDecoder]] = {
 }
 
 
+# Depth cameras store numbers of so many bits.
 _BITS = 12
 _MAX = (1 << _BITS) - 1
 _MM_PER_METRE = 1000.0
@@ -337,20 +397,24 @@ class DepthFrames(Frames):
     """Decodes the frames of a depth camera: whole millimetres as float32, [frames, 1, height, width].
 
     Attributes:
-        depth: How distances were stored.
+        depth: how distances were stored.
     """
 
     depth: Depth = field(default_factory=Depth)
 
     def decode_video(self, video: VideoPackets, pts: Integers, shape: tuple[int, ...], out: Array | None) -> Array:
-        """Decodes the frames of these times, which get this shape."""
+        """Decodes the frames of these times; see `Frames.decode_video`. The frames are neither resized nor turned.
+
+        Raises:
+            ValueError: as `Frames.decode_video`, or the frames do not have 12 bits.
+        """
         frames = decode_frames(video, pts.tolist())
         first = frames[0]
         made = memory_for((*shape, 1, first.height, first.width), np.float32, out)
         for frame, target in zip(frames, made.reshape(-1, first.height, first.width), strict=True):
             if (frame.height, frame.width) != (first.height, first.width):
                 raise ValueError(f"its frames change from {first.width}x{first.height} to {frame.width}x{frame.height}")
-            # The numbers of a frame are its luma.
+            # Distances are stored as the luma of a frame.
             luma = frame.format.components[0]
             if luma.bits != _BITS or not frame.format.name.endswith("le") or frame.format.is_rgb:
                 raise ValueError(
@@ -363,6 +427,7 @@ class DepthFrames(Frames):
         return made
 
     def _millimetres(self, codes: NDArray[np.uint16]) -> NDArray[np.float32]:
+        """Converts stored numbers to whole millimetres, at most 65,535."""
         depth = self.depth
         low, high = depth.depth_min, depth.depth_max
         if depth.use_log:

@@ -1,7 +1,7 @@
-"""Videos to decode: packets, and what a decoder has to be told.
+"""Reads whole files for decoding: their packets, the times of their frames, and the parameters of a decoder.
 
-Those of whole mp4 and mov are read by their own index; those of other containers, and of what is not read of those, by
-FFmpeg.
+`video.py` decodes `VideoPackets`, of clips and of whole videos. `audio.py` opens containers with it. Whole mp4 and mov
+are read by their own index, and all else by FFmpeg: other containers, and kinds of mp4 that the index is not read of.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ if TYPE_CHECKING:
     from av.container import InputContainer
     from av.video.stream import VideoStream
 
-# FFmpeg's demuxers of files that are whole by themselves: others open ports and further files, or guess frames.
+# Containers that are read, as FFmpeg's demuxers are called: each file is whole by itself. Other demuxers open ports or
+# further files, or guess frames.
 _READ = (
     "aac,ac3,ac4,aiff,amr,amrnb,amrwb,ape,apng,asf,au,av1,avi,avr,avs2,avs3,bink,caf,cavsvideo,"
     "dirac,dnxhd,dsf,dts,dtshd,dv,eac3,flac,flic,flv,gif,gsm,gxf,h261,h263,h264,hevc,iff,ircam,"
@@ -47,7 +48,8 @@ _READ = (
 )
 # These containers store when each frame is shown. FFmpeg guesses it for others, and wrongly where frames are reordered.
 _TIMED = frozenset(["flv", "gif", "ivf", "matroska", "mpegts", "mxf", "nut", "ogg", "webm", "wtv"])
-# Frames of a video whose order is only known when it is decoded are kept up to so much; others are decoded once more.
+# A video may have to be decoded to know the order of its frames. So many bytes of them are kept, others are decoded
+# once more.
 _MAX_KEPT_BYTES = 128 << 20
 # AV_CODEC_PROP_REORDER: frames may be stored in another order than shown.
 _REORDER = 1 << 3
@@ -59,18 +61,19 @@ class DisorderError(ValueError):
 
 
 class VideoPackets(msgspec.Struct, frozen=True):
-    """Packets to decode.
+    """Packets of a video, to decode.
 
     Attributes:
-        codec: their parameters.
-        packets: in the order stored.
-        pts: of each packet, ticks.
-        timescale: ticks of a second.
+        codec: codec parameters of the packets.
+        packets: bytes of the packets, in the order stored.
+        pts: time of each packet, ticks.
+        timescale: number of ticks in a second.
         gaps: numbers of the packets before which others are left out.
-        stored: the packets as FFmpeg's demuxer gives them, with what is beside their bytes.
-        open: opens a context that has decoded nothing; None: one of `codec`.
-        play: decodes the frames of these times without `packets`, from the beginning of the file on.
-        deadline: Limit of the time for decoding.
+        stored: the packets as FFmpeg's demuxer gives them, with their side data. Empty if FFmpeg has not read them.
+        open: opens a context that has decoded nothing. None means that `codec` says all about it.
+        play: is given times and returns their frames, by decoding the file from its beginning. None means that frames
+            are decoded from `packets`.
+        deadline: limit of the time for decoding.
     """
 
     codec: TrackCodec
@@ -90,7 +93,12 @@ class VideoPackets(msgspec.Struct, frozen=True):
         )
 
     def context(self) -> VideoCodecContext:
-        """Opens a context that has decoded nothing; raises ValueError if it is one of audio."""
+        """Opens a decoder of FFmpeg (a context) that has decoded nothing.
+
+        Raises:
+            ConfigError: PyAV is not installed, or has no such decoder.
+            ValueError: the codec is one of audio.
+        """
         import av
 
         context = self.open() if self.open else context_of(self.codec)
@@ -105,16 +113,20 @@ class VideoPackets(msgspec.Struct, frozen=True):
         return 0 if frame.rotation % 90 else frame.rotation % 360
 
     def packet(self, number: int) -> Packet[Any]:
-        """Returns a packet for a context."""
+        """Returns the packet of this number as PyAV has packets."""
         return self.stored[number] if self.stored else packet_of(self.packets[number])
 
 
 def read_mp4(content: memoryview) -> tuple[VideoPackets, FrameTable, bool]:
-    """Finds packets and frames of a whole mp4 or mov, and whether all of them can be shown at these times.
+    """Finds packets and frames of a whole mp4 or mov by its index.
+
+    Returns:
+        The packets, the frames, and whether all shown packets can be decoded to frames at these times. If that is
+        False, the whole file has to be decoded to know its frames.
 
     Raises:
-        UnreadError: it is of a kind that is not read.
-        DamagedError: its boxes contradict each other.
+        UnreadError: the file, or its edit list or codec, is of a kind that is not read.
+        DamagedError: the boxes contradict each other.
     """
     movie = read_in_memory(read_movie(ObjectRecord("", len(content), "")), content)
     track = movie.track(VIDEO)
@@ -126,12 +138,12 @@ def read_mp4(content: memoryview) -> tuple[VideoPackets, FrameTable, bool]:
     frames = FrameTable.from_packets(packets)
     is_whole = len(frames) == int((packets.shown & (packets.size > 0)).sum())
     is_timed = not (frames.ascends and max_reorder(video.codec) and shows_out_of_order(views, video.codec))
-    # Parameters that change in the middle are those of packets from there on alone.
+    # If codec parameters change within the video, those of `video` hold for its first packets only.
     return video, frames, is_whole and is_timed and len(entries) <= 1
 
 
 class _Opened(msgspec.Struct):
-    """A container, its video, and the packets of this that are not empty."""
+    """An opened container, its video track, and all packets of the track that are not empty."""
 
     box: InputContainer
     stream: VideoStream
@@ -139,13 +151,13 @@ class _Opened(msgspec.Struct):
 
 
 class _Played(msgspec.Struct):
-    """Frames of a video by their places in a full decode.
+    """The frames of a video by their places in a full decode.
 
     Attributes:
-        content: the file.
-        places: of each frame, by its time.
-        frames: those that are decoded already, from the first one on.
-        deadline: Limit of the time for decoding.
+        content: bytes of the file.
+        places: place of each frame, by its time in ticks.
+        frames: the first frames, which are decoded already.
+        deadline: limit of the time for decoding.
     """
 
     content: memoryview
@@ -154,7 +166,7 @@ class _Played(msgspec.Struct):
     deadline: Deadline
 
     def find(self, wanted: Collection[int]) -> dict[int, VideoFrame]:
-        """Finds the frames of these times."""
+        """Returns the frames of these times; decodes the file again if one is not among the first frames."""
         times = {self.places[time]: time for time in wanted}
         last = max(times)
         frames = (
@@ -164,23 +176,23 @@ class _Played(msgspec.Struct):
 
 
 def open_container(content: memoryview, deadline: Deadline) -> InputContainer:
-    """Opens a file that is whole by itself with FFmpeg; nothing else is opened for it.
+    """Opens a file with FFmpeg, which may open no other file or address for it.
 
     Args:
-        content: Bytes of the file.
-        deadline: Limit of the time for reading it.
+        content: bytes of the file.
+        deadline: limit of the time for reading it.
 
     Raises:
         ConfigError: PyAV is not installed.
-        ValueError: it is of another container.
-        av.FFmpegError: it is damaged.
+        ValueError: the file is none of the containers that are read.
+        av.FFmpegError: the file is damaged.
     """
     check_library()
     import av
 
     options = {"format_whitelist": _READ, "protocol_whitelist": ""}
     try:
-        # FFmpeg looks at the first frames, for as long at most.
+        # FFmpeg looks at the first frames when it opens a file, for `MAX_SECONDS` at most.
         return av.open(LimitedReader(content, deadline), "r", container_options=options, timeout=(MAX_SECONDS, None))
     except av.FFmpegError as error:
         if error.errno != errno.EINVAL:
@@ -191,15 +203,16 @@ def open_container(content: memoryview, deadline: Deadline) -> InputContainer:
 def read_container(
     content: memoryview, deadline: Deadline, *, by_number: bool = False
 ) -> tuple[VideoPackets, FrameTable]:
-    """Finds packets and frames of a video, by the times that are stored, or by their numbers in a full decode.
+    """Finds packets and frames of a video by FFmpeg: by stored times, or else by decoding the whole video.
 
     Args:
-        content: the file.
-        deadline: Limit of the time for decoding.
-        by_number: whether times are not to be believed.
+        content: bytes of the file.
+        deadline: limit of the time for decoding.
+        by_number: whether the whole video is decoded, because its times are known to be wrong.
 
     Raises:
-        ValueError: it is not a video, or damaged.
+        ConfigError: PyAV is not installed.
+        ValueError: the file is no video, or damaged, or takes too long.
     """
     import av
 
@@ -209,14 +222,14 @@ def read_container(
         names = frozenset(opened.box.format.name.split(","))
         is_reordered = bool(opened.stream.codec_context.codec.properties & _REORDER)
         is_timed = not is_reordered or not names.isdisjoint(_TIMED)
-        # Frames behind another palette or other parameters are decoded with them, though packets from a key frame on
-        # do not have them.
+        # A packet may bring another palette or other parameters for all packets after it. Clips that begin later would
+        # be decoded without them.
         is_timed = is_timed and not any(map(_brings_parameters, opened.packets[1:]))
         if by_number or not is_timed or None in pts or len(set(pts)) < len(pts):
             return _read_by_number(content, opened, deadline)
         video, frames = _read_by_times(content, opened, deadline)
         if len(frames) < sum(not packet.is_discard for packet in opened.packets):
-            # It begins between key frames, or with frames of an open GOP, of which some may be shown.
+            # The video begins between key frames, or with frames of an open GOP, of which some may be shown.
             return _read_by_number(content, _open(content, deadline), deadline)
         return video, frames
     except av.FFmpegError as error:
@@ -224,12 +237,19 @@ def read_container(
 
 
 def _brings_parameters(packet: Packet[Any]) -> bool:
-    # PyAV before 16 does not say it.
+    # Packets of PyAV before 16 do not say what side data they have.
     has = getattr(packet, "has_sidedata", None)
     return has is not None and any(map(has, ("palette", "new_extradata")))
 
 
 def _open(content: memoryview, deadline: Deadline) -> _Opened:
+    """Opens a file, and reads all packets of its best video track.
+
+    Raises:
+        ConfigError: PyAV is not installed.
+        ValueError: the file has no video, or none that is decoded.
+        av.FFmpegError: the file is damaged.
+    """
     import av
     from av.stream import Disposition
 
@@ -252,19 +272,20 @@ def _open(content: memoryview, deadline: Deadline) -> _Opened:
 
 
 def _read_by_times(content: memoryview, opened: _Opened, deadline: Deadline) -> tuple[VideoPackets, FrameTable]:
+    """Returns packets and frames by the times that FFmpeg has read; raises ValueError if times have no unit."""
     stream = opened.stream
     found = opened.packets
     context = opened.stream.codec_context
     if (base := stream.time_base) is None:
         raise ValueError("its times have no unit")
     codec = TrackCodec(context.codec.name, context.extradata or b"", context.width, context.height)
-    # Ticks of a whole number of a second.
+    # Times become multiples of 1 / base.denominator seconds.
     pts = np.array([packet.pts for packet in found], np.int64) * base.numerator
     duration = np.array([packet.duration or 0 for packet in found], np.int64) * base.numerator
     key = np.array([packet.is_keyframe for packet in found], bool)
     shown = np.array([not packet.is_discard for packet in found], bool)
     size = np.array([packet.size for packet in found], np.int64)
-    # FFmpeg keeps the bytes of the packets: they have no place in the file, and one set of codec parameters.
+    # Places in the file are not needed, because FFmpeg keeps the bytes of packets. All have one set of parameters.
     nothing = np.zeros_like(pts)
     packets = Packets(offset=nothing, size=size, pts=pts, duration=duration, key=key, shown=shown, entry=nothing)
     video = VideoPackets(
@@ -280,7 +301,13 @@ def _read_by_times(content: memoryview, opened: _Opened, deadline: Deadline) -> 
 
 
 class _Contexts:
-    """Contexts with all that a container says of its video: codec tag, bits of a pixel, palette; each used once."""
+    """Opens contexts with all that a container says about its video, such as codec tag and palette; one at each call.
+
+    Args:
+        content: bytes of the file, which is opened again for each call after the first one.
+        first: the context of the first call.
+        deadline: limit of the time for decoding.
+    """
 
     def __init__(self, content: memoryview, first: VideoCodecContext, deadline: Deadline) -> None:
         self._content = content
@@ -293,7 +320,13 @@ class _Contexts:
 
 
 def _read_by_number(content: memoryview, opened: _Opened, deadline: Deadline) -> tuple[VideoPackets, FrameTable]:
-    """Decodes the whole video, which alone says in which order its frames are shown, and how many there are."""
+    """Decodes the whole video, to know how many frames are shown and in which order.
+
+    Frames get the sorted times of decoding if there are as many as frames, else times at the usual rate.
+
+    Raises:
+        ValueError: decoding takes too long.
+    """
     stream = opened.stream
     name = opened.stream.codec_context.codec.name
     kept = list["VideoFrame"]()
@@ -304,7 +337,7 @@ def _read_by_number(content: memoryview, opened: _Opened, deadline: Deadline) ->
             kept.append(frame)
             kept_bytes += sum(plane.buffer_size for plane in frame.planes)
         count += 1
-    # Frames are shown at the times of decoding, in another order.
+    # Frames are shown at the times at which packets are decoded, only in another order.
     times = sorted({packet.dts for packet in opened.packets if packet.dts is not None})
     base = stream.time_base
     rate = Fraction(stream.average_rate or stream.guessed_rate or _USUAL_RATE)
@@ -322,7 +355,7 @@ def _read_by_number(content: memoryview, opened: _Opened, deadline: Deadline) ->
 
 
 def _decode_all(opened: _Opened, deadline: Deadline) -> Iterator[VideoFrame]:
-    """Decodes all packets as FFmpeg plays them: those that it cannot decode have no frame."""
+    """Decodes all packets as FFmpeg plays them, and leaves out those that it cannot decode; raises ValueError."""
     import av
 
     context = opened.stream.codec_context
@@ -331,5 +364,5 @@ def _decode_all(opened: _Opened, deadline: Deadline) -> Iterator[VideoFrame]:
         try:
             yield from context.decode(packet)
         except av.FFmpegError:
-            # A video that begins between key frames, and a damaged one, go on with the next frame.
+            # Playing goes on with the next frame, in a video that begins between key frames or is damaged.
             continue

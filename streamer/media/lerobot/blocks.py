@@ -1,4 +1,7 @@
-"""Blocks of LeRobot: rows, and the packets of all cameras that their windows need, fetched together."""
+"""Makes blocks of LeRobot: rows, and the packets of all cameras that the windows of these rows need.
+
+The format `LeRobot` makes blocks with `FramePart` (`format.py`). The recoder reads the hint of a block (`recode.py`).
+"""
 
 from __future__ import annotations
 
@@ -14,12 +17,18 @@ from streamer.media.containers.blocks import Described, block_of
 from streamer.media.containers.tables import Integers
 from streamer.media.lerobot.episodes import CameraVideo, Run
 
-# Hints of more are seldom short enough.
+# A block has at most so many frames of all cameras: hints of more frames are seldom short enough.
 _MAX_FRAMES = 8192
 
 
 class Piece(msgspec.Struct, frozen=True, array_like=True):
-    """Bytes of a block that another recoder reads: of rows, or of a camera."""
+    """A part of the bytes of a block, which the recoder of rows or of videos reads.
+
+    Attributes:
+        length: number of its bytes.
+        samples: number of rows, or of samples of a camera.
+        hint: hint for that recoder.
+    """
 
     length: int
     samples: int
@@ -27,17 +36,17 @@ class Piece(msgspec.Struct, frozen=True, array_like=True):
 
     @classmethod
     def from_block(cls, block: Block) -> Piece:
-        """Returns the piece of an inner block."""
+        """Returns the piece that a block of rows or of a camera becomes."""
         return cls(block.fetch_bytes, block.samples, block.hint)
 
 
 class EpisodeHint(msgspec.Struct, frozen=True, array_like=True):
-    """What the recoder needs besides the bytes.
+    """The hint of a block: what the recoder needs besides the bytes.
 
     Attributes:
-        rows: pieces of rows, whose rows count on.
-        videos: a piece of each camera.
-        spans: the samples.
+        rows: pieces of rows. Rows are numbered through all of them, from 0.
+        videos: a piece of each camera, after those of rows.
+        spans: the samples, by the numbers of their rows in these pieces.
     """
 
     rows: list[Piece]
@@ -46,15 +55,16 @@ class EpisodeHint(msgspec.Struct, frozen=True, array_like=True):
 
 
 class FramePart(msgspec.Struct, frozen=True):
-    """Episodes of a file of rows whose videos are the same.
+    """Episodes of one file of rows that have the same videos.
 
     Attributes:
         record: the file of rows.
-        rows: its blocks.
-        videos: of each camera, with the frame of each row of the file (-1: it is not of these episodes).
-        windows: of each camera, frames from its row to those of the window.
-        reach: the most frames from a row to any row of a window, to either side.
-        sample_bytes: of the record of a sample besides packets.
+        rows: the blocks of rows of the file.
+        videos: for each camera its video, and for each row of the file the number of its frame there, which is -1 for
+            rows of other episodes.
+        windows: for each camera, the distances in frames from a row to those of its window.
+        reach: the most frames that any window goes back from its row, and forward.
+        sample_bytes: bytes of the record of a sample besides packets.
     """
 
     record: ObjectRecord
@@ -65,11 +75,16 @@ class FramePart(msgspec.Struct, frozen=True):
     sample_bytes: int
 
     def blocks(self, spans: Sequence[Run], chunk_bytes: int) -> Iterator[Block]:
-        """Yields the samples of these episodes in blocks of about `chunk_bytes`, or as long as their rows.
+        """Yields the samples of these episodes in blocks.
 
-        Rows that cannot be cut are fetched with each block, so they are not more than half of it.
+        A block has about `chunk_bytes`, or as many bytes as the longest block of rows. Such a block of rows is fetched
+        as a whole for each block of samples, of which it should not be more than half.
+
+        Args:
+            spans: the samples of the episodes.
+            chunk_bytes: length of a block in bytes.
         """
-        # How many bytes are before each sample.
+        # `places` has the number of bytes before each sample.
         rows = np.concatenate([span.rows for span in spans])
         each = sum(block.fetch_bytes for block in self.rows) / max(1, sum(block.samples for block in self.rows))
         places = np.arange(len(rows)) * each
@@ -77,7 +92,7 @@ class FramePart(msgspec.Struct, frozen=True):
             ends = np.cumsum(video.packets.size)
             places = places + ends[video.frames.packet[frames[rows]]]
         max_bytes = max([chunk_bytes, *(block.fetch_bytes for block in self.rows)])
-        # Videos may have episodes in another order than rows.
+        # Absolute distances count, because videos may have episodes in another order than rows.
         number = np.cumsum(np.abs(np.diff(places, prepend=places[:1]))) // max_bytes
         limit = _MAX_FRAMES // max(1, len(self.videos))
         cuts = [0, *(np.flatnonzero(np.diff(number)) + 1).tolist(), len(rows)]
@@ -86,7 +101,7 @@ class FramePart(msgspec.Struct, frozen=True):
                 yield from self._cut_run(spans, begin, min(begin + limit, stop))
 
     def _cut_run(self, spans: Sequence[Run], first: int, stop: int) -> Iterator[Block]:
-        """Yields these samples in blocks whose hints are short enough."""
+        """Yields samples `[first, stop)` of these spans as a block, or as halves until hints are short enough."""
         inside = []
         at = 0
         for span in spans:
@@ -104,11 +119,12 @@ class FramePart(msgspec.Struct, frozen=True):
             yield block
 
     def _block(self, spans: Sequence[Run]) -> Block:
+        """Returns the block of these samples, whatever its length: ranges of the file of rows, then of each video."""
         pieces, moved = self._rows_of(spans)
         videos = []
         for (video, frames), window in zip(self.videos, self.windows, strict=True):
             samples = video.samples(np.concatenate([frames[span.window(window)] for span in spans]))
-            # The keys of videos are not those of the samples.
+            # Records of cameras have no key, because the samples have their own.
             described = Described("", [video.codec], video.timescale)
             videos.append(
                 block_of(
@@ -135,7 +151,11 @@ class FramePart(msgspec.Struct, frozen=True):
         )
 
     def _rows_of(self, spans: Sequence[Run]) -> tuple[list[Block], list[Run]]:
-        """The blocks that have the rows of all windows, and the samples in rows that are counted in these blocks."""
+        """Chooses the blocks of rows that have all rows of the windows of these samples.
+
+        Returns:
+            These blocks, and the samples by the numbers of their rows in these blocks alone.
+        """
         edges = list(accumulate((block.samples for block in self.rows), initial=0))
         before, after = self.reach
         taken: dict[int, int] = {}
@@ -154,6 +174,6 @@ class FramePart(msgspec.Struct, frozen=True):
 
 
 def reach_of(windows: Iterable[Sequence[int]]) -> tuple[int, int]:
-    """The most frames that windows go back, and forward."""
+    """Returns the most frames that any of these windows goes back from its row, and forward, neither below 0."""
     found = [0, *(frame for window in windows for frame in window)]
     return -min(found), max(found)

@@ -1,6 +1,7 @@
-"""Episodes of LeRobot: which rows of which file they are, and where their videos begin. No I/O.
+"""Finds the episodes of LeRobot: which rows of which file they are, and which frames of which videos.
 
-Windows are the rows of each sample, and the frames at their times.
+The format `LeRobot` surveys and indexes with it (`format.py`), and blocks and recoder take windows of rows by `Run`.
+`read_camera` asks for bytes by `yield` (`formats/reading.py`), so there is no I/O here.
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ from streamer.media.lerobot.info import EPISODE, TASK, Info
 # A row of a table in meta/.
 Row: TypeAlias = Mapping[str, Any]
 
-# Names of columns, or how they begin.
+# Columns of meta/episodes that are read, by their names or the beginnings of these.
 EPISODE_COLUMNS = (EPISODE, "length", "dataset_from_index", "data/", "videos/")
-# pandas names an index without a name so.
+# The column with the text of a task may have these names; pandas names an index without a name in the second way.
 _TASK_NAMES = ("task", "__index_level_0__")
 TASK_COLUMNS = (TASK, *_TASK_NAMES)
 
@@ -39,9 +40,9 @@ class Episode(msgspec.Struct, frozen=True, array_like=True):
 
     Attributes:
         number: its episode_index.
-        row: its first row in the file.
+        row: number of its first row in its file of rows.
         length: number of its rows.
-        videos: for each camera the url of its video, and the time of the first row in it, seconds.
+        videos: for each camera the url of its video, and the time of the episode's first row there, seconds.
     """
 
     number: int
@@ -51,14 +52,19 @@ class Episode(msgspec.Struct, frozen=True, array_like=True):
 
 
 class File(msgspec.Struct, frozen=True, array_like=True):
-    """The wanted episodes of one file of rows, and the number of all its rows."""
+    """A file of rows.
+
+    Attributes:
+        rows: number of all rows of the file, by meta/episodes.
+        episodes: the wanted episodes of the file.
+    """
 
     rows: int
     episodes: list[Episode]
 
     @property
     def videos(self) -> set[str]:
-        """Urls of their videos."""
+        """Urls of the videos of its episodes."""
         return {url for episode in self.episodes for url, _ in episode.videos}
 
 
@@ -69,13 +75,13 @@ def files_of(
 
     Args:
         rows: rows of meta/episodes.
-        info: What the data set says of itself.
-        root: its url.
-        cameras: cameras that samples have.
+        info: content of meta/info.json.
+        root: url of the data set, ending in a slash.
+        cameras: names of the cameras that samples have.
         wanted: numbers of episodes, or None for all.
 
     Raises:
-        ManifestError: the rows contradict each other.
+        ManifestError: the rows contradict each other, or lack columns.
         ConfigError: there is no episode of a wanted number.
     """
     with _errors_of(f"{root}meta/episodes"):
@@ -105,18 +111,36 @@ def files_of(
 
 
 def tasks_of(rows: Sequence[Row], root: str) -> dict[int, str]:
-    """Returns the tasks by number; raises ManifestError."""
+    """Returns the texts of tasks by number.
+
+    Args:
+        rows: rows of meta/tasks.
+        root: url of the data set, for errors.
+
+    Raises:
+        ManifestError: the rows lack columns.
+    """
     with _errors_of(f"{root}meta/tasks"):
         return {int(row[TASK]): next(str(row[name]) for name in _TASK_NAMES if name in row) for row in rows}
 
 
 def _url(root: str, info: Info, row: Row, place: str, template: str, **more: object) -> str:
-    """The url of the file of an episode."""
+    """Returns the url of a file of an episode.
+
+    Args:
+        root: url of the data set.
+        info: content of meta/info.json.
+        row: row of the episode in meta/episodes.
+        place: beginning of the names of the columns that have the numbers of the file.
+        template: template of the file's name.
+        more: further values for the template.
+    """
     file = {name: row[f"{place}/{name}"] for name in ("chunk_index", "file_index") if f"{place}/{name}" in row}
     return root + info.path(template, row[EPISODE], file | more)
 
 
 def _find_video(root: str, info: Info, row: Row, camera: str) -> tuple[str, float]:
+    """Returns the url of the video of an episode, and the time of its first row there, seconds."""
     place = f"videos/{camera}"
     url = _url(root=root, info=info, row=row, place=place, template=info.video_path or "", video_key=camera)
     # A video of v2 has one episode.
@@ -125,7 +149,7 @@ def _find_video(root: str, info: Info, row: Row, camera: str) -> tuple[str, floa
 
 @contextmanager
 def _errors_of(url: str) -> Iterator[None]:
-    """Turns errors of rows that lack a column, or have values of another kind, into ManifestError."""
+    """Turns errors over rows that lack a column, or have values of another type, into a ManifestError about `url`."""
     try:
         yield
     except ConfigError:
@@ -137,12 +161,12 @@ def _errors_of(url: str) -> Iterator[None]:
 
 
 class Run(msgspec.Struct, frozen=True, array_like=True):
-    """Samples of one episode that follow each other.
+    """Samples of one episode that follow each other; each sample is a row.
 
     Attributes:
         episode: number of the episode.
-        first, stop: their rows.
-        begin, end: the rows of the episode.
+        first, stop: numbers of their rows, `[first, stop)`.
+        begin, end: numbers of the rows of the whole episode, `[begin, end)`.
     """
 
     episode: int
@@ -159,22 +183,28 @@ class Run(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def rows(self) -> Integers:
-        """Their rows."""
+        """Numbers of the rows, (samples,)."""
         return np.arange(self.first, self.stop)
 
     def window(self, frames: Sequence[int]) -> Integers:
-        """The rows of these time differences: (samples, frames), the first or last one instead of those outside."""
+        """Returns the rows of the windows of all samples, (samples, frames).
+
+        Outside of the episode its first or last row is taken.
+
+        Args:
+            frames: distances in frames from a row to those of its window.
+        """
         found: Integers = np.clip(self.rows[:, None] + np.array(frames), self.begin, self.end - 1)
         return found
 
     def pads(self, frames: Sequence[int]) -> NDArray[np.bool_]:
-        """Which rows of a window are outside of the episode."""
+        """Returns which rows of the windows are outside of the episode: (samples, frames), see `window`."""
         asked = self.rows[:, None] + np.array(frames)
         outside: NDArray[np.bool_] = (asked < self.begin) | (asked >= self.end)
         return outside
 
     def shift(self, rows: int) -> Run:
-        """The same in rows that are counted otherwise."""
+        """Returns the same samples with `rows` added to all numbers of rows."""
         return Run(
             episode=self.episode,
             first=self.first + rows,
@@ -185,7 +215,15 @@ class Run(msgspec.Struct, frozen=True, array_like=True):
 
 
 class CameraVideo(msgspec.Struct, frozen=True):
-    """The index of a video."""
+    """The index of a video.
+
+    Attributes:
+        record: the file.
+        packets: packets of its track.
+        frames: frames of its track.
+        codec: codec parameters of the track.
+        timescale: number of ticks in a second.
+    """
 
     record: ObjectRecord
     packets: Packets
@@ -194,10 +232,15 @@ class CameraVideo(msgspec.Struct, frozen=True):
     timescale: int
 
     def frames_at(self, seconds: NDArray[np.float64], episode: int, tolerance_seconds: float) -> Integers:
-        """The frames nearest to these times of the rows of an episode.
+        """Returns the numbers of the frames nearest to these times, (rows,).
+
+        Args:
+            seconds: times of the rows of an episode.
+            episode: number of the episode, for errors.
+            tolerance_seconds: the most seconds that a frame may be away from the time.
 
         Raises:
-            ManifestError: one is further away than LeRobot allows.
+            ManifestError: a frame is further away.
         """
         known = self.frames.pts / self.timescale
         after = np.minimum(np.searchsorted(known, seconds), len(known) - 1)
@@ -217,7 +260,7 @@ class CameraVideo(msgspec.Struct, frozen=True):
         return found
 
     def samples(self, rows: Integers) -> Samples:
-        """The samples that have these frames: (samples, frames). One frame alone is an image."""
+        """Returns the samples that have the frames `rows`, (samples, frames). A sample of one frame is an image."""
         start = self.frames.start[rows].min(axis=1)
         stop = self.frames.packet[rows].max(axis=1) + 1
         return Samples(
@@ -230,7 +273,11 @@ class CameraVideo(msgspec.Struct, frozen=True):
 
 
 def read_camera(record: ObjectRecord) -> Reading[CameraVideo]:
-    """Reads the index of a video; raises ManifestError."""
+    """Reads the index of a video of a camera.
+
+    Raises:
+        ManifestError: the file is damaged, has no frames, or is of a kind that is not read.
+    """
     with errors_of(record, "copy it anew"):
         movie = yield from read_movie(record)
         track = movie.track(VIDEO)

@@ -1,4 +1,7 @@
-"""Data sets of LeRobot: a sample is a frame, with its windows of all cameras and columns."""
+"""Defines the format `LeRobot`: a sample is a frame of an episode, with its windows of all cameras and columns.
+
+The registry of formats (`formats/`) has it. The engine surveys, indexes and recodes with it, workers open samples.
+"""
 
 from __future__ import annotations
 
@@ -61,10 +64,10 @@ class LeRobot(Format, frozen=True, forbid_unknown_fields=True):
     Attributes:
         delta_timestamps: seconds from a row to those of its window, by feature. Outside of the episode its first or
             last row is repeated, and "<feature>_is_pad" says where. Features without an entry are those of the row.
-        episodes: numbers of the wanted ones; None: all.
-        cameras: names of the wanted ones; None: all.
-        tolerance_s: how far a frame may be from the time of its row, and a row from that of its number, seconds, as
-            `LeRobotDataset` has it. Rows at most a quarter of a frame.
+        episodes: numbers of the wanted episodes. None means all.
+        cameras: names of the wanted cameras. None means all.
+        tolerance_s: the most seconds that a frame may be away from the time of its row, and a row from that of its
+            number, as in `LeRobotDataset`. A row may be a quarter of a frame away at most.
     """
 
     name = "lerobot"
@@ -76,11 +79,19 @@ class LeRobot(Format, frozen=True, forbid_unknown_fields=True):
     tolerance_s: Annotated[float, msgspec.Meta(ge=0)] = TOLERANCE
 
     def accepts(self, key: str) -> bool:
-        """Accepts files of rows and videos, but not the tables of episodes and tasks."""
+        """Returns whether an object is a file of rows or a video. Tables in meta/ are not; see `Format.accepts`."""
         return super().accepts(key) and "/meta/" not in f"/{key}"
 
     def survey(self, accepted: Sequence[ObjectRecord], others: Mapping[str, ObjectRecord]) -> Surveying:
-        """Reads meta/, and the schema of the first file of rows."""
+        """Reads the files of meta/ and the schema of the first file of rows; see `Format.survey`.
+
+        Episodes whose files are missing are left out. Sources are files of rows, whose notes name episodes and videos,
+        then videos.
+
+        Raises:
+            ManifestError: a file of meta/ is missing or damaged, or contradicts the others.
+            ConfigError: an option names an episode, camera, feature or window that there is not.
+        """
         found = [record for url, record in others.items() if url.endswith(f"/{NAME}")]
         if len(found) != 1:
             raise ManifestError(f"{len(found)} of the files are {NAME}; the url names one data set of LeRobot")
@@ -123,7 +134,17 @@ class LeRobot(Format, frozen=True, forbid_unknown_fields=True):
     def _table(
         self, name: str, root: str, others: Mapping[str, ObjectRecord], columns: Sequence[str]
     ) -> Asking[list[dict[str, Any]]]:
-        """Reads the rows of a table of meta/, as Parquet (v3) or JSON lines (v2.1)."""
+        """Reads the rows of a table of meta/: JSON lines (v2.1) itself, Parquet (v3) by a recoder.
+
+        Args:
+            name: "episodes" or "tasks".
+            root: url of the data set, ending in a slash.
+            others: objects that are no samples, by url.
+            columns: names of the wanted columns in Parquet, or the beginnings of these.
+
+        Raises:
+            ManifestError: the table is missing, empty or damaged.
+        """
         place = f"{root}meta/{name}"
         if record := others.get(f"{place}.jsonl"):
             content = yield from read_range(0, record.size, record)
@@ -158,12 +179,12 @@ class LeRobot(Format, frozen=True, forbid_unknown_fields=True):
         return msgspec.structs.replace(self, cameras=wanted, delta_timestamps=windows)
 
     def find_codecs(self, hint: bytes) -> list[str]:
-        """Returns those of the cameras; see `Format.find_codecs`."""
+        """Returns the codecs of the cameras; see `Format.find_codecs`."""
         videos = msgspec.msgpack.decode(hint, type=EpisodeHint).videos
         return [name for video in videos for name in find_clip_codecs(video.hint)]
 
     def index(self, source: Source, facts: Facts, start: int = 0) -> Indexing:
-        """Finds the blocks of a file of rows; videos have none of their own."""
+        """Yields the blocks of a file of rows, and the episodes left out; nothing for a video. See `Format.index`."""
         if not source.notes:
             return
         notes = msgspec.convert(facts.notes, Notes, strict=False)
@@ -204,11 +225,15 @@ class LeRobot(Format, frozen=True, forbid_unknown_fields=True):
             yield from part.blocks(list(map(Run.from_episode, episodes)), source.chunk_bytes)
 
     def opener(self, facts: Facts) -> LeRobotOpener:
-        """Opens records."""
+        """Returns what opens records of frames; see `Format.opener`."""
         return LeRobotOpener(msgspec.convert(facts.notes, Notes, strict=False))
 
     def recoder(self, facts: Facts) -> Recoder:
-        """Reads tables of meta/, and makes records of rows and packets."""
+        """Returns what makes records, or, if there are no facts yet, reads tables of meta/; see `Format.recoder`.
+
+        Raises:
+            ConfigError: pyarrow is not installed.
+        """
         with require_extra("Files of LeRobot are read with pyarrow", "parquet"):
             from streamer.media.lerobot.recode import LeRobotRecoder, TableRecoder
         return LeRobotRecoder(msgspec.convert(facts.notes, Notes, strict=False)) if facts.notes else TableRecoder()
@@ -217,7 +242,16 @@ class LeRobot(Format, frozen=True, forbid_unknown_fields=True):
 def _drop_episodes_without_files(
     files: dict[str, File], known: Mapping[str, ObjectRecord], root: str
 ) -> tuple[dict[str, File], list[LeftOut]]:
-    """Returns the files with the episodes whose rows and videos exist, and the other episodes."""
+    """Leaves out episodes whose rows or videos do not exist.
+
+    Args:
+        files: files of rows with their episodes, by url.
+        known: objects of the data set by url.
+        root: url of the data set, for messages.
+
+    Returns:
+        The files that keep an episode, and the episodes that are left out.
+    """
     found: dict[str, File] = {}
     left_out: list[LeftOut] = []
     for url, file in files.items():
@@ -237,7 +271,7 @@ def _drop_episodes_without_files(
 def _drop_episodes_without_frames(
     episodes: Sequence[Episode], videos: Sequence[CameraVideo], notes: Notes
 ) -> tuple[list[Episode], list[LeftOut]]:
-    """Returns the episodes that have a frame of each video for each row, and the others."""
+    """Returns the episodes that have a frame of each video for each row, and why each of the others is left out."""
     found: list[Episode] = []
     left_out: list[LeftOut] = []
     for episode in episodes:
@@ -252,13 +286,21 @@ def _drop_episodes_without_frames(
 
 
 def _times(episode: Episode, camera: int, notes: Notes) -> NDArray[np.float64]:
-    """Returns when the frames of the rows of an episode are shown."""
+    """Returns when the frames of the rows of an episode are shown in the video of a camera, seconds: (rows,)."""
     found: NDArray[np.float64] = episode.videos[camera][1] + np.arange(episode.length) / notes.fps
     return found
 
 
 def _frames(video: CameraVideo, camera: int, rows: int, episodes: Sequence[Episode], notes: Notes) -> Integers:
-    """The frame of each row of these episodes."""
+    """Returns for each row of a file the number of its frame in a video, or -1 for rows of other episodes.
+
+    Args:
+        video: the video.
+        camera: number of its camera.
+        rows: number of rows of the file.
+        episodes: the episodes that are in the video.
+        notes: facts about the data set.
+    """
     found = np.full(rows, -1)
     for episode in episodes:
         times = _times(episode, camera, notes)
@@ -267,7 +309,17 @@ def _frames(video: CameraVideo, camera: int, rows: int, episodes: Sequence[Episo
 
 
 def _facts(record: ObjectRecord, info: Info, notes: Notes) -> Asking[Facts]:
-    """Describes the samples by the schema of a file of rows, and by notes without it."""
+    """Returns the facts about the samples of a data set.
+
+    Args:
+        record: a file of rows, whose schema is read.
+        info: content of meta/info.json.
+        notes: notes without facts of the rows, which are added.
+
+    Raises:
+        ManifestError: the schema contradicts meta/info.json, or lacks columns.
+        ConfigError: a feature with a window has values that cannot be in windows.
+    """
     try:
         found = (yield from Parquet(info.columns).survey([record], {})).facts
     except ConfigError as error:
@@ -285,7 +337,14 @@ def _facts(record: ObjectRecord, info: Info, notes: Notes) -> Asking[Facts]:
 
 
 class LeRobotOpener:
-    """Opens records: u32 lengths of the row, and of head and packets of each camera; then the row, heads, packets."""
+    """Opens records of frames.
+
+    A record has u32 lengths of the row, of the head of each camera and of the packets of each camera. Then come the
+    row, the heads and the packets.
+
+    Args:
+        notes: facts about the data set.
+    """
 
     def __init__(self, notes: Notes) -> None:
         self._rows = TableOpener(notes.fields())
@@ -293,7 +352,11 @@ class LeRobotOpener:
         self._lengths = lengths_of(len(notes.cameras))
 
     def open(self, content: memoryview, name: SampleName) -> tuple[str | None, Sequence[Field]]:
-        """Takes a record apart. Copies packets: a camera's head is not beside them."""
+        """Returns key and fields of a sample; see `Opener.open`. Packets of cameras are copied, to follow their head.
+
+        Raises:
+            DecodeError: the content is no such record.
+        """
         if len(content) < self._lengths.size:
             raise DecodeError(f"a record of {len(content)} bytes; its head alone has {self._lengths.size}")
         row, *lengths = self._lengths.unpack_from(content)

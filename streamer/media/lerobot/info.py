@@ -1,4 +1,7 @@
-"""meta/info.json of LeRobot, its cameras of depth, what a sample has of it, and the notes of the facts. No I/O."""
+"""Reads meta/info.json of LeRobot: features, cameras and depth cameras, and the fields that samples have of them.
+
+The modules beside it use it for survey, index and records, and `media/decode/` for depth cameras. There is no I/O here.
+"""
 
 from __future__ import annotations
 
@@ -16,29 +19,31 @@ from streamer.manifest.model import ObjectRecord
 from streamer.media.containers.records import CLIP
 
 NAME = "meta/info.json"
-# Tolerance in seconds between a row's time and its nearest frame, and between a difference and whole frames.
+# Usual tolerance in seconds between the time of a row and its nearest frame, and between a time difference of a window
+# and whole frames.
 TOLERANCE = 1e-4
 # Columns that all data sets have, and which the recoder compares with the episodes.
 EPISODE = "episode_index"
 FRAME = "frame_index"
 TIME = "timestamp"
 TASK = "task_index"
-# This is the longest time difference.
+# Time differences of a window are below this.
 _LONGEST_SECONDS = 1e6
 _PLACE = re.compile(r"\{(\w+)(?::0(\d)d)?\}")
 _VIDEO = "video"
 _IMAGE = "image"
-# The end of the name of the field that says which rows of a window are outside of the episode.
+# A field with this end of its name says which rows of a window are outside of the episode.
 PAD = "_is_pad"
 
 
 class Feature(msgspec.Struct, frozen=True):
-    """A feature.
+    """A feature, as LeRobot calls a field of its frames.
 
     Attributes:
-        dtype: Its type ("video", "image", "float32", ...).
-        shape: Its shape.
-        info, video_info: What v3 and v2 say about its video.
+        dtype: its type ("video", "image", "float32", ...).
+        shape: its shape.
+        info: facts about its video in v3, or None.
+        video_info: facts about its video in v2, or None.
     """
 
     dtype: str
@@ -48,19 +53,20 @@ class Feature(msgspec.Struct, frozen=True):
 
     @property
     def video(self) -> dict[str, Any]:
-        """What is said about its video."""
+        """Facts about its video, in v3 or v2."""
         return {**(self.video_info or {}), **(self.info or {})}
 
 
 class Info(msgspec.Struct, frozen=True):
-    """What the file says.
+    """The content of meta/info.json.
 
     Attributes:
-        codebase_version: "v3.0", "v2.1".
+        codebase_version: version of the data set, such as "v3.0" or "v2.1".
         fps: frames a second of rows and videos.
-        features: by name; those of type "video" are in videos.
-        data_path, video_path: templates of names.
-        chunks_size: episodes in a folder (v2).
+        features: the features by name. Those of type "video" are in videos.
+        data_path: template of the names of files of rows.
+        video_path: template of the names of videos, or None if there are none.
+        chunks_size: number of episodes in a folder (v2).
     """
 
     codebase_version: str
@@ -81,10 +87,11 @@ class Info(msgspec.Struct, frozen=True):
         return tuple(name for name, feature in self.features.items() if feature.dtype != _VIDEO)
 
     def kinds(self, cameras: Sequence[str]) -> dict[str, str]:
-        """Returns the kinds of the cameras that are of depth.
+        """Returns the kinds of fields of those of these cameras that are depth cameras, by name.
 
         Raises:
-            ValueError: One has frames of more than 8 bits, of which is not said what they are.
+            ValueError: a camera has grey frames of more than 8 bits and is not marked as a depth camera, or a depth
+                camera says distances that cannot be.
         """
         found = {}
         for name in cameras:
@@ -101,21 +108,38 @@ class Info(msgspec.Struct, frozen=True):
         return found
 
     def path(self, template: str, episode: int, file: Mapping[str, object]) -> str:
-        """Returns the name of a file of an episode; raises ValueError if the template names something unknown."""
+        """Returns the name of a file of an episode, below the data set.
+
+        Args:
+            template: template of the name, with places such as "{episode_index:06d}".
+            episode: number of the episode.
+            file: further values for the template, by name.
+
+        Raises:
+            ValueError: the template has a name without a value.
+        """
         values = {"episode_index": episode, "episode_chunk": episode // max(1, self.chunks_size), **file}
         if unknown := {place[1] for place in _PLACE.finditer(template)} - values.keys():
             raise ValueError(f"the template {template!r} has {sorted(unknown)}, which are not known")
         return _PLACE.sub(lambda place: str(values[place[1]]).zfill(int(place[2] or 0)), template)
 
     def kind(self, spec: FieldSpec) -> FieldSpec:
-        """Returns a field with the shape of its feature: lists in Parquet do not say how long all are."""
+        """Returns a field of Parquet with the shape of its feature, because lists of Parquet have no fixed length."""
         base, bracket, _ = spec.kind.partition("[")
         shape = self.features[spec.name].shape if bracket else ()
         return FieldSpec(spec.name, f"{base}[{','.join(map(str, shape))}]") if shape else spec
 
 
 def read_info(record: ObjectRecord, content: memoryview) -> Info:
-    """Reads the file; raises ManifestError."""
+    """Reads meta/info.json.
+
+    Args:
+        record: the file, for errors.
+        content: its bytes.
+
+    Raises:
+        ManifestError: it is not such a file, is of another version than v2 or v3, or lacks features.
+    """
     try:
         info = msgspec.json.decode(content, type=Info)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
@@ -136,7 +160,17 @@ def read_info(record: ObjectRecord, content: memoryview) -> Info:
 def frames_of(
     deltas: Mapping[str, Sequence[float]], frame_rate: float, known: Sequence[str], tolerance_seconds: float
 ) -> dict[str, list[int]]:
-    """Returns time differences in frames; raises ConfigError for other keys, and for parts of frames."""
+    """Returns the windows of features in frames: distances from a row to those of its window.
+
+    Args:
+        deltas: distances in seconds, by feature.
+        frame_rate: frames a second.
+        known: names of the features that may have windows.
+        tolerance_seconds: the most seconds by which a distance may differ from whole frames.
+
+    Raises:
+        ConfigError: a feature is not known, a window is empty, or a distance is not a multiple of a frame.
+    """
     found = {}
     for key, seconds in deltas.items():
         if key not in known:
@@ -158,16 +192,16 @@ def frames_of(
 
 
 class Notes(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Notes of the facts.
+    """The facts about a data set that index, recoder and opener need; they are the notes of `Facts`.
 
     Attributes:
         rows: facts of the files of rows, as `Parquet` has them.
-        windows: frames from a row to those of its windows, by feature.
-        cameras: that samples have.
-        tasks: by number.
+        windows: distances in frames from a row to those of its window, by feature.
+        cameras: names of the cameras that samples have.
+        tasks: texts of tasks by number.
         fps: frames a second.
-        depths: kinds of the depth cameras.
-        tolerance: how far rows and frames may be from their times, seconds.
+        depths: kinds of fields of the depth cameras, by name.
+        tolerance: the most seconds that rows and frames may be away from their times.
     """
 
     rows: Facts
@@ -183,7 +217,7 @@ class Notes(msgspec.Struct, frozen=True, omit_defaults=True):
         return self.depths.get(camera, CLIP)
 
     def fields(self) -> list[FieldSpec]:
-        """The fields that are in rows, as samples have them."""
+        """Returns the fields of samples that come from rows: with windows, where they are padded, and the task."""
         found = []
         for spec in self.rows.fields:
             window = self.windows.get(spec.name)
@@ -195,22 +229,27 @@ class Notes(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def lengths_of(cameras: int) -> Struct:
-    """How a record begins."""
+    """Returns the layout with which a record begins: lengths of the row, and of head and packets of each camera."""
     return Struct(f"<{1 + 2 * cameras}I")
 
 
-# How the kinds of fields of depth begin (lerobot 0.6, configs/video.py, DepthEncoderConfig; datasets/depth_utils.py).
+# The kinds of fields of depth cameras begin so; JSON of a `Depth` follows. Source: lerobot 0.6, configs/video.py
+# (DepthEncoderConfig) and datasets/depth_utils.py.
 DEPTH = "depth:"
 _MARKS = ("is_depth_map", "video.is_depth_map")
 
 
 class Depth(msgspec.Struct, frozen=True):
-    """How distances were stored, in metres: linearly from `depth_min` to `depth_max`, or the logarithms of them.
+    """The way in which a depth camera stores distances: linearly from `depth_min` to `depth_max`, or as logarithms.
 
     Attributes:
-        depth_min, depth_max: distances of the least and of the largest number.
-        shift: what was added before the logarithm.
+        depth_min: distance of the least number, metres.
+        depth_max: distance of the largest number, metres.
+        shift: metres that were added before the logarithm.
         use_log: whether logarithms are stored.
+
+    Raises:
+        ValueError: the distances cannot be.
     """
 
     # The defaults of lerobot.
@@ -228,15 +267,18 @@ class Depth(msgspec.Struct, frozen=True):
 
     @property
     def kind(self) -> str:
-        """Kind of the field."""
+        """Kind of a field with frames of such a camera."""
         return DEPTH + msgspec.json.encode(self).decode()
 
 
 def depth_of(info: Mapping[str, Any]) -> Depth | None:
-    """Reads the `info` of a feature; returns None if it is not one of depth.
+    """Returns how a camera stores distances, or None if it is not marked as a depth camera.
+
+    Args:
+        info: facts about the video of the camera (`Feature.video`).
 
     Raises:
-        ValueError: It is, and says distances that cannot be.
+        ValueError: it is marked, and says distances that cannot be.
     """
     if not any(info.get(mark) is True for mark in _MARKS):
         return None
@@ -252,5 +294,5 @@ def depth_of(info: Mapping[str, Any]) -> Depth | None:
 
 
 def read_kind(kind: str) -> Depth:
-    """Returns what a kind says."""
+    """Returns how distances are stored, from the kind of a field (`Depth.kind`); raises msgspec.MsgspecError."""
     return msgspec.json.decode(kind.removeprefix(DEPTH), type=Depth)

@@ -1,4 +1,7 @@
-"""Makes records of rows and packets: the part that runs in a recoder."""
+"""Makes the records of LeRobot in a recoder, of rows and packets, and reads tables of meta/ there.
+
+The format `LeRobot` names these recoders (`format.py`). They need pyarrow.
+"""
 
 from __future__ import annotations
 
@@ -23,10 +26,14 @@ _NO_NULLS = np.empty(0, bool)
 
 
 class TableRecoder:
-    """Makes one record of a table: its rows, with the columns whose names begin as the hint says."""
+    """Reads a Parquet table of meta/ for the survey: makes one record, with its rows as MessagePack."""
 
     def recode(self, content: memoryview, samples: int, hint: bytes) -> Records:
-        """Reads a table; see `Recoder.recode`."""
+        """Reads a table; see `Recoder.recode`. The hint has the names of columns, or the beginnings of these.
+
+        Raises:
+            RecodeError: the table cannot be read.
+        """
         with catch_decode_errors(content, samples, "Parquet"):
             wanted = tuple(msgspec.msgpack.decode(hint, type=list[str]))
             file = pq.ParquetFile(pa.BufferReader(pa.py_buffer(content)))
@@ -36,7 +43,11 @@ class TableRecoder:
 
 
 class LeRobotRecoder:
-    """Makes records: the windows of rows, and the heads of cameras, whose packets are shared."""
+    """Makes records of frames: the windows of rows, and the heads and packets of cameras. Samples share packets.
+
+    Args:
+        notes: facts about the data set.
+    """
 
     def __init__(self, notes: Notes) -> None:
         self._notes = notes
@@ -44,7 +55,12 @@ class LeRobotRecoder:
         self._videos = ClipRecoder()
 
     def recode(self, content: memoryview, samples: int, hint: bytes) -> Records:
-        """Makes the records of a block; see `Recoder.recode`."""
+        """Makes the records of a block; see `Recoder.recode`. The hint is an `EpisodeHint`.
+
+        Raises:
+            RecodeError: the hint is damaged or does not fit the bytes, rows contradict the episodes of the index, or
+                packets or rows are damaged.
+        """
         try:
             described = msgspec.msgpack.decode(hint, type=EpisodeHint)
         except msgspec.MsgspecError as error:
@@ -64,7 +80,16 @@ class LeRobotRecoder:
         return _join_records(rows, videos, samples)
 
     def _windows(self, pieces: Sequence[memoryview], described: EpisodeHint, samples: int) -> Records:
-        """The records of rows with their windows."""
+        """Returns records of the rows of all samples, with windows, padding and task.
+
+        Args:
+            pieces: bytes of each piece of rows.
+            described: hint of the block.
+            samples: number of samples.
+
+        Raises:
+            RecodeError: rows are damaged or contradict the index, or have tasks that are not known.
+        """
         read = [
             self._rows.columns(content, piece.samples, piece.hint)
             for content, piece in zip(pieces, described.rows, strict=True)
@@ -89,14 +114,15 @@ class LeRobotRecoder:
             return write_records(self._notes.fields(), [*found, *pads, tasks], samples)
 
     def _check(self, columns: dict[str, Column], spans: Sequence[Run]) -> None:
-        """Compares rows with the episodes of the index; raises RecodeError."""
+        """Raises RecodeError unless rows have the numbers and times that the index has for their episodes."""
         for span in spans:
             frames = np.arange(span.first - span.begin, span.stop - span.begin)
             numbers, places = (columns[name].values[span.rows] for name in (EPISODE, FRAME))
             times = columns[TIME].values[span.rows].astype(np.float64)
-            # Frames are found at the times of whole frames, so that a row is nearer to its own than to another.
+            # At most a quarter of a frame (or the usual tolerance) is allowed, so that the time of a row is nearer to
+            # its own frame than to another one.
             tolerance = max(min(self._notes.tolerance, 0.25 / self._notes.fps), min(TOLERANCE, self._notes.tolerance))
-            # Times are float32.
+            # Times are float32, so that later ones differ by more.
             near = np.abs(times - frames / self._notes.fps) <= tolerance + 1e-6 * frames / self._notes.fps
             if not ((numbers == span.episode) & (places == frames) & near).all():
                 raise RecodeError(
@@ -107,6 +133,11 @@ class LeRobotRecoder:
                 )
 
     def _column(self, name: str, column: Column, spans: Sequence[Run]) -> Column:
+        """Returns the values of a feature for all samples: of their rows, or of their windows if it has a window.
+
+        Raises:
+            RecodeError: the feature has a window, and rows without a value.
+        """
         if (window := self._notes.windows.get(name)) is None:
             rows = _rows(spans)
             nulls = None if column.nulls is None else column.nulls[rows]
@@ -126,8 +157,8 @@ def _rows(spans: Sequence[Run]) -> Integers:
 
 
 def _one(columns: Sequence[Column]) -> Column:
-    """Joins a field of several pieces."""
-    # Pieces of nested values are joined, so that rows can be taken out of them.
+    """Joins the columns of a feature from several pieces of rows."""
+    # Nested values of a piece are joined to one buffer first, so that single rows can be taken.
     joined = []
     for column in columns:
         whole = column
@@ -147,7 +178,13 @@ def _one(columns: Sequence[Column]) -> Column:
 
 
 def _join_records(rows: Records, videos: Sequence[Records], samples: int) -> Records:
-    """The records of all: heads have rows and the heads of cameras, whose parts are one behind the other."""
+    """Joins records of rows and of cameras to those of samples; see `LeRobotOpener` for their form.
+
+    Args:
+        rows: records of the rows.
+        videos: records of each camera, whose shared parts become parts of the block one camera after the other.
+        samples: number of samples.
+    """
     begin = lengths_of(len(videos))
     edges = np.append(0, np.cumsum(rows.lengths)).tolist()
     content = memoryview(b"".join(bytes(part) for part in rows.parts))

@@ -1,4 +1,8 @@
-"""The audio of clips: which packets of an audio track belong to the samples of a track of frames. No I/O."""
+"""Finds the audio of clips: which packets of an audio track belong to the clips of a video.
+
+The format `Video` makes the hints of blocks with it and gives `find_audio_pieces` to its recoder (`format.py`). The
+format `LeRobot` uses `find_clip_codecs`. There is no I/O here.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +26,7 @@ class ClipAudioHint(msgspec.Struct, frozen=True, array_like=True):
     """The audio of a block of clips, for the recoder. "Samples" of audio are its values, not those of the dataset.
 
     Attributes:
-        head: what the records of all clips say of the audio.
+        head: the fields about audio that the records of all clips have in common.
         first: index of the first audio sample of the first packet.
         frames: packets of audio in the bytes of the block.
         starts, stops: audio samples `[start, stop)` that each record of the block needs.
@@ -35,7 +39,7 @@ class ClipAudioHint(msgspec.Struct, frozen=True, array_like=True):
     stops: list[int]
 
     def pieces(self, content: memoryview) -> tuple[list[bytes], Integers, list[ClipAudioHeader]]:
-        """Returns what `find_audio_pieces` does, of the bytes of the block; raises DamagedError."""
+        """Returns the audio of the block as `find_audio_pieces`; raises DamagedError if packets are missing."""
         units = AudioFrames.read_hint(content, self.first, self.frames)
         starts = np.array(self.starts)
         stops = np.array(self.stops)
@@ -61,8 +65,8 @@ def find_audio_pieces(content: memoryview, hint: bytes) -> tuple[list[bytes], In
         hint: `ClipHint.audio`.
 
     Returns:
-        The pieces of packets that samples share; the half-open range of pieces of each sample, (samples, 1, 2); and
-        the header of each sample's audio.
+        The pieces of packets that samples share, the half-open range of pieces of each sample, (samples, 1, 2), and the
+        header of each sample's audio.
 
     Raises:
         RecodeError: the hint is damaged, or the block lacks audio that it names.
@@ -74,7 +78,7 @@ def find_audio_pieces(content: memoryview, hint: bytes) -> tuple[list[bytes], In
 
 
 def find_clip_codecs(hint: bytes) -> list[str]:
-    """Returns FFmpeg's names of the codecs of a block of clips, from its hint."""
+    """Returns FFmpeg's names of the codecs of a block of clips, of frames and then of audio, from its hint."""
     found = msgspec.msgpack.decode(hint, type=ClipHint)
     if not found.audio:
         return [found.codec.name]
@@ -86,7 +90,7 @@ class ClipAudio(msgspec.Struct, frozen=True):
 
     Attributes:
         track: the audio track.
-        head: what the records of all clips say of the audio.
+        head: the fields about audio that the records of all clips have in common.
         starts, stops: audio samples `[start, stop)` of the track that each sample of the dataset needs.
     """
 

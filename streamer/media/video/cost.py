@@ -1,4 +1,7 @@
-"""Computes from the manifest alone how many packets clips decode for their frames, and what would be cheaper."""
+"""Computes how many packets are decoded for the frames of clips, from the manifest alone, and what would be cheaper.
+
+The format `Video` returns it as its `DecodeCost` (`format.py`), for the stall report and for commands.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +15,9 @@ from streamer.media.containers.blocks import Needed, read_hint
 from streamer.media.containers.clips import FrameTable
 from streamer.media.containers.tables import Integers, Packets
 
-# Advice is given where a larger share of the decoded packets is not used: other settings gain little below it.
+# Advice is given if more than this share of the decoded packets is not used. Below it other settings gain little.
 _WASTED_SHARE = 0.7
-# Clips of one sample, in the estimate of `clips_per_sample=`.
+# The estimate for `clips_per_sample=` is made for so many clips in a sample.
 _GROUP = 4
 # A mean is taken of so many chunks: 0.1 s for 16 chunks of 8 MiB (2026-11-26).
 _MAX_CHUNKS = 16
@@ -30,8 +33,8 @@ class ClipCost(msgspec.Struct, frozen=True):
         wanted: frames of the sample, each counted once.
         span: frames of the video from the first to the last frame of the sample.
         pixels: pixels of a frame.
-        grouped: packets per clip if four clips that follow each other were one sample; 0 if it is not known.
-        key_seconds: median time between key frames; 0 if it is not known.
+        grouped: packets per clip if four clips that follow each other were one sample, or 0 if it is not known.
+        key_seconds: median time between key frames in seconds, or 0 if it is not known.
     """
 
     packets: float
@@ -76,14 +79,14 @@ class ClipCost(msgspec.Struct, frozen=True):
 
 
 def sample_cost(manifest: Manifest, ordinal: int) -> ClipCost:
-    """Returns what decoding a sample of clips takes."""
+    """Returns the cost of decoding the sample of this ordinal."""
     chunk = manifest.chunk(int(manifest.locate(np.array([ordinal]))[0][0]))
     place = ordinal - chunk.first_sample
     return _mean(_costs_in(chunk.hint)[place : place + 1])
 
 
 def mean_cost(manifest: Manifest) -> ClipCost:
-    """Returns the means of a dataset of clips, of some of its chunks if it has many."""
+    """Returns the mean cost of the samples of a dataset, or of 16 of its chunks if it has more."""
     numbers = np.unique(np.linspace(0, manifest.chunks - 1, _MAX_CHUNKS).astype(int)).tolist()
     return _mean(np.concatenate([_costs_in(manifest.chunk(number).hint) for number in numbers]))
 
@@ -145,7 +148,12 @@ def block_costs(content: bytes) -> Numbers:
 
 
 def _frames(needed: Needed, wanted: Integers) -> FrameTable:
-    """Returns the frames that the packets of a block show; `wanted`: packets whose frames are in samples."""
+    """Returns the frames that the packets of a block show.
+
+    Args:
+        needed: the packets.
+        wanted: numbers of the packets whose frames are in samples.
+    """
     shown = needed.duration > 0
     shown[wanted] = True
     entry = np.zeros(len(shown), np.int64)

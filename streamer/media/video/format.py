@@ -1,4 +1,8 @@
-"""Clips out of long videos: mp4, mov, Matroska and WebM, of which only the packets of clips are fetched."""
+"""Defines the format `Video`: clips out of long videos in mp4, mov, Matroska and WebM.
+
+The registry of formats (`formats/`) has it. The engine surveys, indexes and recodes with it, workers open samples.
+Chunks have only the packets of clips.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +40,7 @@ _FIELDS = (FieldSpec("frames", CLIP), FieldSpec("pts_seconds", PTS), FieldSpec("
 _AUDIO_FIELDS = (FieldSpec("audio", CLIP_AUDIO), FieldSpec("sample_rate", "<i4"))
 _RATE = struct.Struct("<i")
 _MATROSKA = (".mkv", ".webm")
-# Defaults of the options that segments take the place of, and of those that spreading frames does.
+# Options that segments exclude, with their defaults. Then those that start="spread" excludes.
 _GRID = {"num_indices_between_clip_starts": None, "seconds_between_clip_starts": None, "clips_per_sample": 1}
 _SPACING = {"num_indices_between_frames": 1, "seconds_between_frames": None}
 _Count = Annotated[int, msgspec.Meta(ge=1, le=4096)]
@@ -53,24 +57,25 @@ class Video(Format, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         num_frames_per_clip: frames of a clip.
-        num_indices_between_frames: one of so many frames.
-        seconds_between_frames: instead of it: the frames shown at these distances from the first one, at any rate.
-        num_indices_between_clip_starts: frames from the beginning of a clip to that of the next. None: clips are one
-            behind the other.
-        seconds_between_clip_starts: instead of it.
-        start: "grid": at these beginnings. "random": anywhere from one to the next, drawn anew in each epoch. "key": at
-            the first key frame from one to the next, so that nothing before the clip is decoded; where there is none,
-            there is no clip. "spread", with `segments`: frames are spread over the segment.
-        clips_per_sample: if it is not 1, a sample is so many clips that follow each other, decoded at once: fields have
-            one more axis, [clips, frames, ...].
-        at_end: "drop" leaves out clips that reach over the end of a video; "repeat_last" repeats its last frame.
-        stream_index: number of the track; None: the one with most pixels, covers and previews aside.
+        num_indices_between_frames: frames of the video from one frame of a clip to the next.
+        seconds_between_frames: seconds instead. A clip has the frames shown at these times, at any rate of frames.
+        num_indices_between_clip_starts: frames from the beginning of a clip to that of the next. None means that a clip
+            begins where the one before it ends.
+        seconds_between_clip_starts: seconds instead.
+        start: "grid" begins clips at these places. "random" begins each anywhere from its place to the next, drawn anew
+            in each epoch. "key" begins it at the first key frame between them, so that nothing before the clip is
+            decoded, and leaves it out if there is none. "spread", with `segments`, spreads frames over the segment.
+        clips_per_sample: if it is not 1, a sample is so many clips that follow each other, decoded at once. Its fields
+            have one more axis, [clips, frames, ...].
+        at_end: "drop" leaves out clips that reach over the end of a video, "repeat_last" repeats its last frame.
+        stream_index: number of the track. None means the one with most pixels, covers and previews aside.
         segments: path of a table, see docs/video.md, whose rows are the samples: a clip begins and ends inside of its
             segment. The other columns are fields.
-        audio: adds the audio of a clip, "audio", float32 [channels, n] from -1 to 1, and "sample_rate"; mp4 and mov.
+        audio: whether samples have the audio of the clip, "audio", float32 [channels, n] from -1 to 1, and
+            "sample_rate". Only mp4 and mov can have it.
 
     Raises:
-        ConfigError: options that exclude each other.
+        ConfigError: options exclude each other.
     """
 
     name = "video"
@@ -126,7 +131,11 @@ class Video(Format, frozen=True, forbid_unknown_fields=True):
         )
 
     def survey(self, accepted: Sequence[ObjectRecord], others: Mapping[str, ObjectRecord]) -> Surveying:
-        """Takes all videos, or those that have segments; their indexes are read then."""
+        """Takes all videos without reading them, or with `segments=` those that have rows in the table.
+
+        Raises:
+            ConfigError, ManifestError: the table is not found, or cannot be read. See `Format.survey`.
+        """
         if self.segments is None:
             notes = {"clips": self.clips_per_sample} if self.clips_per_sample != 1 else {}
             return Survey([Source(record) for record in accepted], Facts(self._fields, notes))
@@ -136,12 +145,12 @@ class Video(Format, frozen=True, forbid_unknown_fields=True):
         record, table = yield from read_table(self.name, self.segments, tables)
         rows, left_out = assign_rows(record.url, table, videos)
         sources = [Source(video, msgspec.msgpack.encode(rows[video.url])) for video in videos if video.url in rows]
-        # The facts of videos are known with their rows.
+        # The version of the table is a fact, so that another table makes another manifest.
         facts = Facts((*self._fields, *table.fields), {"segments": record.version})
         return Survey(sources, facts, rows=len(table.paths) - len(left_out), left_out=left_out)
 
     def index(self, source: Source, facts: Facts, start: int = 0) -> Indexing:
-        """Finds the clips of a video."""
+        """Yields the blocks of the clips of a video, or `Short` if it has none; see `Format.index`."""
         record = source.record
         with errors_of(record, "copy it anew", of_one=True):
             packets, described, audio = yield from self._packets(source)
@@ -173,7 +182,14 @@ class Video(Format, frozen=True, forbid_unknown_fields=True):
             )
 
     def _packets(self, source: Source) -> Reading[tuple[Packets, Described, Packeted | None]]:
-        """The packets of the track, what it is besides, and the audio track."""
+        """Reads the index of a video.
+
+        Returns:
+            The packets of its track of frames, facts about the track, and the audio track if clips have audio.
+
+        Raises:
+            DamagedError, UnreadError: the file is damaged, or of a kind that is not read.
+        """
         record = source.record
         key = source.key or source.record.url
         if record.url.lower().endswith(_MATROSKA):
@@ -191,7 +207,7 @@ class Video(Format, frozen=True, forbid_unknown_fields=True):
         return packets, Described(key, codecs, track.timescale), audio
 
     def find_codecs(self, hint: bytes) -> list[str]:
-        """Returns those of the frames and of the audio; see `Format.find_codecs`."""
+        """Returns the codecs of frames and audio; see `Format.find_codecs`."""
         return find_clip_codecs(hint)
 
     def find_sample_bytes(self, manifest: Manifest) -> Integers:
@@ -203,7 +219,7 @@ class Video(Format, frozen=True, forbid_unknown_fields=True):
         return mean_cost(manifest) if ordinal is None else sample_cost(manifest, ordinal)
 
     def find_packer(self, manifest: Manifest) -> FieldPacker | None:
-        """Returns what makes a small video of each clip; see `Format.find_packer`."""
+        """Returns what makes a small video of each clip, or None if the clips of a block cannot be videos."""
         return pack_clip if can_pack_clips(manifest) else None
 
     @property
@@ -211,22 +227,30 @@ class Video(Format, frozen=True, forbid_unknown_fields=True):
         return (*_FIELDS, *_AUDIO_FIELDS) if self.audio else _FIELDS
 
     def opener(self, facts: Facts) -> ClipOpener:
-        """Opens records of clips."""
+        """Returns what opens records of clips; see `Format.opener`."""
         return ClipOpener(facts.fields[len(self._fields) :])
 
     def recoder(self, facts: Facts) -> ClipRecoder:
-        """Takes packets out of what was fetched, and reads the table of segments."""
+        """Returns what makes records of clips, and reads the table of segments for the survey; see `Format.recoder`."""
         return ClipRecoder([spec.name for spec in self._fields], find_audio_pieces if self.audio else None)
 
 
 class ClipOpener:
-    """Opens records of clips: each field is the whole record, of which it is decoded, or one of a row of a table."""
+    """Opens records of clips. A field of the clip is the whole record, which its decoder reads.
+
+    Args:
+        columns: the other columns of the table of segments, which are fields too.
+    """
 
     def __init__(self, columns: Sequence[FieldSpec] = ()) -> None:
         self._row = TableOpener(columns) if columns else None
 
     def open(self, content: memoryview, name: SampleName) -> tuple[str, Sequence[Field]]:
-        """Returns the key and the fields."""
+        """Returns key and fields of a sample; see `Opener.open`. The key has the times of the first and last frame.
+
+        Raises:
+            DecodeError: the content is no record of clips.
+        """
         try:
             head, _ = read_head(content)
             pts = np.frombuffer(head.pts, "<i8")

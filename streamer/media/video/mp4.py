@@ -1,6 +1,6 @@
-"""Writes clips in shards: small mp4s of their packets, which are not encoded anew, with times and source.
+"""Writes clips as small mp4s for shards: their packets are not encoded again, and an edit list shows only the clip.
 
-An edit list has players show the clip alone.
+The format `Video` gives `pack_clip` to packs, and `find_clip_bytes` to their plan (`format.py`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from streamer.media.containers.entries import CODECS, OBJECT_TYPES, TURNS, Track
 from streamer.media.containers.records import CLIP, DURATION, PTS, open_record, read_head
 from streamer.media.containers.tables import Integers
 
-# Types of entries by decoder, the first of several; boxes of their parameters; types of objects of esds.
+# By decoder: the type of its sample entry (the first one of several), the box with codec parameters in it, and the
+# objectTypeIndication of esds.
 _KINDS = {name: kind for kind, name in reversed(CODECS.items())}
 _PARAMETERS = {"h264": b"avcC", "hevc": b"hvcC", "libdav1d": b"av1C"}
 _OBJECTS = {name: number for number, name in reversed(OBJECT_TYPES.items())}
@@ -29,14 +30,14 @@ _FRAMES = "frames"
 
 
 def clip_mp4(record: memoryview) -> bytes:
-    """Returns a video whose frames are those of the clip, from 0 s on.
+    """Makes an mp4 of the record of a clip, whose frames are shown from 0 s on.
 
     Of clips that are drawn it has the one in the middle. Each frame is shown until the next one of the clip. All other
     packets are decoded and hidden by the edit list.
 
     Raises:
-        ValueError, struct.error, msgspec.MsgspecError: bytes that are no record, a codec or times that mp4 does not
-            have, or GOPs left out between its frames, behind which decoders would have to begin anew.
+        ValueError, struct.error, msgspec.MsgspecError: the bytes are no record, mp4 does not have such a codec or such
+            times, or GOPs are left out between the frames, after which decoders would have to begin anew.
     """
     opened = open_record(record)
     wanted, duration = opened.head.draw(None)
@@ -45,11 +46,11 @@ def clip_mp4(record: memoryview) -> bytes:
     shown, at = np.unique(wanted, return_index=True)
     order = np.argsort(pts, kind="stable")
     places = order[np.searchsorted(pts[order], shown)]
-    # FFmpeg guesses the duration of frames of VP8 and VP9 from the steps of decoding times, which are therefore usual.
+    # Decoding times have the steps of the durations of frames, because FFmpeg guesses those of VP8 and VP9 from them.
     lengths = np.empty_like(pts)
     lengths[order] = np.diff(pts[order], append=pts.max() + 1)
     lengths[places] = duration[at]
-    # Behind the last one that is shown none is needed.
+    # Packets after the last one that is shown are left out.
     count = int(places.max()) + 1
     if any(first < gap < first + count for gap in opened.gaps):
         raise ValueError("a clip whose frames are whole GOPs apart is not a video of its own")
@@ -95,12 +96,20 @@ def full(kind: bytes, version: int, *parts: bytes, flags: int = 0) -> bytes:
 
 
 def rows(*columns: np.ndarray) -> bytes:
-    """Returns the number of rows, and the rows of these columns."""
+    """Returns a table as boxes have it: the number of rows, then rows of 4-byte numbers from these columns."""
     return struct.pack(">I", len(columns[0])) + np.stack(columns, -1).astype(">i4").tobytes()
 
 
 def movie_box(tables: list[bytes], edit: tuple[int, int], codec: TrackCodec, timescale: int, *chunks: int) -> bytes:
-    """Returns the box moov, whose track has chunks at these bytes of the file; the edit begins and is so long."""
+    """Returns the box moov of a video with one track.
+
+    Args:
+        tables: the boxes of stbl but stco.
+        edit: when the shown part begins, and how long it is, in ticks.
+        codec: codec of the track, with size and rotation.
+        timescale: number of ticks in a second.
+        chunks: bytes of the file at which the chunks of packets begin.
+    """
     first, shown = edit
     a, b, c, d = next(matrix for matrix, turn in TURNS.items() if turn == codec.rotation)
     matrix = struct.pack(">9i", a * _ONE, b * _ONE, 0, c * _ONE, d * _ONE, 0, 0, 0, 1 << 30)
@@ -121,7 +130,7 @@ def movie_box(tables: list[bytes], edit: tuple[int, int], codec: TrackCodec, tim
 
 
 def _entry(codec: TrackCodec) -> bytes:
-    """The sample entry of these parameters."""
+    """Returns the sample entry of a codec; raises ValueError if mp4 does not have it."""
     kind = _KINDS.get(codec.name)
     if kind is None and codec.name not in _OBJECTS:
         raise ValueError(f"{codec.name} is not a codec of mp4")
@@ -140,16 +149,23 @@ def _entry(codec: TrackCodec) -> bytes:
 
 
 def _descriptor(tag: int, body: bytes) -> bytes:
-    """A descriptor, with its length in four bytes of seven bits."""
+    """Returns a descriptor of esds, with its length in four bytes of seven bits."""
     length = len(body)
     return bytes([tag, *(length >> shift & 0x7F | (0x80 if shift else 0) for shift in (21, 14, 7, 0))]) + body
 
 
 def pack_clip(field: Field, key: str) -> Iterable[tuple[str, object]] | None:
-    """Returns names and values of a field of the clip with this key: its video and where it is from, or times.
+    """Returns names and values under which a field of a clip is written in a shard.
+
+    Args:
+        field: a field of the clip. That of its frames becomes an mp4 and a "source", and times become lists of seconds.
+        key: key of the clip, which has the path and times of its source.
+
+    Returns:
+        Names and values, or None for a field that is written as its kind says.
 
     Raises:
-        ValueError: it cannot be an mp4.
+        ValueError, struct.error, msgspec.MsgspecError: as `clip_mp4`.
     """
     if field.kind == CLIP:
         path, _, times = key.rpartition(TIME_MARK)
@@ -163,7 +179,7 @@ def pack_clip(field: Field, key: str) -> Iterable[tuple[str, object]] | None:
 
 
 def can_pack_clips(manifest: Manifest) -> bool:
-    """Whether the packets of each clip are a video: they are not where GOPs between its frames are left out."""
+    """Returns whether the packets of every clip can be a video: not if GOPs between its frames are left out."""
     for needed in _blocks(manifest):
         gaps = np.cumsum(needed.behind_gap)
         if (gaps[needed.stop - 1] > gaps[needed.first]).any():
@@ -172,7 +188,7 @@ def can_pack_clips(manifest: Manifest) -> bool:
 
 
 def find_clip_bytes(manifest: Manifest) -> Integers:
-    """Returns the bytes of the packets of each clip, which has those of its own of a GOP that several clips share."""
+    """Returns the bytes of the packets of each clip, (samples,). Packets that clips share count for each of them."""
     found = [np.empty(0, np.int64)]
     for needed in _blocks(manifest):
         before = np.append(0, np.cumsum(needed.size))
@@ -181,6 +197,7 @@ def find_clip_bytes(manifest: Manifest) -> Integers:
 
 
 def _blocks(manifest: Manifest) -> Iterator[Needed]:
+    """Yields packets and samples of every block of the manifest, in order, from their hints."""
     for number in range(manifest.chunks):
         for block in decode_hints(manifest.chunk(number).hint):
             yield read_hint(block.hint)[1]
