@@ -62,7 +62,7 @@ class Process:
     def _answer(self, job_bytes: int, descriptors: list[int]) -> Answer:
         """Recodes the job in the first `job_bytes` of the memory, and writes its records over it.
 
-        Limits the address space of this process to what the job may take. An error of the format is the answer.
+        Limits the address space of this process to what the job may take. Returns `RecodeRefused` for any error.
 
         Args:
             job_bytes: length of the encoded job.

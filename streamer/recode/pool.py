@@ -366,6 +366,7 @@ class RecoderPool:
         return self._recoders[-1]
 
     def _retire(self, recoder: RecoderProcess) -> None:
+        """Takes a recoder out of the pool, and ends it in a task of its own."""
         self._recoders.remove(recoder)
         if (timer := self._idle.pop(recoder, None)) is not None:
             timer.cancel()

@@ -31,7 +31,7 @@ class Recoded(msgspec.Struct, frozen=True):
     table: RecordTable
 
     def answer(self, asked: Examine) -> Examined:
-        """Returns what an index asked about an object: number of samples, bytes of their records, and maybe these."""
+        """Returns what an index asked about an object: samples, bytes of records, and the records if it wants them."""
         length = int(self.table.starts[-2])
         return Examined(self.table.samples, length, bytes(self.content[:length]) if asked.reads else b"")
 

@@ -216,7 +216,7 @@ def _private_folders() -> list[str]:
 
 
 def _holds(path: str, private: list[str]) -> bool:
-    """Whether a folder is one of the private ones, or above one."""
+    """Returns whether a folder is one of the private ones, or above one."""
     real = os.path.realpath(path).rstrip("/") + "/"
     return any((one.rstrip("/") + "/").startswith(real) for one in private)
 

@@ -77,6 +77,10 @@ class RecodedBlocks:
     """Collects the records of a chunk block by block, and writes them.
 
     Records are written at once. Where they share parts, the parts are written at once and the heads by `finish`.
+
+    Args:
+        job: the job of the chunk.
+        write: writes buffers after those before.
     """
 
     def __init__(self, job: RecodeJob, write: Write) -> None:

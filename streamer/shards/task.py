@@ -89,6 +89,7 @@ async def find_kinds(task: ShardTask) -> list[dict[str, str]]:
 
 
 async def _pack_shard(task: ShardTask) -> Receipt:
+    """Does what `pack_shard` promises, on a running loop."""
     job = task.job
     recipe = task.recipe
     async with Destination(job.url, recipe.out_storage_options) as destination:
@@ -153,7 +154,13 @@ async def receipt_there(destination: Destination, job: Job, number: int) -> Rece
 
 
 class _Making:
-    """Chooses and changes the fields of samples by a recipe, and passes the samples to a writer."""
+    """Chooses and changes the fields of samples by a recipe, and passes the samples to a writer.
+
+    Args:
+        recipe: the fields to write, and the transform.
+        output: converts fields of the source to values.
+        writer: writer of the shard, or what finds the kinds of fields.
+    """
 
     def __init__(self, recipe: Recipe, output: Output, writer: SampleTaker) -> None:
         self._recipe = recipe

@@ -177,6 +177,7 @@ def check_shard(task: CheckTask) -> int:
 
 
 async def _check(task: CheckTask) -> None:
+    """Compares a shard as `check_shard` promises, on a running loop."""
     receipt = task.receipt
     edges = task.receipt.edges
     shard, *indexes = task.files

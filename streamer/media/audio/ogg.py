@@ -82,7 +82,7 @@ class Page(msgspec.Struct, frozen=True):
 class Ogg(Edged, frozen=True):
     """A file with one stream. Its edges are pages, each with the first sample of the first packet that begins there."""
 
-    # The packet before an edge may end in the page of the edge.
+    # `Edged.behind`: the packet before an edge may end in the page of the edge.
     behind: ClassVar[int] = _LONGEST_PAGE
 
 

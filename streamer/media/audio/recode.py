@@ -24,7 +24,12 @@ _NOTE = msgspec.msgpack.Decoder(BlockNote)
 
 
 class Numbers:
-    """The samples of a block of a WAV: each is a unit of its own (see `Units`)."""
+    """The samples of a block of a WAV file: each is a unit of its own (see `Units`).
+
+    Args:
+        content: bytes of the block.
+        note: hint of the block.
+    """
 
     def __init__(self, content: memoryview, note: BlockNote) -> None:
         self._content = content

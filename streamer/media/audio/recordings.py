@@ -199,7 +199,12 @@ class Recording(msgspec.Struct, frozen=True):
 
 
 class Edge(msgspec.Struct, frozen=True):
-    """Where a frame or page begins in the object, and the index of its first sample."""
+    """The beginning of a frame or page.
+
+    Attributes:
+        byte: byte of the object at which it begins.
+        sample: index of its first sample.
+    """
 
     byte: int
     sample: int

@@ -55,7 +55,7 @@ class Wav(Recording, frozen=True):
 
 
 def is_wav(head: memoryview) -> bool:
-    """Whether a file that begins with `head` (12 bytes or more) is one of these formats."""
+    """Returns whether a file that begins with `head` (12 bytes or more) is one of these formats."""
     return bytes(head[:4]) in _ORDERS and bytes(head[8:12]) == b"WAVE"
 
 

@@ -55,7 +55,13 @@ _COLUMNS = {"duration": 0x100, "size": 0x200, "flags": 0x400, "time": 0x800}
 
 
 class _Box(msgspec.Struct):
-    """An outermost box: its type, the bytes of the file where its body begins and ends, and what of it was read."""
+    """An outermost box.
+
+    Attributes:
+        kind: its type.
+        start, stop: bytes of the file at which its body begins and ends.
+        body: the beginning of the body, as far as it was read.
+    """
 
     kind: bytes
     start: int

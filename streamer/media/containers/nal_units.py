@@ -146,7 +146,14 @@ class _Bits:
 
 
 class _H264Sequence(msgspec.Struct, frozen=True):
-    """The facts of a sequence parameter set that reading slices of H.264 needs; see ISO/IEC 14496-10, 7.3.2.1.1."""
+    """The facts of a sequence parameter set that reading slices of H.264 needs; see ISO/IEC 14496-10, 7.3.2.1.1.
+
+    Attributes:
+        has_colour_planes, has_fields: whether slices name a colour plane, and whether they say if they are of a field.
+        number_bits, order_bits: bits of the frame number and of the order count in a slice.
+        order_type: way in which order counts are stored (pic_order_cnt_type).
+        max_reorder: the most frames that are stored before a frame and shown after it.
+    """
 
     has_colour_planes: bool
     number_bits: int
@@ -319,7 +326,7 @@ def _read_usability(bits: _Bits) -> int:
 
 
 class _HevcSequence(msgspec.Struct, frozen=True):
-    """The facts of a sequence parameter set that reading slices of HEVC needs; see ISO/IEC 23008-2, 7.3.2.2."""
+    """The facts of a sequence parameter set that reading slices of HEVC needs, as `_H264Sequence` has them."""
 
     has_colour_planes: bool
     order_bits: int
@@ -327,7 +334,13 @@ class _HevcSequence(msgspec.Struct, frozen=True):
 
 
 class _HevcImages(msgspec.Struct, frozen=True):
-    """The facts of a picture parameter set that reading slices of HEVC needs; see ISO/IEC 23008-2, 7.3.2.3."""
+    """The facts of a picture parameter set that reading slices of HEVC needs; see ISO/IEC 23008-2, 7.3.2.3.
+
+    Attributes:
+        sequence: number of its sequence parameter set.
+        has_output_flag: whether slices have pic_output_flag.
+        extra_bits: number of reserved bits in a slice.
+    """
 
     sequence: int
     has_output_flag: bool

@@ -246,6 +246,7 @@ class ClipTimes(MediaDecoder):
 
 
 def _check_output(name: str, size: object, order: object) -> None:
+    """Raises ConfigError for an invalid `size` or `dimension_order` of the decoder `name`."""
     if order not in _ORDERS:
         raise ConfigError(f"{name}: dimension_order={order!r} is none of {', '.join(_ORDERS)}", field="decode")
     is_pair = isinstance(size, tuple) and len(size) == 2 and all(isinstance(side, int) and side > 0 for side in size)
@@ -326,6 +327,9 @@ def _find_frames(video: VideoPackets, wanted: set[int], skippable: Sequence[bool
 
 class _Found:
     """Collects the frames of wanted times from a decoder.
+
+    Args:
+        wanted: the times, ticks.
 
     Attributes:
         frames: the frames found so far, by time.

@@ -143,7 +143,13 @@ def read_mp4(content: memoryview) -> tuple[VideoPackets, FrameTable, bool]:
 
 
 class _Opened(msgspec.Struct):
-    """An opened container, its video track, and all packets of the track that are not empty."""
+    """A file opened by FFmpeg.
+
+    Attributes:
+        box: the container.
+        stream: its video track.
+        packets: all packets of the track that are not empty.
+    """
 
     box: InputContainer
     stream: VideoStream

@@ -108,6 +108,7 @@ class TarWriter:
         self.flush()
 
     def _hold(self, parts: list[Content], length: int) -> None:
+        """Keeps parts of `length` bytes together until they are written; writes all if these are enough."""
         self._parts += parts
         self._held_bytes += length
         self.size += length
