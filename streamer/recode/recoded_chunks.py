@@ -1,6 +1,6 @@
-"""Keeps recoded chunks in memory, so that clients can look at single samples without a session.
+"""Reads recoded chunks into memory, and keeps them for a while, for clients that look at single samples.
 
-The engine uses it to answer such reads of chunks of blocks (`engine/engine.py`).
+`engine/engine.py` uses it for reads without a session, where the format of the dataset has blocks.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ class RecodedChunks:
         return f"RecodedChunks({len(self._kept)})"
 
     async def get(self, manifest: Manifest, chunk: Chunk, fetcher: Fetcher) -> Recoded:
-        """Returns a chunk: kept, read from its chunk file, or fetched and recoded. Nothing is written to the cache.
+        """Returns a chunk from memory or from its chunk file, or else fetches and recodes it; caches no file.
 
-        One call runs at a time; the others wait.
+        One call runs at a time, and the others wait.
 
         Args:
             manifest: manifest of the dataset, whose chunks are recoded.

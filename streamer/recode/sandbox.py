@@ -90,13 +90,14 @@ _REFUSED_EVERYWHERE = (424, 425, 426, 427, 428, 429, 430, 431, 432, 433, 434, 43
 # Calls whose first argument is a process, which must be this one or 0: tgkill, prlimit64, sched_setaffinity,
 # sched_setscheduler, sched_setparam, sched_setattr. A limit of its CPU time would end the engine as a signal does.
 _OF_PROCESSES = {"x86_64": (234, 302, 203, 144, 142, 314), "aarch64": (131, 261, 122, 119, 118, 274)}
-# Its first argument must be 0, which says that the second one is a process: other values name groups and users.
+# The call setpriority must have 0 as its first argument, and this process or 0 as its second one: other first arguments
+# are for groups and users.
 _SETPRIORITY = {"x86_64": 141, "aarch64": 140}
 # The call fcntl is refused with F_SETOWN, F_SETSIG and F_SETOWN_EX: by these the kernel sends any signal to any process
 # of this user when a pipe has bytes.
 _FCNTL = {"x86_64": 72, "aarch64": 25}
 _FCNTL_SIGNALS = (8, 10, 15)
-# It is answered as if this kernel did not have it, because its flags are in memory, which a filter does not see.
+# The call openat2 is answered as if this kernel did not have it: its flags are in memory, which a filter does not see.
 _OPENAT2 = 437
 
 # Libraries read these besides themselves: the loader's cache, the number of cores, time zones, random numbers.

@@ -41,7 +41,7 @@ class ShardPlan(msgspec.Struct, frozen=True):
     Attributes:
         ordinals: ordinals of the source's samples, in the order of the shards: int64, shape (n,).
         batch_first: beginnings of the batches among the ordinals, closed by n.
-        shard_first: beginnings of the shards among the batches, closed by their number.
+        shard_first: beginnings of the shards among the batches, closed by the number of batches.
         shard_bytes: estimated length of each shard in bytes: int64, shape (shards,).
     """
 
@@ -135,7 +135,8 @@ def make_plan(
     sizes = (_sizes(manifest) + overhead)[ordinals]
     if more_bytes is not None:
         sizes = sizes + more_bytes(ordinals)
-    # The places in `ordinals` where a chunk begins, and their number. Chunks without a selected sample are left out.
+    # The places in `ordinals` where a chunk begins, closed by the number of samples. Chunks without a selected sample
+    # are left out.
     chunk_first = np.unique(ordinals.searchsorted(manifest.chunk_first))
     if order == "shuffle" and not manifest.whole_objects:
         return _plan_random_chunks(ordinals, chunk_first, sizes, seed=seed, shard_bytes=shard_bytes)
@@ -239,7 +240,7 @@ def _plan_random_chunks(
 
     Args:
         ordinals: ordinals of the samples that are written, ascending.
-        chunk_first: places in `ordinals` where chunks begin, closed by their number.
+        chunk_first: places in `ordinals` where chunks begin, closed by the number of samples.
         sizes: bytes of each of these samples in a shard.
         seed: seed of the shuffle.
         shard_bytes: approximate length of a shard in bytes.
@@ -260,7 +261,7 @@ def _cut(ordinals: Int64Array, sizes: Int64Array, unit_first: Int64Array, shard_
     Args:
         ordinals: ordinals of the samples in the order of the shards.
         sizes: bytes of each of these samples in a shard.
-        unit_first: places in `ordinals` where a shard or batch may begin, closed by their number.
+        unit_first: places in `ordinals` where a shard or batch may begin, closed by the number of samples.
         shard_bytes: approximate length of a shard in bytes.
     """
     total = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)[unit_first]

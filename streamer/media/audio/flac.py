@@ -27,8 +27,7 @@ PROBE_BYTES = 64 << 10
 _READ_BYTES = 4096
 INFO_BYTES = 34
 _SYNC = re.compile(rb"\xff[\xf8\xf9]")
-# Bytes that look like the head of a frame are one if a head after them goes on with its samples. So many of those after
-# them are looked at.
+# What looks like the first head in some bytes is one if one of the next so many heads goes on with its samples.
 _CANDIDATES = 8
 _LONGEST_HEAD = 17
 # STREAMINFO can say at most so many samples of a frame; the head of a frame can say one more.
@@ -37,8 +36,8 @@ _MAX_BLOCK = (1 << 16) - 1
 _SIZES = np.array([0, 192, 576, 1152, 2304, 4608, 0, 0, *(256 << power for power in range(8))])
 _MORE_OF_SIZE = np.array([0] * 6 + [1, 2] + [0] * 8)
 _MORE_OF_RATE = np.array([0] * 12 + [1, 2, 2, 0])
-# The number of a frame is coded as in UTF-8. By its first byte: how many bytes follow, -1 if no number begins so. By
-# that count: the bits of the first byte that belong to the number.
+# The number of a frame is coded as in UTF-8. `_MORE_OF_NUMBER` says by its first byte how many bytes follow, -1 if no
+# number begins so. `_LEAD_MASK` says by that count which bits of the first byte belong to the number.
 _MORE_OF_NUMBER = np.array([0] * 128 + [-1] * 64 + [1] * 32 + [2] * 16 + [3] * 8 + [4] * 4 + [5] * 2 + [6, -1])
 _LEAD_MASK = np.array([0x7F, 0x1F, 0x0F, 0x07, 0x03, 0x01, 0x00, 0x00])
 
@@ -131,9 +130,13 @@ def _fill_block_size(audio: TrackCodec, content: memoryview) -> TrackCodec:
 
 
 def _probe(record: ObjectRecord, audio: TrackCodec, start: int, chunk_bytes: int) -> Reading[Flac]:
-    """Reads some frames at each place `chunk_bytes` apart, from the first frame at byte `start` on.
+    """Reads some frames at places `chunk_bytes` apart, counted from the first frame at byte `start`.
 
-    The first frame and the last ones are read only where the head does not say the samples of a frame, or of the file.
+    The first frame is read too if there are such places, or if the head does not say the samples of a frame. The last
+    frames are read if it does not say the samples of the file.
+
+    Raises:
+        ManifestError: there is no frame at a place, or frames are out of order.
     """
     # The head has 0 for what it does not tell. The longest frame is then as long as one that stores its values as they
     # are.
@@ -213,8 +216,8 @@ def _heads(content: memoryview) -> tuple[Integers, Integers, Integers, Integers]
     """Finds everything that looks like the head of a frame and has the right checksum (RFC 9639, section 9.1).
 
     Returns:
-        Four arrays, (heads,): its place in `content`, its number, the samples of its frame, and 1 if the number is that
-        of a sample, 0 if it is that of a frame.
+        Four arrays, (heads,): the place of each head in `content`, its number, the samples of its frame, and 1 if the
+        number is that of a sample, 0 if it is that of a frame.
     """
     places = np.array([found.start() for found in _SYNC.finditer(content)], np.int64)
     if not len(places):

@@ -245,7 +245,7 @@ def _packets_of(pages: Sequence[Page], content: memoryview, first: int, audio: T
 
 
 def _join_pages(pages: Sequence[Page], content: memoryview) -> tuple[bytes, Integers, Integers]:
-    """Returns the joined bodies of pages, and where in them the packets begin and end that do both in these pages."""
+    """Returns the joined bodies of pages, and where the packets begin and end in them that are whole there."""
     joined = b"".join([content[page.body : page.stop] for page in pages])
     pieces = np.frombuffer(b"".join([page.lacing for page in pages]), np.uint8)
     ends = np.cumsum(pieces, dtype=np.int64)[pieces < 255]
@@ -278,11 +278,11 @@ def _vorbis_of(pages: Sequence[Page], content: memoryview) -> TrackCodec:
 
 @lru_cache(maxsize=16)
 def _blocks_of(audio: TrackCodec) -> tuple[int, Integers]:
-    """Reads the modes of Vorbis, from the end of the last head, which they end.
+    """Reads the modes of Vorbis, which are at the end of the last head.
 
     Returns:
-        The mask of the bits of a packet's first byte, shifted by one, that are its mode; and the samples in the window
-        of each mode.
+        The mask of the mode in the first byte of a packet (after a shift by one bit), and the samples in the window of
+        each mode.
 
     Raises:
         DamagedError: the heads are cut off, or there are no modes.

@@ -225,7 +225,7 @@ class Edged(Recording, frozen=True):
 
     @property
     def near_bytes(self) -> int:
-        """The length of the object: all ranges of a block become one, since where frames begin in it is not known."""
+        """The length of the object, so that ranges of a block become one: frames between edges may begin anywhere."""
         return self.edges[-1].byte
 
     def max_bytes(self, samples: Integers) -> Integers:
@@ -235,7 +235,7 @@ class Edged(Recording, frozen=True):
     def bounds(self, starts: Integers, stops: Integers) -> tuple[Integers, Integers]:
         """Returns ranges from the last edge before the samples and their lead to the next edge behind them.
 
-        A range ends sooner where the samples behind its last edge inside take fewer bytes at most (`max_bytes`).
+        If the samples after the last edge inside a range take at most fewer bytes (`max_bytes`), it ends after those.
         """
         bytes_, samples = (np.array([getattr(edge, name) for edge in self.edges]) for name in ("byte", "sample"))
         begin = np.maximum(np.searchsorted(samples, starts - self.lead, "right") - 1, 0)

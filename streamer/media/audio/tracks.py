@@ -23,8 +23,8 @@ from streamer.media.containers.movie import AUDIO, Movie, read_movie
 # of the whole file is 2.1e-6 at most (2026-11-24).
 _AAC_LEAD = 2
 _AAC_RATES = (96000, 88200, 64000, 48000, 44100, 32000, 24000, 22050, 16000, 12000, 11025, 8000, 7350)
-# Object types that are read: Main, LC, SSR, LTP. Then those that say a doubled rate before such a type, and the mark of
-# one that follows it.
+# Object types that are read: Main, LC, SSR, LTP. Then the types that announce another rate before such a type, and the
+# mark that announces it after one.
 _AAC_PLAIN = range(1, 5)
 _AAC_WIDE = (5, 29)
 _AAC_MARK = 0x2B7

@@ -80,7 +80,7 @@ class Windows(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def places(self) -> Integers:
-        """(count,) at how many samples each window may begin; it then ends inside of the recording if one does."""
+        """(count,) number of samples with which each window may begin so that it ends in the recording; at least 1."""
         limit = self.step if self.random else 1
         found: Integers = np.clip(self.total - self.length + 1 - self.starts, 1, limit)
         return found

@@ -72,9 +72,11 @@ class FrameTable(msgspec.Struct, frozen=True):
 
 
 def draw_numbers(numbers: Integers | int, rng: np.random.Generator | None) -> Integers:
-    """Returns a whole number from 0 to below each of these, in their shape.
+    """Returns for each of these numbers a whole number below it, from 0 on, in the same shape.
 
-    `rng` draws them; if it is None, each is half of its bound, rounded down.
+    Args:
+        numbers: the bounds, at least 1.
+        rng: draws the results. None takes half of each bound, rounded down.
     """
     bounds = np.asarray(numbers)
     found: Integers = bounds // 2 if rng is None else rng.integers(bounds)
@@ -111,7 +113,7 @@ class Pattern(msgspec.Struct, frozen=True, array_like=True):
         return shown
 
     def fits(self, pts: Integers, end: int) -> int:
-        """Returns with how many frames, from the first one on, a clip may begin without reaching over the end.
+        """Returns how many frames, counted from the first one, a clip may begin with and not reach over the end.
 
         Args:
             pts: times of all frames, ticks.

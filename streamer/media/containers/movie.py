@@ -57,11 +57,11 @@ class Track(msgspec.Struct):
         return self.tables.count or (self.runs.count if self.runs else 0)
 
     def codec(self, entry: int = 0) -> TrackCodec:
-        """Returns what a decoder has to be told of sample entry `entry`.
+        """Returns the codec with its parameters, from the sample entry of number `entry` (from 0).
 
         Raises:
             DamagedError: the track has no such entry, or it is cut off.
-            UnreadError: the codec is not read.
+            UnreadError: the track is encrypted, or its codec is not read.
         """
         if not 0 <= entry < len(self.entries):
             raise DamagedError(f"track {self.number} has {len(self.entries)} sample entries, not number {entry + 1}")

@@ -348,13 +348,10 @@ class _HevcImages(msgspec.Struct, frozen=True):
 
 
 class HevcSets:
-    """Keeps the parameter sets of a stream of HEVC.
+    """Keeps the parameter sets of a stream of HEVC; raises ValueError if one is cut off.
 
     Args:
         extradata: body of the box hvcC. There are no sets in other bytes.
-
-    Raises:
-        ValueError: a parameter set is cut off.
     """
 
     def __init__(self, extradata: bytes) -> None:

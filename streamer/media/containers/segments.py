@@ -87,7 +87,7 @@ class Segments(msgspec.Struct, frozen=True, array_like=True):
         length = _seconds_of(frames, timescale)
         start, end = np.array(self.start), np.array(self.end)
         first = _find_shown(pts, (start + _ROUNDING_SECONDS) * timescale)
-        # Behind the times at which frames of a segment begin: the first one always does.
+        # Frames of a segment begin before `bound`. The first one always counts.
         bound = np.maximum(np.minimum(end - _ROUNDING_SECONDS, length) * timescale, pts[first] + 1)
         behind = np.searchsorted(pts, bound, "left")
         if sampling.start == "spread":
@@ -96,7 +96,7 @@ class Segments(msgspec.Struct, frozen=True, array_like=True):
             chosen = np.clip(_find_shown(pts, times * timescale), first[:, None], behind[:, None] - 1)
             cells = Cells(first=first, stop=behind, end=behind, spread=chosen, extra=self.records)
         else:
-            # Clips that begin before this frame are in their segment.
+            # Clips that begin before frame `stop` are inside of their segment.
             if sampling.repeats_last:
                 stop = behind
             elif pattern.every:

@@ -216,7 +216,7 @@ class Tables(msgspec.Struct):
 
     @property
     def has_times(self) -> bool:
-        """Whether they say when frames are shown (ctts), and not only when they are decoded."""
+        """Whether the boxes say when frames are shown (ctts), and not only when they are decoded."""
         return b"ctts" in self.bodies
 
     def read(self, name: bytes, body: memoryview) -> None:

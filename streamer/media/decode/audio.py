@@ -110,7 +110,7 @@ def numbers(content: memoryview, audio: TrackCodec) -> Wave:
 
 
 def decode_packets(packets: Sequence[memoryview], audio: TrackCodec) -> Wave:
-    """Decodes packets from the first to the last, without dropping samples.
+    """Decodes packets from the first to the last, and returns all samples: float32 [channels, samples].
 
     Raises:
         ConfigError: PyAV is not installed, or has no such decoder.
@@ -222,7 +222,7 @@ class AudioClip(MediaDecoder):
         start: where the window begins, in seconds. "random" begins it anywhere, drawn anew in each epoch.
 
     Raises:
-        ConfigError: an invalid value.
+        ConfigError: a value is invalid.
     """
 
     needs_pyav = False

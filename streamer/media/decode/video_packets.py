@@ -1,7 +1,7 @@
 """Reads whole files for decoding: their packets, the times of their frames, and the parameters of a decoder.
 
 `video.py` decodes `VideoPackets`, of clips and of whole videos. `audio.py` opens containers with it. Whole mp4 and mov
-are read by their own index, and all else by FFmpeg: other containers, and kinds of mp4 that the index is not read of.
+are read by their own index (`read_mp4`). FFmpeg reads other containers, and mp4 of a kind that is not read so.
 """
 
 from __future__ import annotations

@@ -127,7 +127,7 @@ class ClipAudio(msgspec.Struct, frozen=True):
         begins, ends = (
             np.array([head.begin(int(frames.pts[n]) / timescale) for n in each]) for each in (firsts, lasts)
         )
-        # A clip outside of the audio reads one sample, which it does not deliver.
+        # A clip at a time without audio reads one sample of audio, which is not delivered.
         starts = np.clip(begins, 0, track.total - 1)
         return cls(track, head, starts, np.clip(ends + head.length, starts + 1, track.total))
 

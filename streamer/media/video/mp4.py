@@ -56,7 +56,8 @@ def clip_mp4(record: memoryview) -> bytes:
         raise ValueError("a clip whose frames are whole GOPs apart is not a video of its own")
     contents = opened.packets[first : first + count]
     lengths = lengths[:count]
-    # Hidden packets have times before the edit, a tick each; those of shown ones are not before their decoding times.
+    # Hidden packets are shown before the edit, for a tick each. The edit begins late enough that no packet is shown
+    # before it is decoded.
     hidden = order[(order < count) & ~np.isin(order, places)]
     decoded = np.cumsum(lengths) - lengths
     shown = shown - shown[0]

@@ -1,6 +1,6 @@
 """Writes shards as Parquet: row groups of 8 MiB before compression, and an index of their pages.
 
-`registry.py` imports it when the first shard is opened, because it needs pyarrow. The same samples give the same bytes
+`registry.py` imports it only when Parquet is written, because it needs pyarrow. The same samples give the same bytes
 with one version of pyarrow, which the file names.
 """
 
