@@ -239,7 +239,7 @@ def examine_here(recoders: Recoders, asked: Examine, content: bytes) -> Examined
     """Recodes a whole object as one block in this process, and returns what the index asked for.
 
     Args:
-        recoders: as in `recode_here`.
+        recoders: keeps the `Recoder` object between calls, which must not overlap.
         asked: the object, and whether its records are wanted.
         content: all bytes of the object.
 

@@ -225,7 +225,7 @@ def _pack_samples(
     """Runs the pack of an iterable: claims the destination, writes the shards, then the manifest.
 
     Args:
-        samples: as in `pack_iterable`.
+        samples: dicts, see `pack_iterable`.
         job: the pack.
         shard_bytes: length in bytes from which on a shard ends.
         options: storage options of the destination.

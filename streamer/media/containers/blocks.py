@@ -106,14 +106,14 @@ class Needed(msgspec.Struct, frozen=True):
     """The packets that a block has, a row each, and its samples.
 
     Attributes:
-        start: for each packet, its first byte in the bytes of the block.
-        size, pts, duration, key: for each packet, as `Packets` has them.
-        first: for each sample, the place of its first packet among these.
-        stop: for each sample, the place behind its last packet.
-        rows: for each sample, the places of the packets of its frames.
-        draws: as `Samples` has them.
-        behind_gap: for each packet, whether it is a key and the packet before it in the file is not needed.
-        extra: as `Samples` has them.
+        start: first byte of each packet in the bytes of the block.
+        size, pts, duration, key: columns of `Packets` for these packets.
+        first: place of the first packet of each sample among these.
+        stop: place after the last packet of each sample.
+        rows: places of the packets of the frames of each sample.
+        draws: draws of `Samples`.
+        behind_gap: whether each packet is a key and the packet before it in the file is not needed.
+        extra: records of rows in a table, see `Samples`.
     """
 
     start: Integers

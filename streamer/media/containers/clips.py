@@ -22,10 +22,10 @@ class FrameTable(msgspec.Struct, frozen=True):
     """The frames of a track in the order shown.
 
     Attributes:
-        packet: for each frame, the number of its packet in the order stored.
+        packet: number of the packet of each frame, in the order stored.
         pts: the time at which each frame is shown, ticks.
         duration: the time until the next one is shown, ticks.
-        start: for each frame, the number of the key packet from which it is decoded.
+        start: number of the key packet from which each frame is decoded.
         ascends: whether the times of the packets, as stored, only ascend. They may be those of decoding then, while
             frames are shown in another order.
     """
@@ -132,9 +132,9 @@ class Sampling(msgspec.Struct, frozen=True):
         step: frames from the first frame of a clip to that of the next. If it and `step_seconds` are None, a clip
             begins where the one before it ends.
         step_seconds: seconds from the first frame of a clip to that of the next, instead of `step`.
-        start: with which frame of its cell a clip begins. "grid": with the first one. "key": with the first key frame.
-            "random": with any of them, which the worker draws. "spread", for segments only: its frames are spread over
-            the segment.
+        start: says with which frame of its cell a clip begins: "grid" with the first one, "key" with the first key
+            frame, "random" with any, which the worker draws. "spread", for segments only, spreads the frames of the
+            clip over its segment.
         clips: number of clips of a sample.
         repeats_last: whether clips may reach over the end, where their last frame is repeated.
     """
@@ -156,13 +156,13 @@ class Samples(msgspec.Struct, frozen=True):
 
     Attributes:
         pattern: the frames of a clip, for the workers that draw clips, with its `ticks` in ticks of the track.
-        rows: for each sample, the numbers of its frames: those of its clips one after the other, or all that its clips
-            may have if workers draw them.
-        draws: for each sample whose clips workers draw, int64 (clips, 2): the place in its row where a clip may begin
+        rows: numbers of the frames of each sample: those of its clips one after the other, or all that its clips may
+            have if workers draw them.
+        draws: int64 (clips, 2) of each sample, if workers draw clips: the place in its row where a clip may begin
             first, and the number of places where it may begin. The list is empty if none are drawn.
-        start: for each sample, the number of its first packet.
-        stop: for each sample, the number after that of its last packet.
-        extra: for each sample, the record of its row in a table. It is empty if there is no table.
+        start: number of the first packet of each sample.
+        stop: number after that of the last packet of each sample.
+        extra: record of the row of each sample in a table. It is empty if there is no table.
         left_out: number of samples that are not among these, because codec parameters change within them.
     """
 
@@ -182,7 +182,7 @@ class Cells(msgspec.Struct, frozen=True):
         first, stop: the frames `[first, stop)` with which it may begin.
         end: number after that of the last frame that it may have.
         spread: (clips, frames), the frames of each clip if they are spread over its segment, otherwise (clips, 0).
-        extra: for each clip, the record of its row in a table. It is empty if there is no table.
+        extra: record of the row of each clip in a table. It is empty if there is no table.
     """
 
     first: Integers

@@ -298,7 +298,7 @@ class Runs(msgspec.Struct):
 
     Attributes:
         defaults: the defaults of the whole track.
-        found: for each run, the columns of `Packets.from_columns`.
+        found: the columns of `Packets.from_columns` of each run.
         next_time: decode time of the next packet, ticks.
         count: number of packets so far.
     """

@@ -159,8 +159,7 @@ class Blocks:
         number: number of the track in blocks.
 
     Attributes:
-        columns: for each packet its offset, size, time, duration, key, and whether it is shown. Times are ticks of the
-            file.
+        columns: offset, size, time, duration, key of each packet, and whether it is shown. Times are ticks of the file.
         cluster: time of the cluster that is being read, ticks.
         laced_at: byte in the file of a block with several frames, or None if there is none.
     """

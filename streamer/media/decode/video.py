@@ -300,7 +300,7 @@ def _find_frames(video: VideoPackets, wanted: set[int], skippable: Sequence[bool
     Args:
         video: the packets.
         wanted: times of the frames, ticks.
-        skippable: for each packet, whether the decoder may drop its frame if that is not wanted and not referred to.
+        skippable: whether the decoder may drop the frame of each packet, if it is not wanted and not referred to.
     """
     context = video.context()
     found = _Found(wanted)

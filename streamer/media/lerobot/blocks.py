@@ -60,9 +60,9 @@ class FramePart(msgspec.Struct, frozen=True):
     Attributes:
         record: the file of rows.
         rows: the blocks of rows of the file.
-        videos: for each camera its video, and for each row of the file the number of its frame there, which is -1 for
-            rows of other episodes.
-        windows: for each camera, the distances in frames from a row to those of its window.
+        videos: video of each camera, and the number of the frame there of each row of the file, which is -1 for rows of
+            other episodes.
+        windows: distances in frames from a row to those of its window, of each camera.
         reach: the most frames that any window goes back from its row, and forward.
         sample_bytes: bytes of the record of a sample besides packets.
     """

@@ -42,7 +42,7 @@ class Episode(msgspec.Struct, frozen=True, array_like=True):
         number: its episode_index.
         row: number of its first row in its file of rows.
         length: number of its rows.
-        videos: for each camera the url of its video, and the time of the episode's first row there, seconds.
+        videos: url of the video of each camera, and the time of the episode's first row there, seconds.
     """
 
     number: int

@@ -93,7 +93,7 @@ class KindFinder(SampleTaker):
         output: the output of the shards.
 
     Attributes:
-        kinds: for each sample added, its kinds by field.
+        kinds: kinds by field, of each sample that was added.
     """
 
     def __init__(self, output: Output) -> None:
