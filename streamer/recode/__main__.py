@@ -39,8 +39,8 @@ class Process:
         self._recoders = Recoders()
         # The sandbox forbids to open it later. It says how much address space this process uses.
         self._sizes = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
-        # With O_ASYNC any event on the socket sends SIGIO to this process, which kills it. `serve` sets the flag during
-        # a job, when the only possible event is that the engine has closed its end.
+        # The flag O_ASYNC makes any event on the socket send SIGIO to this process, which kills it. `serve` sets it
+        # during a job, when the only possible event is that the engine has closed its end.
         fcntl.fcntl(end, fcntl.F_SETOWN, os.getpid())
         self._flags = fcntl.fcntl(end, fcntl.F_GETFL)
 
@@ -69,8 +69,8 @@ class Process:
             descriptors: the file with the fetched bytes, which is closed; if empty, they follow the job in the memory.
         """
         job = messages.JOB.decode(self._memory.view(job_bytes))
-        # What the process has mapped, the libraries that a format imports now, the fetched bytes, and three times the
-        # most bytes of records: once in the shared memory, twice in this process.
+        # The limit is what the process has mapped, the libraries that a format imports now, the fetched bytes, and
+        # three times the most bytes of records: once in the shared memory, twice in this process.
         pages = int(os.pread(self._sizes, 200, 0).split()[0])
         limit = pages * resource.getpagesize() + _LIBRARY_BYTES + job.fetch_bytes + 3 * job.most_bytes
         _, hard = resource.getrlimit(resource.RLIMIT_AS)
@@ -124,7 +124,7 @@ def main(arguments: list[str]) -> None:
     end, memory = map(int, arguments)
     os.set_inheritable(memory, False)
     process = Process(MessageSocket.adopt(end), SharedMemory("memory", memory))
-    # What `enter` could not restrict is ignored: `streamer doctor` tells it.
+    # The result is ignored: `streamer doctor` tells what cannot be restricted.
     sandbox.enter()
     process.serve()
     # Nothing has to be cleaned up: the memory belongs to the engine.

@@ -48,12 +48,12 @@ _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 _LANDLOCK = (444, 445, 446)
 _READ_FILE = 1 << 2
 _READ_DIR = 1 << 3
-# By version of Landlock, the bits of all rights to files that it knows; a missing version has those of the one before.
+# Bits of all rights to files, by version of Landlock. A version that is not listed knows the rights of the one before.
 _RIGHTS = {1: (1 << 13) - 1, 2: (1 << 14) - 1, 3: (1 << 15) - 1, 5: (1 << 16) - 1}
 _CONNECT_AND_BIND = 3
 _SIGNALS_AND_SOCKETS = 3
 
-# By machine: its AUDIT_ARCH, and the numbers of the calls seccomp, open (None if there is none) and openat.
+# AUDIT_ARCH of each machine, and its numbers of the calls seccomp, open (None if there is none) and openat.
 _MACHINES: dict[str, tuple[int, int, int | None, int]] = {
     "x86_64": (0xC000003E, 317, 2, 257),
     "aarch64": (0xC00000B7, 277, None, 56),
@@ -116,7 +116,7 @@ def enter() -> str:
         What is not restricted, as words of a sentence, or "" if everything is restricted.
     """
     lacks = []
-    # Without this flag only root may set filters: a program of another user (setuid) could be misled by them.
+    # The kernel asks for this flag unless root sets filters, since a program of another user (setuid) could be misled.
     if sys.platform != "linux" or ctypes.CDLL(None).prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0):
         return "files, network and processes"
     if not _restrict_paths():

@@ -192,7 +192,7 @@ async def _check(task: CheckTask) -> None:
                 part = content[int(edges[piece]) - start : int(edges[piece + 1]) - start]
                 compare(receipt, shard, piece, part)
 
-        # Each run is a range of pieces that are read together.
+        # A run is a range of pieces that are read together.
         runs = []
         first = 0
         while first < receipt.pieces:

@@ -27,7 +27,7 @@ PROBE_BYTES = 64 << 10
 _READ_BYTES = 4096
 INFO_BYTES = 34
 _SYNC = re.compile(rb"\xff[\xf8\xf9]")
-# What looks like the first head in some bytes is one if one of the next so many heads goes on with its samples.
+# The first head in some bytes counts if one of so many heads after it goes on with its samples.
 _CANDIDATES = 8
 _LONGEST_HEAD = 17
 # STREAMINFO can say at most so many samples of a frame; the head of a frame can say one more.

@@ -132,7 +132,7 @@ def scan(content: memoryview, *, last: bool) -> tuple[list[int], list[int], int]
     while at + 4 <= end:
         shape = shape_of(bytes(content[at : at + 4]))
         if shape is not None and not known:
-            # After bytes that are no frame, a head counts only if another one follows its frame.
+            # A head after bytes that are no frame counts only if another one follows its frame.
             following = at + shape.bytes
             known = following + 4 > end or shape_of(bytes(content[following : following + 4])) is not None
         if shape is None or not known:

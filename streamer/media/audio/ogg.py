@@ -29,7 +29,7 @@ from streamer.media.containers.entries import TrackCodec
 
 MAGIC = b"OggS"
 _VORBIS = b"\1vorbis"
-# In the last head of Vorbis: bits of a mode, bits of the number of modes, and the most modes.
+# The last head of Vorbis has so many bits for a mode and for the number of modes, and at most so many modes.
 _MODE_BITS = 41
 _COUNT_BITS = 6
 _MAX_MODES = 64

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 # Decoding a sample may take so much CPU time. A clip of a video of 1920x1080 takes some 0.1 s. A full decode, where
 # nothing else says the order of frames, makes about 20,000 frames of 1280x720 in this time (2026-11-28).
 MAX_SECONDS = 60.0
-# Each MB of a file adds so much time: an hour of 1920x1080 at 100 kbit/s is 45 MB, and takes some 400 s to decode. The
-# length in a header does not count, because a crafted file may say anything.
+# So much time is added for every MB of a file: an hour of 1920x1080 at 100 kbit/s is 45 MB, and takes some 400 s to
+# decode. The length in a header does not count, because a crafted file may say anything.
 _SECONDS_PER_MB = 10.0
 # Larger frames are refused, since FFmpeg would take as much memory as a damaged header says. Frames of 8K are smaller.
 _MAX_PIXELS = 64 << 20

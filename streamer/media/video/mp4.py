@@ -19,8 +19,8 @@ from streamer.media.containers.entries import CODECS, OBJECT_TYPES, TURNS, Track
 from streamer.media.containers.records import CLIP, DURATION, PTS, open_record, read_head
 from streamer.media.containers.tables import Integers
 
-# By decoder: the type of its sample entry (the first one of several), the box with codec parameters in it, and the
-# objectTypeIndication of esds.
+# These dicts have for each decoder the type of its sample entry (the first one of several), the box with codec
+# parameters in it, and the objectTypeIndication of esds.
 _KINDS = {name: kind for kind, name in reversed(CODECS.items())}
 _PARAMETERS = {"h264": b"avcC", "hevc": b"hvcC", "libdav1d": b"av1C"}
 _OBJECTS = {name: number for number, name in reversed(OBJECT_TYPES.items())}
