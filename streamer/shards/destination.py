@@ -33,7 +33,9 @@ _READS_AT_ONCE = 16
 
 
 class Destination:
-    """Reads and writes objects below a url; async context manager. All methods but `abort` may raise StoreError.
+    """Reads and writes objects below a url; async context manager.
+
+    All methods but `list_uploads` and `abort` raise StoreError if the store fails.
 
     Args:
         url: url of the destination, ending in a slash.

@@ -105,7 +105,7 @@ def wait_for(work: Coroutine[Any, Any, T]) -> T:
 
 
 async def claim(job: Job, options: Mapping[str, object]) -> Sequence[Upload]:
-    """Writes the job's description to its destination, after removing temporary files of killed packs here.
+    """Writes the job's description to its destination, and removes files of killed packs on this machine.
 
     Returns:
         Uploads of shards that killed or running packs have begun and not finished.

@@ -101,7 +101,7 @@ class Output(ABC):
 
     @abstractmethod
     def field_value(self, field: Field) -> tuple[str, object]:
-        """Returns name and value of a field of a source, as the writer and transforms take them.
+        """Returns name and value of a field of a source in the form that `ShardWriter.add` takes.
 
         Raises:
             DecodeError, ValueError: the bytes are not what the kind says.
