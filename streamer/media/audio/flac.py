@@ -1,7 +1,8 @@
 """Reads FLAC: frames say which samples they have, so that an index reads only the head and some frames of each chunk.
 
 `index.py` reads files with it, `recode.py` finds the frames of a block, and `tracks.py` reads FLAC in mp4. Functions
-that return a `Reading` ask for bytes by `yield` (`formats/reading.py`); there is no I/O here. Source: RFC 9639.
+that return a `Reading` ask for bytes by `yield` (`formats/reading.py`), so there is no I/O here. A "sample" here is a
+value of each channel at one time. Source: RFC 9639.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Indexes an object with audio: finds out what kind of file it is, and cuts its windows into blocks.
 
 The format `Audio` indexes with it (`format.py`), `recode.py` reads the hints of blocks, and `media/decode/audio.py`
-reads whole files. The functions ask for bytes by `yield` (`formats/reading.py`), so there is no I/O here.
+reads whole files. The functions ask for bytes by `yield` (`formats/reading.py`), so there is no I/O here. A "sample"
+here is a value of each channel at one time, and a window is a sample of the dataset.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Reads MP3: frames do not say which samples they have, so an index reads all bytes once and counts frames.
 
 `index.py` reads files with it, and `tracks.py` MP3 in mp4. `read_mp3` asks for bytes by `yield` (`formats/reading.py`),
-so there is no I/O here.
+so there is no I/O here. A "sample" here is a value of each channel at one time.
 
 Source: ISO/IEC 11172-3 (frames), 13818-3 (half rates), http://gabriel.mp3-tech.org/mp3infotag.html (LAME's tag).
 """

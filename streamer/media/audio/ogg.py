@@ -1,7 +1,8 @@
 """Reads Opus and Vorbis in Ogg: pages say which samples end in them, so that an index reads some pages of each chunk.
 
 `index.py` reads files with it, `recode.py` finds the packets of a block, and `tracks.py` reads Opus in mp4. Functions
-that return a `Reading` ask for bytes by `yield` (`formats/reading.py`), so there is no I/O here.
+that return a `Reading` ask for bytes by `yield` (`formats/reading.py`), so there is no I/O here. A "sample" here is a
+value of each channel at one time.
 
 Source: RFC 3533 (pages), RFC 7845 (Opus in Ogg), RFC 6716, section 3.1 (the lengths of packets), and the Vorbis I
 specification (Xiph.org), sections 4.2 (heads), 4.3.1 (windows of packets) and A.2 (granule positions).

@@ -1,7 +1,8 @@
 """Makes records of windows: those of a block, or that of one window of a whole file.
 
 Recoders run `AudioRecoder`, which the format `Audio` names (`format.py`). `AudioClip` calls `record_of` in workers
-(`media/decode/audio.py`). Nothing is decoded here.
+(`media/decode/audio.py`). Nothing is decoded here. A "sample" here is a value of each channel at one time, and a window
+is a sample of the dataset.
 """
 
 from __future__ import annotations

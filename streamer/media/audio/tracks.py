@@ -1,7 +1,7 @@
 """Finds the packets of audio tracks in mp4, m4a and mov: AAC, ALAC, FLAC, MP3 and Opus.
 
 `index.py` reads files of audio with it, and `media/video/format.py` the audio of videos. `read_track` asks for bytes by
-`yield` (`formats/reading.py`), so there is no I/O here.
+`yield` (`formats/reading.py`), so there is no I/O here. A "sample" here is a value of each channel at one time.
 
 Source: ISO/IEC 14496-3, 1.6.2 (what AAC tells its decoder). Encapsulation of Opus in ISO Base Media File Format, 4.3.
 """

@@ -74,7 +74,7 @@ class Segments(msgspec.Struct, frozen=True, array_like=True):
     def samples(self, sampling: Sampling, packets: Packets, frames: FrameTable, timescale: int) -> Samples:
         """Returns the samples of a track: a clip of each segment that is long enough for one.
 
-        All segments are inside of the video; `inside` has left out the others.
+        The segments must be inside of the video, as `inside` returns them.
 
         Args:
             sampling: how segments are cut.

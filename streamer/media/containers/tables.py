@@ -257,7 +257,7 @@ class Tables(msgspec.Struct):
             )
         sizes = self.bodies.get(b"stsz")
         size = np.full(self.count, self.fixed_size, np.int64) if sizes is None else sizes.astype(np.int64)
-        # Packets are in chunks, and chunks in runs that have one number of codec parameters.
+        # Packets are in what MP4 calls chunks, and these in runs that have one number of codec parameters.
         runs = self._table(b"stsc").astype(np.int64)
         chunks = self._table(b"stco").astype(np.int64)
         first = runs[:, 0] - 1

@@ -109,7 +109,7 @@ def movie_box(tables: list[bytes], edit: tuple[int, int], codec: TrackCodec, tim
         edit: when the shown part begins, and how long it is, in ticks.
         codec: codec of the track, with size and rotation.
         timescale: number of ticks in a second.
-        chunks: bytes of the file at which the chunks of packets begin.
+        chunks: bytes of the file at which runs of packets begin, which MP4 calls chunks.
     """
     first, shown = edit
     a, b, c, d = next(matrix for matrix, turn in TURNS.items() if turn == codec.rotation)
