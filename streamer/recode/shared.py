@@ -1,7 +1,7 @@
 """Provides the memory that the engine and a recoder share: a nameless file with the job, then with the records.
 
-`recode/pool.py` writes jobs and reads records, `recode/__main__.py` does the reverse. `map_memory` also serves fetch
-processes and files of annotations.
+`recode/pool.py` writes jobs and reads records, `recode/__main__.py` does the reverse. `map_memory` also maps what fetch
+processes have fetched (`engine/processes/process.py`), and files of annotations.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from streamer.formats.table.writer import write_records
 from streamer.media.containers.segments import END, PATH, START, SegmentTable
 
 _CLOCK = re.compile(r"(?:(?:(\d+):)?(\d+):)?(\d+(?:[.,]\d+)?)")
-# A hint has the rows of its clips, and less than 64 KiB.
+# A longer row is refused: the hint of a block has the rows of its clips, and less than 64 KiB.
 _MAX_ROW_BYTES = 32 << 10
 
 

@@ -1,6 +1,6 @@
 """Finds the columns of Parquet shards from the first samples, and converts values to them; without pyarrow.
 
-`parquet.py` fits values to columns and `registry.py` describes them. The other outputs and `shards/task.py` use the
+`registry.py` describes the columns and `parquet.py` fits values to them. `tokens.py` and `shards/task.py` use the
 conversions of values.
 """
 
