@@ -31,7 +31,8 @@ class Job(msgspec.Struct, frozen=True):
     Attributes:
         url: url of the destination, ending in a slash.
         prefix: beginning of the names of shards.
-        described: everything that determines its bytes, as JSON values. "output" is the name of the output.
+        described: everything that determines its bytes, as JSON values. "output" is the name of the output, unless the
+            shards are tars.
     """
 
     url: str

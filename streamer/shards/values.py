@@ -107,7 +107,7 @@ def key_of(sample: Sample, ordinal: int) -> str:
     """Returns the key of a sample: its `__key__`, with "_" for the dots of its last part; `ordinal` if it has none.
 
     Raises:
-        PackError: it is not a text, or cannot be a name in a tar.
+        PackError: the key is not a text, or cannot be a name in a tar.
     """
     key = sample.get(KEY)
     if key is None:
@@ -145,7 +145,7 @@ def json_of(name: str, value: object) -> bytes:
     """Returns a value of a field as JSON; `name` is for messages.
 
     Raises:
-        PackError: JSON cannot represent it.
+        PackError: JSON cannot represent the value.
     """
     try:
         text = json.dumps(value, ensure_ascii=False, allow_nan=False, default=_plain)

@@ -113,7 +113,7 @@ class Pattern(msgspec.Struct, frozen=True, array_like=True):
         return shown
 
     def fits(self, pts: Integers, end: int) -> int:
-        """Returns how many frames, counted from the first one, a clip may begin with and not reach over the end.
+        """Returns the number of frames with which a clip may begin without passing the end, the first ones.
 
         Args:
             pts: times of all frames, ticks.

@@ -217,7 +217,7 @@ class Notes(msgspec.Struct, frozen=True, omit_defaults=True):
         return self.depths.get(camera, CLIP)
 
     def fields(self) -> list[FieldSpec]:
-        """Returns the fields of samples that come from rows: with windows, where they are padded, and the task."""
+        """Returns the fields of samples that come from rows, those that say where windows are padded, and the task."""
         found = []
         for spec in self.rows.fields:
             window = self.windows.get(spec.name)
@@ -229,7 +229,7 @@ class Notes(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def lengths_of(cameras: int) -> Struct:
-    """Returns the layout with which a record begins: lengths of the row, and of head and packets of each camera."""
+    """Returns the layout with which a record begins: lengths of the row, and of heads and packets of all cameras."""
     return Struct(f"<{1 + 2 * cameras}I")
 
 

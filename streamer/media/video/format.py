@@ -219,7 +219,7 @@ class Video(Format, frozen=True, forbid_unknown_fields=True):
         return mean_cost(manifest) if ordinal is None else sample_cost(manifest, ordinal)
 
     def find_packer(self, manifest: Manifest) -> FieldPacker | None:
-        """Returns what makes a small video of each clip, or None if the clips of a block cannot be videos."""
+        """Returns what makes a small video of each clip, or None if not every clip can be a video of its own."""
         return pack_clip if can_pack_clips(manifest) else None
 
     @property

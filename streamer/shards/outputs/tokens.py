@@ -30,7 +30,7 @@ _WIDE = "<i4"
 # files have the same dtype.
 _SHORT_VOCABULARY = 65_500
 _LIMITS = {_SHORT: 1 << 16, _WIDE: MAX_TOKENS}
-# A piece, which has one checksum, ends with the first document after this length.
+# A piece, which has one checksum, ends with the document that reaches this length.
 _PIECE_BYTES = 1 << 20
 _JSON_LIST = msgspec.json.Decoder(list[int])
 
