@@ -94,8 +94,8 @@ def pack(
         storage_options: options of the source, as fsspec takes them.
         out_storage_options: options of the destination, or None for those of the source.
         format: Format of the source, as for `StreamingDataset`: a name, or one with options (`streamer.formats`), as
-            `Folder(extensions=["jpg"])`. "auto": from the names of its objects.
-        output_format: "webdataset" (tars, by default); "parquet" (columns follow from the first 64 samples); or
+            `Folder(extensions=["jpg"])`. "auto" finds it by the names of the objects.
+        output_format: "webdataset" (tars, by default), "parquet" (columns follow from the first 64 samples), or
             "tokens" (the one field that is a list of integers, as Megatron's .bin and .idx). See docs/pack.md.
         vocab_size: Number of different tokens. Below 65,500 they take 2 bytes, else 4. By default 4, or 2 if the
             samples have arrays of 2 bytes. A token that is not below it is an error.
