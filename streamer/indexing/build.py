@@ -85,8 +85,8 @@ class BuildOptions(msgspec.Struct, frozen=True, kw_only=True):
         known: manifests from which the rows of unchanged objects are taken, so that these are not read.
         order_of: order of the objects that a url with braces names, see `list_objects`.
         on_note: called with a line about rows of a table that give no sample, or about samples that are left out.
-        on_damage: called with a line about all containers, rows of tables and episodes that the index cannot use and
-            that are left out, and one for each of the first. None means that they are an error.
+        on_damage: called with lines about what cannot be used and is left out (containers, rows of tables, episodes):
+            their number, and the first ones. None means that they are an error.
         elsewhere: indexes the containers in other processes. None means that this process does.
         doubtful: returns the place, among the names of all files, of one whose first bytes are to be read, or None.
         check_start: called with the url and the first bytes of the file that `doubtful` names. It may raise to stop.
@@ -395,7 +395,7 @@ class _Indexed:
             return None
 
     def _leave(self, number: int, error: ManifestError) -> None:
-        """Leaves out a container that cannot be read; raises the error if it is of another object, or none may be."""
+        """Leaves out a container that cannot be read; raises the error if it is of another object, or damage is one."""
         is_own = error.details.get("url") == self._survey.sources[number].record.url
         if self._options.on_damage is None or not ("reason" in error.details or is_own):
             raise error

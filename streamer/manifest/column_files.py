@@ -126,6 +126,7 @@ class ColumnFiles:
         self._kept.write(_local(name), lambda path: path.write_bytes(content))
 
     def _map(self, path: Path, kind: Kind) -> ColumnValues:
+        """Maps the file of a column; raises ManifestCorruptError if it is malformed, or of other samples."""
         table = map_table(path, _schema(kind))
         valid = table["valid"]
         values = table["value"]
@@ -139,6 +140,7 @@ class ColumnFiles:
         return ColumnValues(kind, valid.view(np.bool_), values)
 
     def _file(self, name: str, kind: str) -> str:
+        """Returns the name of a column's file; raises ConfigError if it would be too long."""
         text = quote(name, safe="").replace(".", "%2E")
         if len(text) > _LONGEST_NAME:
             raise ConfigError(f"the name of column {name!r:.200} is longer than {_LONGEST_NAME} bytes", field="where")

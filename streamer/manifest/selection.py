@@ -138,7 +138,7 @@ class Selection:
         Args:
             manifest: the manifest that it selects from.
             digest: digest of the selection.
-            folder: folder with its file; None means the folder that has the manifest's.
+            folder: folder with its file. None means the folder in which the manifest's own folder is.
             verify: whether to compare the ordinals with the digest.
 
         Raises:
@@ -307,6 +307,7 @@ def _key_test(manifest: Manifest, patterns: Sequence[str]) -> _Test:
 
 
 def _whole_objects_only(manifest: Manifest, field: str) -> None:
+    """Raises ConfigError if samples are inside containers, whose names the manifest does not have."""
     if not manifest.whole_objects:
         raise ConfigError(
             f"{field}= needs names, which format {manifest.format!r} keeps inside its containers; "

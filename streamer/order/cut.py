@@ -24,7 +24,8 @@ class LaneCut(msgspec.Struct, frozen=True, eq=False):
         order: numbers of the chunks with samples, in hashed order.
         start: (L+1,) samples before each lane, and n.
         begin, end: (L,) half-open run of each lane in `order`; equal for an empty lane.
-        head, tail: (L,) half-open samples of the lane's first, and of its last chunk, counted in the chunk.
+        head: (L,) first sample that the lane has of its first chunk, counted in the chunk.
+        tail: (L,) sample behind the last one that the lane has of its last chunk, counted in the chunk.
         piece: (L+1,) number of pieces before each lane.
     """
 

@@ -25,7 +25,7 @@ _MATRIX = 1 << 16
 
 
 class Slices(msgspec.Struct, frozen=True, eq=False):
-    """The slices of G groups, of each group k slices, of the oldest piece first. A missing slice has no samples.
+    """The k slices of each of G groups, that of the oldest piece first. A missing slice has no samples.
 
     Attributes:
         piece: (G, k) number of the piece in its lane; negative, or too large, for a missing slice.
@@ -78,7 +78,7 @@ class Deal(msgspec.Struct, frozen=True, eq=False):
         return Slices(piece=piece, begin=begin, end=end, size=size, start=start)
 
     def find(self, lanes: Integers, indices: Integers) -> Integers:
-        """Returns the number in its lane of the group that has each of some samples: (N,).
+        """Returns, for each of some samples, the number of the group that has it, counted in its lane: (N,).
 
         Args:
             lanes: (N,) lane of each sample.

@@ -257,6 +257,7 @@ class EpochOrder:
 
     @cached_property
     def _decoder(self) -> LaneDecoder:
+        """Finds the samples at places of filled lanes."""
         lanes = np.arange(self.spec.lanes, dtype=np.uint64)
         group = fold(self.spec.seed, TAG_GROUP, self.epoch)
         piece = fold(self.spec.seed, TAG_PIECE, self.epoch)

@@ -56,7 +56,7 @@ def is_bound_checked(spec: OrderSpec, chunk_samples: Integers, global_batch: int
 
 
 class LaneSpread(msgspec.Struct, frozen=True):
-    """How the lanes are spread over the nodes.
+    """Says how the lanes are spread over the nodes.
 
     Attributes:
         nodes: number of machines, each with the same number of consecutive ranks.

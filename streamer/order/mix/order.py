@@ -256,7 +256,7 @@ class MixOrder:
         return padding
 
     def needs(self, split: RankSplit, run: Batches) -> list[Needs]:
-        """Returns the chunks that a rank uses in a run of batches, an entry of the list for each member."""
+        """Returns the chunks that a rank uses in a run of batches, by member; see `SampleOrder.needs`."""
         lanes = split.rank_lanes(run.first_position)
         found = []
         for member in np.flatnonzero(self._quotas).tolist():
