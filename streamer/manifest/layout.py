@@ -77,7 +77,7 @@ class ManifestContent(msgspec.Struct, frozen=True, omit_defaults=True, forbid_un
         format: name of the format.
         whole_objects: whether every object is one sample.
         base: common beginning of the urls of all objects.
-        classes: class names by label, see `columns.write_name`, empty if `facts` or nothing names classes.
+        classes: class names by label (`columns.write_name`). Empty for containers, whose classes are in `facts`.
         chunk_bytes: size of the chunks that the samples were cut into.
         total_bytes: sum of the sizes of all objects.
         parts: the parts of the tables, in order.

@@ -25,7 +25,7 @@ WeightStages: TypeAlias = Sequence[tuple[int, Amounts]]
 
 # Weights become integers with this sum: their relative errors of 2**-32 are one sample in 4e9.
 _SCALE = 1 << 32
-# Absolute amounts are counted in parts of a sample, so that `repeat=0.25` is exact for any number of samples.
+# Parts of a sample in which absolute amounts are counted: so `repeat=0.25` is exact for any number of samples.
 _PART = 1 << 16
 
 
@@ -102,7 +102,7 @@ class Shares(msgspec.Struct, frozen=True):
         weights: stages of (first epoch, weight by name), empty if they are not given.
         repeat: passes per epoch by name, empty if they are not given.
         choose: samples per epoch by name, empty if they are not given.
-        temperature: a member of n samples (or bytes) has the weight n ** (1 / temperature), or 0 if it is not given.
+        temperature: 0 if it is not given. Else a member of n samples (or bytes) has the weight n ** (1 / temperature).
         epoch_samples: length of an epoch, with `weights` or `temperature`, or 0 if it is not given.
         stop: `stopping_strategy` of `Weights`, or None if it is not given.
         unit: unit of the shares, as in `Weights`.
