@@ -45,7 +45,7 @@ class KeptFiles:
     Args:
         beside: folder of the manifests.
         fallback_dir: folder where files are written if that of the manifests is read-only for this process. Locks are
-            there in any case. None means `beside`.
+            there, too, or in `beside` if this folder is read-only. None means `beside`.
     """
 
     def __init__(self, beside: Path, fallback_dir: Path | None = None) -> None:

@@ -62,8 +62,8 @@ def settle(
         check: raises a ManifestError for a folder that has the name but not the right content.
 
     Raises:
-        ManifestError: another writer has just made a folder of that name that `check` refuses.
-        OSError: a folder cannot be renamed, removed or written to the disk.
+        ManifestError: the folder cannot be renamed, and `check` finds no intact one of that name.
+        OSError: a broken folder cannot be removed, or the disk cannot be written.
     """
     if durable:
         sync_all(place)
