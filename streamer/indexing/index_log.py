@@ -49,10 +49,10 @@ class LoggedSamples(msgspec.Struct):
 
 
 class LogWriting(msgspec.Struct):
-    """Says whether the logs of an index are written; they share it.
+    """Says whether the logs of an index are written; all logs of the index share one such object.
 
     Attributes:
-        goes_on: whether records are written: no more after the disk has refused one, since it needs its space.
+        goes_on: whether records are written. It becomes False when the disk refuses one, since space is short then.
     """
 
     goes_on: bool = True

@@ -85,7 +85,7 @@ class Chunk(msgspec.Struct, frozen=True):
     hint: bytes = b""
 
     def extents_of(self, start: int, stop: int) -> list[Extent]:
-        """Returns where the fetched bytes `[start, stop)` of the chunk are in the store; no extent is empty."""
+        """Returns where the fetched bytes `[start, stop)` of the chunk are in the store, without empty extents."""
         found = []
         offset = 0
         for extent in self.extents:
