@@ -1,7 +1,9 @@
-"""Keeps files of the cache folder that a job needs as long as it runs, and writes them again where they are removed.
+"""Writes the files of a manifest again if another program removes them while a job needs them.
 
-A cleaner of temporary files may remove the cache folder under a job. The engine makes manifests and annotations again;
-what the ranks made of them (selections, rows, joins) only they have. Mapped files keep their bytes after their removal.
+The pool of a rank's workers (`batches/workers/pool.py`) holds the files of its datasets and restores them before it
+starts workers. A cleaner of temporary files may remove the cache folder under a job. The engine makes manifests and
+annotations again, but not the files that ranks made of them (selections, rows, joins). A mapped file keeps its bytes
+after its removal.
 """
 
 from __future__ import annotations
@@ -18,16 +20,23 @@ from streamer.manifest.mmap_file import map_file
 
 logger = logging.getLogger(__name__)
 
-# The engine makes the folder again within 2 s, and with it the manifests (`cache.scrub.FREE_SPACE_SECONDS`).
+# `restore` waits this long for the engine, which makes the cache folder and the manifests again within 2 s
+# (`FREE_SPACE_SECONDS` in `engine/maintenance.py`).
 ENGINE_SECONDS = 4.0
 _POLL_SECONDS = 0.1
 
 
 class HeldFiles:
-    """Maps files, without a descriptor each: pages that are not read cost no memory.
+    """Maps files when it is made, and can write them again until it is dropped.
+
+    A mapping needs no descriptor, and pages that are not read cost no memory.
 
     Args:
-        paths: files, and folders of which every file is held.
+        paths: files, and folders of which every file is held (not those of folders inside). What does not exist, or is
+            no file, is left out.
+
+    Raises:
+        OSError: a file or folder cannot be read.
     """
 
     def __init__(self, paths: Iterable[Path]) -> None:
@@ -41,7 +50,10 @@ class HeldFiles:
         return f"HeldFiles({len(self._content)} files)"
 
     def restore(self) -> None:
-        """Writes files that another program has removed, once the engine had the time to do so itself."""
+        """Writes each held file that is missing; first gives the engine up to `ENGINE_SECONDS` to do so itself.
+
+        Returns at once if no file is missing. A file that cannot be written is a warning in the log.
+        """
         deadline = time.monotonic() + ENGINE_SECONDS
         missing = list(self._content)
         while missing := [path for path in missing if not path.exists()]:
@@ -57,7 +69,7 @@ class HeldFiles:
 
 
 def _write(path: Path, content: memoryview) -> None:
-    """Writes a file that appears as a whole; another process may write the same one."""
+    """Writes a file that appears as a whole; another process may write the same one. Raises OSError."""
     # The file has no name until it is complete: a kill leaves nothing.
     if hasattr(os, "O_TMPFILE"):
         with contextlib.suppress(OSError):
@@ -66,7 +78,7 @@ def _write(path: Path, content: memoryview) -> None:
                 file.write(content)
                 file.flush()
                 with contextlib.suppress(FileExistsError):
-                    # A folder makes it linkat(2), which follows the link of /proc.
+                    # With `src_dir_fd` Python calls linkat(2), which follows the link in /proc; link(2) would not.
                     os.link(f"/proc/self/fd/{descriptor}", path, src_dir_fd=descriptor)
             return
     # This file system has no nameless files.

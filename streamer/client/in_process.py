@@ -1,6 +1,8 @@
-"""The clients of this process, and the engine in it that `engine="inline"` asks for.
+"""Tells the clients of this process about forks and its end, and starts and ends the engine of `engine="inline"` in it.
 
-Before the interpreter stops, clients and engine end in this order: otherwise the clients would start another engine.
+`client/engine_client.py` registers each client, `client/launcher.py` starts the engine, and
+`loader/members/connections.py` ends it when the last dataset is closed. When the interpreter stops, the clients are
+shut down before the engine ends: otherwise they would start another one.
 """
 
 from __future__ import annotations
@@ -17,40 +19,46 @@ from typing import Protocol
 from streamer.base.child import prevent_forks
 from streamer.client.settings import ClientSettings
 
-# It is imported by name: the trainer's packages import nothing of the engine's side unless the user wants the engine in
-# their process.
+# The module is imported by name when an engine starts here, so that other processes never load the engine's code.
 _ENGINE = "streamer.service.inline"
 
 
 class Client(Protocol):
-    """A client of an engine; a protocol, because `engine_client` imports this."""
+    """Describes an `EngineClient` as this module uses it; a protocol, because `engine_client` imports this module.
+
+    Attributes:
+        settings: how the client finds or starts its engine.
+    """
 
     settings: ClientSettings
 
     @property
     def in_use(self) -> bool:
-        """Whether it has a connection, and has not been closed."""
+        """Whether the client has a connection, and has not been closed."""
 
     def shut_down(self) -> None:
-        """Shuts it down; may be called from any thread."""
+        """Closes the client: other threads that wait in it get an error. May be called from any thread."""
 
     def after_fork(self) -> None:
-        """Forgets what belongs to the parent; called in the child of a fork."""
+        """Drops the sockets of the parent process; called in the child of a fork."""
 
 
 _clients: weakref.WeakSet[Client] = weakref.WeakSet()
 
 
 def register(client: Client) -> None:
-    """Tells a client about forks and the end of this process, for as long as the client exists."""
+    """Adds a client to those that are told of forks and of the end of this process. It is not kept alive by this."""
     _clients.add(client)
 
 
 def start_engine(configuration: Mapping[str, object]) -> None:
-    """Starts an engine in this process, and returns when it listens.
+    """Starts an engine in a thread of this process, and returns when it listens. It ends with the interpreter at last.
+
+    Args:
+        configuration: cache folder, limit, socket, grace time and file of settings, as `launcher` makes it.
 
     Raises:
-        StreamerError: the reason why it did not start.
+        StreamerError: the reason why the engine did not start.
     """
     engines = importlib.import_module(_ENGINE)
     _end_with_interpreter()
@@ -62,8 +70,8 @@ def start_engine(configuration: Mapping[str, object]) -> None:
 def end_idle_engines() -> None:
     """Ends the engines in this process that neither its clients nor other processes use, and waits for their end.
 
-    They would end by themselves after their grace time. Not for finalizers: an engine waits for threads in which a
-    finalizer may run.
+    Without this call they would end by themselves after their grace time. A finalizer must not call this: the engine's
+    end waits for its threads, and a finalizer may run in one of them.
     """
     if (engines := sys.modules.get(_ENGINE)) is not None:
         engines.end({client.settings.socket_path for client in list(_clients) if client.in_use}, shared=False)
@@ -71,7 +79,7 @@ def end_idle_engines() -> None:
 
 @functools.cache
 def _end_with_interpreter() -> None:
-    """Ends the engines before the interpreter's thread pools refuse work, which `atexit` would be too late for."""
+    """Registers `_end_all` to run before the interpreter's thread pools refuse work, which is earlier than `atexit`."""
     threading._register_atexit(_end_all)  # type: ignore[attr-defined]
 
 

@@ -1,8 +1,9 @@
-"""Finds the engine of a cache folder, or starts it: one engine, however many ranks start at once.
+"""Connects to the engine of a cache folder, and starts it if none runs: one engine, however many ranks start at once.
 
-It connects, or else takes `spawn.lock`, connects again (another rank may have been faster), starts the engine, and
-waits for its ready line on a pipe. The engine is a process of its own, in its own session, which ends after its last
-connection. One that crashes is restarted a few times; see `Restarts`.
+Used by `client/engine_client.py`. To start an engine, a process takes `spawn.lock` and connects once more, because
+another rank may have been faster. Then it starts the engine and waits until the engine writes a ready line to a pipe.
+The engine is a process of its own, which ends after its last connection; with `engine="inline"` it is a thread here. An
+engine that crashes is started again a few times (`Restarts`).
 """
 
 from __future__ import annotations
@@ -40,12 +41,13 @@ logger = logging.getLogger(__name__)
 
 _READY_LINE_BYTES = 65536
 _RETRY_SECONDS = 0.2
-# Longer waits are logged.
+# A wait for a service that is longer than this is logged.
 _QUIET_SECONDS = 1.5
-# An engine listens after .2 to 2 s; where a thousand interpreters start from one network file system, after minutes.
+# An engine must listen within this time. Most do after 0.2 to 2 s; where a thousand interpreters start from one network
+# file system, after minutes.
 START_SECONDS = 300.0
-# An engine that was killed is replaced at once. One that crashes at each request is not: without a bound a client
-# started 69 engines in 20 s (two cores, 2026-11-23).
+# An engine that was killed is replaced at once. One that crashes at each request is replaced only this often: without a
+# bound a client started 69 engines in 20 s (two cores, 2026-11-23).
 MAX_RESTARTS = 5
 _FIRST_PAUSE_SECONDS = 0.2
 # An engine that ran for this long did not crash because of its client's request.
@@ -53,13 +55,13 @@ STEADY_SECONDS = 600.0
 
 
 class Restarts:
-    """Limits how often a client starts another engine: counts crashes since one last made progress for it. Pure.
+    """Limits how often one client starts an engine again: counts the crashes since an engine last made progress.
 
     Progress is an answer, or a step that is ready for the first time. A connection alone is not progress: an engine
-    that crashes when a session is opened has accepted the connection before.
+    that crashes when a session is opened has accepted the connection before. The class has no clock of its own.
 
     Attributes:
-        crashes: engines that ended, or could not be connected to after their start, since the last progress.
+        crashes: number of engines since the last progress that ended, or refused connections after their start.
     """
 
     def __init__(self) -> None:
@@ -74,14 +76,17 @@ class Restarts:
         self._connected_at = now
 
     def record_progress(self) -> None:
-        """Records that the engine did something that no engine had done for this client before."""
+        """Records progress: sets the number of crashes to 0."""
         self.crashes = 0
 
     def count_crash(self, now: float) -> float | None:
-        """Counts a crash.
+        """Counts a crash at `now`, in seconds of a monotonic clock.
+
+        Earlier crashes are forgotten if the engine was connected for `STEADY_SECONDS`.
 
         Returns:
-            Seconds to wait before the next start, or None if there were too many crashes for another one.
+            Seconds to wait before the next start, which double from crash to crash. None if `MAX_RESTARTS` is
+            exceeded and no engine is to be started.
         """
         if self._connected_at is not None and now - self._connected_at >= STEADY_SECONDS:
             self.crashes = 0
@@ -92,29 +97,38 @@ class Restarts:
         return 0.0 if self.crashes == 1 else _FIRST_PAUSE_SECONDS * 2 ** (self.crashes - 2)
 
 
-# A rank has several connections, and one line suffices for all of them.
+# Keys of the last warnings of `warn_once`: a rank has several connections, and one line suffices for all of them.
 _warned: deque[str] = deque(maxlen=64)
 
 
 def warn_once(key: str, text: str) -> None:
-    """Logs a warning unless one with the same key was logged in this process."""
+    """Logs `text` as a warning unless one of the last 64 such warnings of this process had the same key."""
     if key not in _warned:
         _warned.append(key)
         logger.warning("%s", text)
 
 
 def connect(settings: ClientSettings, restarts: Restarts | None = None) -> Connection:
-    """Returns a connection to the engine that `settings` names; starts the embedded one if necessary.
+    """Returns a connection to the engine that `settings` name; starts an embedded engine if none runs.
+
+    It blocks until an engine answers, and logs a warning about variables of the environment that have no effect.
+
+    Args:
+        settings: which engine.
+        restarts: crashes counted so far, to which this call adds. None means that there were none.
 
     Raises:
-        EngineUnavailableError: no answer in `connect_seconds`, or engines crash at their start.
-        ConfigError: a variable of the environment is set that only a service can have.
-        StreamerError: the engine's reason for not starting (cache folder, limit, version).
+        EngineUnavailableError: a service does not answer within `connect_seconds`, embedded engines crash again and
+            again or do not start within `START_SECONDS`, or another user listens at the socket.
+        ConfigError: this process cannot have such an engine: a variable, the runtime folder, the token or the
+            platform is wrong.
+        StreamerError: the engine's own reason for not starting or not admitting this process, such as another version.
     """
     open_standard_descriptors()
     environment = Environment.read()
     join_trainer(environment)
-    # Variables that the engine of this process cannot have are refused; those without effect are named once.
+    # Variables that an embedded engine cannot have are refused (`engine_settings`). A service has its own settings: the
+    # variables that have no effect on it are named once.
     if not settings.external:
         environment.engine_settings()
     elif without_effect := [name.upper() for name in environment.settings if name.upper() in ENGINE_VARIABLES]:
@@ -140,10 +154,10 @@ def connect(settings: ClientSettings, restarts: Restarts | None = None) -> Conne
 
 
 def pause_before_restart(settings: ClientSettings, restarts: Restarts) -> None:
-    """Counts a crash of the engine and sleeps until the next start may be tried.
+    """Counts a crash of the engine in `restarts`, and sleeps until the next start may be tried (up to 1.6 s).
 
     Raises:
-        EngineUnavailableError: engines have crashed too often without progress between.
+        EngineUnavailableError: more than `MAX_RESTARTS` engines have crashed since the last progress.
     """
     pause = restarts.count_crash(time.monotonic())
     if pause is None:
@@ -158,11 +172,12 @@ def pause_before_restart(settings: ClientSettings, restarts: Restarts) -> None:
 
 
 def find_log(settings: ClientSettings) -> str:
-    """Returns where an engine that this client starts writes its log: a file, or the log of this process."""
+    """Returns where an engine of these settings logs: a path, or "that of this process" for one in this process."""
     return "that of this process" if settings.inline else str(settings.runtime_dir / f"{settings.engine_id}.log")
 
 
 def _connect_or_start(settings: ClientSettings, restarts: Restarts) -> Connection:
+    """Connects to the embedded engine; starts one under the lock while none answers. Raises as `connect`."""
     if sys.platform == "win32":
         raise ConfigError("streamer runs on Linux; on Windows use WSL2", field="platform")
     linux.require_proc()
@@ -188,9 +203,14 @@ def _connect_or_start(settings: ClientSettings, restarts: Restarts) -> Connectio
 
 
 def _connect_once(settings: ClientSettings) -> Connection:
-    """Connects to the engine at its socket, or else, to an embedded one, at the socket in its cache folder.
+    """Connects to the engine at its socket in the runtime folder, or else at the second one in its cache folder.
 
-    Another job of this user may have a /tmp of its own, and a cleaner may have removed the runtime folder.
+    An engine is found only by the second one if another job of this user, with a /tmp of its own, has started it, or a
+    cleaner has removed the runtime folder. A service has no second one.
+
+    Raises:
+        DisconnectedError: no engine answers at either.
+        StreamerError: as `Connection`.
     """
     token = settings.token()
     try:
@@ -202,7 +222,7 @@ def _connect_once(settings: ClientSettings) -> Connection:
             external=settings.external and settings.is_configured,
         )
     except DisconnectedError:
-        # Links are resolved here: none is followed after this.
+        # The links in the path are resolved here; `Connection` follows none.
         path = Path(os.path.realpath(settings.cache_dir)) / CACHE_SOCKET_NAME
         if settings.external or not _is_own_socket(path):
             raise
@@ -218,7 +238,7 @@ def _is_own_socket(path: Path) -> bool:
 
 
 def _connect_when_up(settings: ClientSettings) -> Connection:
-    """Connects to a sidecar that may start late or is being upgraded."""
+    """Connects to a service; tries again for `connect_seconds`, because it may start late or be being upgraded."""
     begun = time.monotonic()
     announced = False
     while True:
@@ -244,9 +264,10 @@ def _connect_when_up(settings: ClientSettings) -> Connection:
 
 
 def _make_runtime_dir(path: Path) -> None:
+    """Makes the runtime folder if it is missing; ConfigError if that fails, or it is a link or another user's."""
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        # The descriptor counts, and not the name: a link may lead somewhere else at each look.
+        # The owner is asked of the open folder, because a path through a link may lead somewhere else at each look.
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         status = os.fstat(descriptor)
         os.close(descriptor)
@@ -263,7 +284,7 @@ def _make_runtime_dir(path: Path) -> None:
 
 @contextlib.contextmanager
 def _name_folder_in_errors(path: Path) -> Iterator[None]:
-    """Raises a ConfigError that names the runtime folder for an OSError of a file in it."""
+    """Turns an OSError inside its `with` into a ConfigError that names the runtime folder, or the limit reached."""
     try:
         yield
     except OSError as error:
@@ -277,14 +298,15 @@ def _name_folder_in_errors(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _spawn_lock(settings: ClientSettings) -> Iterator[None]:
+    """Holds the lock of this cache folder's engine inside its `with`: one process starts the engine, others wait."""
     path = settings.runtime_dir / f"{settings.engine_id}.spawn.lock"
     with _name_folder_in_errors(settings.runtime_dir):
         descriptor = _open_lock(path)
     try:
         yield
     finally:
-        # It goes before the lock is released: a process that waits for it finds that the file is gone, and makes
-        # another one.
+        # The file is removed before the lock is released: a process that waits for the lock finds the file gone, and
+        # makes another one.
         path.unlink(missing_ok=True)
         # Closing is not enough: a child forked meanwhile would keep it locked.
         fcntl.flock(descriptor, fcntl.LOCK_UN)
@@ -292,7 +314,7 @@ def _spawn_lock(settings: ClientSettings) -> Iterator[None]:
 
 
 def _open_lock(path: Path) -> int:
-    """Locks the file at `path`; repeats this if the locked file was removed meanwhile."""
+    """Makes and locks the file at `path`, again if it was removed meanwhile. Returns its descriptor."""
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
@@ -307,10 +329,11 @@ def _open_lock(path: Path) -> int:
 
 
 def _start_process(settings: ClientSettings) -> bool:
-    """Starts an engine and waits until it listens; returns False if it ended before without a reason.
+    """Starts an engine process and waits until it listens; returns False if it ended before and gave no reason.
 
     Raises:
-        StreamerError: the reason that it gave.
+        StreamerError: the reason that the engine gave, or it did not start within `START_SECONDS`.
+        ConfigError: its log cannot be written, or there is no Python to run it.
     """
     with contextlib.ExitStack() as on_exit:
         with prevent_forks():
@@ -336,7 +359,12 @@ def _start_process(settings: ClientSettings) -> bool:
 
 
 def _spawn(settings: ClientSettings, ready: int) -> subprocess.Popen[bytes]:
-    """Starts an engine. Its configuration goes by stdin, so that `ps` shows no secrets."""
+    """Starts an engine process. Its configuration is sent over stdin, so that `ps` does not show it.
+
+    Args:
+        settings: which engine, and its settings.
+        ready: descriptor of the pipe to which the engine writes its ready line.
+    """
     with _name_folder_in_errors(settings.runtime_dir):
         log = os.open(find_log(settings), os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
     # The engine imports the same streamer as the trainer, even if that was found only through sys.path.
@@ -351,8 +379,9 @@ def _spawn(settings: ClientSettings, ready: int) -> subprocess.Popen[bytes]:
                 pass_fds=(ready,),
                 start_new_session=True,
                 cwd="/",
-                # The engine does no linear algebra; OpenBLAS would start a spinning thread per core: 26 ticks of CPU
-                # until the engine listens instead of 13, while the workers start on the same two cores (2026-11-20).
+                # The engine does no linear algebra, for which OpenBLAS would start a spinning thread per core. These
+                # took 26 instead of 13 ticks of CPU until the engine listened, while the workers started on the same
+                # two cores (2026-11-20).
                 env={
                     "OPENBLAS_NUM_THREADS": "1",
                     **os.environ,
@@ -378,10 +407,13 @@ def _make_configuration(settings: ClientSettings) -> dict[str, object]:
 
 
 def _read_line(descriptor: int, process: subprocess.Popen[bytes], settings: ClientSettings) -> dict[str, object]:
-    """Reads until the engine closes the pipe or ends.
+    """Reads the line of JSON in which a starting engine says that it listens, or why it does not.
+
+    Returns:
+        The line as a dict, which is empty if the engine ended without one.
 
     Raises:
-        EngineUnavailableError: it does neither in `START_SECONDS`; it is ended.
+        EngineUnavailableError: no line came within `START_SECONDS`. The engine has been killed then.
     """
     received = b""
     deadline = time.monotonic() + START_SECONDS

@@ -1,4 +1,8 @@
-"""Requests of one caller, for manifests among others, that are sent a few at a time and answered in order. No I/O."""
+"""Keeps the requests of one caller until they are answered: which must be sent now, and whose answer is next. No I/O.
+
+`client/engine_client.py` asks for manifests and everything else with it; `loader/members/member.py` makes the requests
+for manifests. If the engine goes away, the unanswered requests are sent to the next one.
+"""
 
 from __future__ import annotations
 
@@ -13,17 +17,17 @@ from streamer.errors import ManifestError, printable
 from streamer.wire.messages import GetManifest, IndexProgress, ManifestReady, Message
 from streamer.wire.store_options import StoreOptions
 
-# Requests that a process sends before they are answered. The engine looks up known manifests one after the other; if it
-# has to build them, more at once would only share its requests and its memory.
+# At most this many requests of a caller are unanswered at once. The engine looks up known manifests one after the
+# other. If it has to build them, more at once would only share its requests to the store and its memory.
 MAX_IN_FLIGHT = 8
 
 
 class Ask(NamedTuple):
-    """One request.
+    """A request to the engine, before it has a number.
 
     Attributes:
-        make: makes its message with the number that the answer repeats.
-        progress: called with each step of the answer.
+        make: makes the message, given the number that the answer will repeat.
+        progress: called with each report of progress before the answer; None drops the reports.
     """
 
     make: Callable[[int], Message]
@@ -31,11 +35,12 @@ class Ask(NamedTuple):
 
 
 class PendingRequests:
-    """Keeps requests from the time they are sent until they are answered.
+    """Holds the requests that are sent and unanswered, in the order of their answers.
 
     Args:
-        asks: the requests; taken one by one, as earlier ones are answered.
-        numbers: numbers for them, which no other request of the client has.
+        asks: all requests, in the order in which the caller wants the answers. An item is taken only when its request
+            is about to be sent.
+        numbers: yields a number for each request that no other request of the client has.
     """
 
     def __init__(self, asks: Iterable[Ask], numbers: Iterator[int]) -> None:
@@ -48,9 +53,13 @@ class PendingRequests:
         return f"PendingRequests({list(self._unanswered)})"
 
     def take_unsent(self, connection: object) -> list[Message]:
-        """Returns the messages that have not been sent over this connection: all if it is new, and the next requests.
+        """Returns the messages to send now, and counts them as sent over this connection.
 
-        They count as sent; if they could not be, the next connection gets them.
+        These are the next requests, so that `MAX_IN_FLIGHT` are unanswered. If the connection is another object than
+        at the last call, the unanswered requests come first: the new engine does not know them.
+
+        Returns:
+            The messages in order; an empty list if there is nothing to send.
         """
         missing = [] if connection is self._sent_over else list(self._unanswered)
         self._sent_over = connection
@@ -66,17 +75,17 @@ class PendingRequests:
         return next(iter(self._unanswered.items()), None)
 
     def finish(self, number: int) -> None:
-        """Forgets a request that is answered."""
+        """Forgets the request with this number, whose answer has been handled; KeyError if there is none."""
         del self._unanswered[number]
 
 
 class ManifestAsk(NamedTuple):
-    """One request for a manifest.
+    """Asks for one manifest, and handles the answer.
 
     Attributes:
-        request: the manifest that is asked for; `request.request` and `request.options` are filled in later.
-        progress: called while the manifest is built.
-        on_note: called with each line about objects that were left out.
+        request: the message, whose fields `request` (number) and `options` (storage options) are filled in later.
+        progress: called with each report while the manifest is built. None drops them.
+        on_note: called with each line about objects that were left out. None drops them.
     """
 
     request: GetManifest
@@ -84,19 +93,19 @@ class ManifestAsk(NamedTuple):
     on_note: Callable[[str], None] | None = None
 
     def make_ask(self, options: StoreOptions) -> Ask:
-        """Returns the request as it is sent: with the options, and the number that it gets."""
+        """Returns the request with these storage options; it gets its number when it is sent."""
         asked = replace(self.request, options=options)
         return Ask(lambda number: replace(asked, request=number), self.progress)
 
     def take_answer(self, answer: ManifestReady, root: Path) -> Path:
-        """Passes its notes on; returns the manifest's folder.
+        """Calls `on_note` with each note of the answer, and returns the folder of the manifest.
 
         Args:
-            answer: answer of the engine.
+            answer: the engine's answer to this request.
             root: the cache folder as this process sees it.
 
         Raises:
-            ManifestError: this process does not see the folder.
+            ManifestError: this process does not see the manifest's folder, for example because it is not mounted.
         """
         if self.on_note is not None:
             for note in answer.notes:

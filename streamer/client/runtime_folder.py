@@ -1,4 +1,8 @@
-"""The folder of sockets, locks and logs: the engines that listen there, and the remains of those that have ended."""
+"""Finds the engines that listen in the runtime folder, and removes the sockets, locks and logs of those that ended.
+
+The commands that look for a running engine use it (`cli/connect.py`); `client/launcher.py` cleans the folder before it
+starts one. The names of the files begin with `ClientSettings.engine_id`.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +18,9 @@ from pathlib import Path
 from streamer.client.connection import Connection, DisconnectedError
 from streamer.errors import StreamerError
 
-# An engine of this machine answers within milliseconds; a stopped one must not delay a list.
+# Seconds to wait for an engine. One on this machine answers within milliseconds; a stopped one must not delay a list.
 ANSWER_SECONDS = 2.0
-# Logs are kept this long, so that the failure of last week's job can still be read.
+# Logs are kept for this many seconds, so that the failure of last week's job can still be read.
 LOG_SECONDS = 7 * 86400.0
 # The names that `ClientSettings.engine_id` makes.
 _LOG_NAME = re.compile(r"[0-9a-f]{12}\.log")
@@ -25,12 +29,15 @@ _LOCK_NAME = re.compile(r"[0-9a-f]{12}\.spawn\.lock")
 
 
 def find_engines(folder: Path) -> list[Path]:
-    """Returns the sockets in a folder on which an engine listens, by name."""
+    """Returns the paths of the sockets (`*.sock`) in a folder on which a process listens, sorted by name."""
     return [path for path in sorted(folder.glob("*.sock")) if is_listening(path)]
 
 
 def is_listening(path: Path) -> bool:
-    """Whether a process listens on a socket; the file of a killed engine stays."""
+    """Whether a process listens at this path. The file alone does not tell: that of a killed engine stays.
+
+    A socket of another user, or of a process that does not accept within `ANSWER_SECONDS`, counts as listening.
+    """
     try:
         if not stat.S_ISSOCK(path.stat().st_mode):
             return False
@@ -38,14 +45,21 @@ def is_listening(path: Path) -> bool:
             probe.settimeout(ANSWER_SECONDS)
             probe.connect(str(path))
     except (PermissionError, TimeoutError):
-        return True  # it belongs to another user or is busy, so there is one
+        return True  # the socket belongs to another user, or its process is busy
     except OSError:
         return False
     return True
 
 
 def describe_engine(path: Path, token: str = "") -> str:
-    """Describes an engine: its socket, and its cache folder and process if it names them."""
+    """Returns a text for a list of engines: the socket's path, and cache folder and pid if the engine answers.
+
+    It connects for that, and waits at most `ANSWER_SECONDS` for each step.
+
+    Args:
+        path: path of the engine's socket.
+        token: token that the engine may ask for; "" if there is none.
+    """
     try:
         with contextlib.closing(Connection(path, "", token, ANSWER_SECONDS)) as connection:
             return f"{path} (cache {connection.welcome.root}, pid {connection.welcome.pid})"
@@ -54,18 +68,22 @@ def describe_engine(path: Path, token: str = "") -> str:
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Removes sockets and locks of processes of this user that are gone, and logs of a week ago."""
+    """Removes what ended processes of this user have left: sockets, locks that no process holds, and old logs.
+
+    Files that cannot be removed stay. Raises OSError if the folder cannot be read.
+    """
     remove_old_logs(folder)
     for path in folder.iterdir():
         with contextlib.suppress(OSError):
             if path.lstat().st_uid != os.geteuid():
                 continue
             if found := _SOCKET_NAME.fullmatch(path.name):
-                # A socket that is being made is bound before it listens, under a name with its process.
+                # An engine binds its socket before it listens, under a name that ends in its pid.
                 if not is_listening(path) and not (found[1] and os.path.exists(f"/proc/{found[1]}")):
                     path.unlink()
             elif _LOCK_NAME.fullmatch(path.name):
-                # A process that waits for the lock finds that the file is gone, and makes another.
+                # Only a lock that no process holds is removed. A process that waits for it finds the file gone, and
+                # makes another.
                 descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
                 try:
                     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -76,7 +94,7 @@ def remove_leftovers(folder: Path) -> None:
 
 
 def remove_old_logs(folder: Path) -> None:
-    """Removes the logs of embedded engines that ended more than a week ago."""
+    """Removes logs of engines to which nothing was written for `LOG_SECONDS`, unless the engine still listens."""
     oldest = time.time() - LOG_SECONDS
     for path in folder.iterdir():
         with contextlib.suppress(OSError):

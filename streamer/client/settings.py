@@ -1,4 +1,7 @@
-"""The settings with which a client finds or starts its engine."""
+"""Holds the settings with which a client finds or starts its engine, and derives the engine's socket from them.
+
+Every client has one (`client/engine_client.py`); the loader's options and the commands make it.
+"""
 
 from __future__ import annotations
 
@@ -18,23 +21,29 @@ INLINE = "inline"
 
 @dataclass(frozen=True, kw_only=True)
 class ClientSettings:
-    """The way to reach an engine.
+    """Says how to reach an engine, and how to start one. An embedded engine is one that its clients start.
 
     Attributes:
-        cache_dir: absolute; the cache folder of the embedded engine, or a sidecar's as the trainer sees it.
-        runtime_dir: short path of the folder for sockets, locks and logs.
-        engine: None or "auto": the embedded engine of `cache_dir`; "inline": the same, but started in this process;
-            "unix:/path": only the engine that listens there.
-        cache_bytes: limit for an engine started by this client, or None if the engine chooses.
-        storage_options: fsspec's options; sent to the engine, never logged.
-        job: text that all ranks of a job share; "" if unknown.
-        connect_seconds: how long an engine that this client does not start may be absent before it is an error.
-        token_file: file with the token that the engine asks for; read at each connection, so it may be renewed.
-        config: TOML file of an engine started by this client, absolute, or None for the defaults.
-        grace_seconds: time for which an engine started by this client stays after its last connection.
-        protocol: version that it speaks; other than ours for statistics only.
-        is_configured: whether the user named the socket of `engine`, so that its folder's owner may listen there; false
-            for a socket that was found in the runtime folder.
+        cache_dir: absolute path of the cache folder: that of the embedded engine, or a service's as this process sees
+            it.
+        runtime_dir: absolute path of the folder for sockets, locks and logs. It must be short: a socket's path is
+            limited.
+        engine: which engine. None, "auto" and "embedded" mean the embedded engine of `cache_dir`, in a process of its
+            own. "inline" means the same, but started in this process. "unix:/path" means only the service that
+            listens at this socket.
+        cache_bytes: limit of the cache of an engine that this client starts; None leaves it to the engine.
+        storage_options: the user's storage options (those of fsspec). They are sent to the engine and never logged.
+        job: text that all ranks of a job share, or "" if it is unknown.
+        connect_seconds: seconds to wait for a service that does not answer before that is an error.
+        token_file: file with the token that the engine asks for, read at each connection. None means that there is none.
+        config: absolute path of the TOML file of an engine that this client starts. None means the defaults.
+        grace_seconds: seconds for which an engine that this client starts stays after its last connection.
+        protocol: version of the protocol to speak. Only requests for statistics use another one than `PROTOCOL`.
+        is_configured: whether the user named the socket of `engine`. Then the owner of the socket's folder may listen
+            there, too. False for a socket that was found in the runtime folder.
+
+    Raises:
+        ConfigError: one of the two folders has a name that is not UTF-8.
     """
 
     cache_dir: Path
@@ -59,7 +68,14 @@ class ClientSettings:
 
     @classmethod
     def from_environment(cls, environment: Environment | None = None) -> ClientSettings:
-        """Returns the defaults of this process."""
+        """Returns the settings that this process has by its environment variables.
+
+        Args:
+            environment: the variables, if they have been read. None means that they are read now.
+
+        Raises:
+            ConfigError: a variable is not what it should be.
+        """
         env = environment or Environment.read()
         return cls(
             cache_dir=env.cache_dir,
@@ -72,7 +88,7 @@ class ClientSettings:
 
     @property
     def external(self) -> bool:
-        """Whether the engine is an external service, which is never started."""
+        """Whether the engine is a service at a named socket, which a client never starts."""
         return self.engine is not None and self.engine not in ("auto", "embedded", INLINE)
 
     @property
@@ -82,15 +98,15 @@ class ClientSettings:
 
     @property
     def engine_id(self) -> str:
-        """Name of the embedded engine's socket, lock and log in the runtime folder."""
+        """Name of the embedded engine's socket, lock and log without their endings: a hash of the cache folder."""
         return hashlib.blake2b(os.fsencode(os.path.realpath(self.cache_dir)), digest_size=6).hexdigest()
 
     @property
     def socket_path(self) -> Path:
-        """Path of the engine's socket.
+        """Path of the engine's socket; no file needs to exist there.
 
         Raises:
-            ConfigError: it is not a unix socket, or its path is too long for the kernel.
+            ConfigError: `engine` is none of the values that it may have, or the path is too long for the kernel.
         """
         if self.external:
             scheme, _, path = str(self.engine).partition(":")
@@ -103,15 +119,15 @@ class ClientSettings:
         return check_socket_path(self.runtime_dir / f"{self.engine_id}.sock")
 
     def token(self) -> str:
-        """Returns the token for the engine, or "".
+        """Reads the token for the engine; "" without a token file.
 
         Raises:
-            ConfigError: the token file cannot be read.
+            ConfigError: the token file cannot be read, or is empty.
         """
         return "" if self.token_file is None else read_token(self.token_file)
 
     def encode_options(self) -> StoreOptions:
-        """Returns the storage options, as they travel to the engine.
+        """Returns the storage options in the form in which they are sent to the engine.
 
         Raises:
             ConfigError: an option is not a plain value (an object cannot travel to the engine).

@@ -1,6 +1,8 @@
-"""The variables that an engine has from the process that started it: credentials and addresses of stores, settings.
+"""Warns if the engine was started with other environment variables than this process has (credentials, proxies).
 
-It also serves other processes, and stays for some seconds after the last one: the next job may have other variables.
+An engine keeps the variables of the process that started it. It also serves other processes, and stays for some
+seconds after the last one: the next job may have other variables. `client/launcher.py` compares them at each
+connection, `client/engine_client.py` when the engine reports an error.
 """
 
 from __future__ import annotations
@@ -21,12 +23,17 @@ _NAMES = frozenset(
     [*_PROXIES, *map(str.upper, _PROXIES), *_CERTIFICATES, "NETRC", "STORAGE_EMULATOR_HOST", "STREAMER_CONFIG"]
     + [f"STREAMER_{name}" for name in ENGINE_VARIABLES]
 )
-# Pid of an engine -> its variables, or, if they cannot be read, those of this process when it first met that engine.
+# By pid of an engine: its variables. If they cannot be read, those of this process when it first met that engine.
 _met: dict[int, dict[str, str]] = {}
 
 
 def record_engine(engine: int, variables: Mapping[str, str] = os.environ) -> None:
-    """Keeps the variables of an engine, given its pid, that this process found or started; warns about differences."""
+    """Notes the variables of an engine; logs a warning if this process has others. A second call for it does nothing.
+
+    Args:
+        engine: pid of the engine.
+        variables: environment of this process.
+    """
     if engine in _met:
         return
     mine = _select(variables)
@@ -42,7 +49,15 @@ def record_engine(engine: int, variables: Mapping[str, str] = os.environ) -> Non
 
 
 def explain_error(error: StreamerError, engine: int, variables: Mapping[str, str] = os.environ) -> StreamerError:
-    """Adds to a store's error the variables that have changed since, which the engine does not see."""
+    """Returns the engine's error, with the names of variables of this process that the engine has otherwise.
+
+    The error is returned as it is unless it is a StoreError, variables differ, and `record_engine` knows the engine.
+
+    Args:
+        error: error that the engine reported.
+        engine: pid of the engine.
+        variables: environment of this process now.
+    """
     before = _met.get(engine)
     now = _select(variables)
     if before is None or before == now or not isinstance(error, StoreError):
@@ -55,11 +70,15 @@ def explain_error(error: StreamerError, engine: int, variables: Mapping[str, str
 
 
 def _compare(some: Mapping[str, str], others: Mapping[str, str]) -> list[str]:
+    """Returns the names of variables that only one of both has, or that differ."""
     return sorted({name for name, _ in some.items() ^ others.items()})
 
 
 def _read_engine(engine: int) -> dict[str, str] | None:
-    """Returns the variables that an engine of this user was started with, or None if they cannot be read."""
+    """Reads from /proc the variables that matter to an engine, as it was started with them.
+
+    Returns None if they cannot be read, or the process is no engine of this package.
+    """
     try:
         with open(f"/proc/{engine}/cmdline", "rb") as command, open(f"/proc/{engine}/environ", "rb") as environment:
             is_engine = b"streamer" in command.read()
