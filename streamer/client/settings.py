@@ -35,7 +35,7 @@ class ClientSettings:
         storage_options: the user's storage options (those of fsspec). They are sent to the engine and never logged.
         job: text that all ranks of a job share, or "" if it is unknown.
         connect_seconds: seconds to wait for a service that does not answer before that is an error.
-        token_file: file with the token that the engine asks for, read at each connection. None means that there is none.
+        token_file: file with the token that the engine asks for, read at each connection. None means no token.
         config: absolute path of the TOML file of an engine that this client starts. None means the defaults.
         grace_seconds: seconds for which an engine that this client starts stays after its last connection.
         protocol: version of the protocol to speak. Only requests for statistics use another one than `PROTOCOL`.

@@ -1,20 +1,24 @@
-"""Fetches chunks by many ranged GETs, as fast as the link allows, whatever the store does.
+"""Fetches chunks and objects from stores, with many ranged GETs at once, and repeats those that fail.
 
-Pure decisions:
+Used by the engine and its fetch processes (`engine/`), and by all that reads or writes objects otherwise (`indexing/`,
+`recode/`, `shards/`). Fetches from peers share its limits of memory and its clock (`peers/`).
+
+Decisions without I/O:
 ranges.py           which ranges a chunk needs
 concurrency.py      how many requests at once
-pacing.py           how many requests per second, where a store limits them
+pacing.py           how many requests per second, if the store limits them
 hedge.py            whether a slow request gets a duplicate
 retry.py            whether and when to try again
 
 State on the event loop:
-fair_gate.py        who is next, bounded in requests and bytes
-memory_budget.py    how many bytes, and the buffers for them
+fair_gate.py        which request is next, bounded in requests and bytes
+memory_budget.py    how many bytes at once, and the buffers for them
 presence_clock.py   time that passes only while this process runs, with alarms and deadlines
-endpoint.py         what the requests to one bucket or host share; whether it serves at all
+endpoint.py         what the requests to one bucket or host share, and whether it serves at all
+statistics.py       what is counted
 
 From one request to a chunk:
-request.py          one GET under a deadline on progress; one try: a GET with at most one duplicate
+request.py          one GET with deadlines, and one try: a GET with at most one duplicate
 transfer.py         one range, or a call as a whole, over several tries
 fetcher.py          chunks, small objects and listings
 fetcher_set.py      a fetcher for each set of storage options

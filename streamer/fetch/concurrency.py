@@ -1,13 +1,13 @@
-"""Decides how many requests one endpoint gets at once: its window. A pure state machine; time is an argument.
+"""Decides how many requests one endpoint gets at once: its window. It has no clock of its own and does no I/O.
 
-The rule: in every interval in which requests waited for a place, the window grows by half until the latency first
-exceeds twice that of an idle link (slow start); from then on it shrinks by 15 % while the latency is above that, and
-grows by 10 % otherwise. The idle latency is the least median of an interval within 20 s, per size class of requests.
+Each endpoint has a `WindowControl` (`fetch/endpoint.py`). It decides after each interval in which at least half of the
+requests ended while others waited for a place. The window grows by half until the latency first exceeds twice that of
+an idle link (slow start). From then on it shrinks by 15 % while the latency is above that, and grows by 10 % otherwise.
+The idle latency is the least median of an interval within 20 s, for each size class of requests.
 
 Simulated links of 1 to 40 Gbit/s are filled to 99 % from the 8th second on, to 100 % 5 s after a fivefold drop, and to
 95 % over the ten seconds after its end (2026-11-23). A window by minimal latency (BBR) under-fills because request
-latency is heavy-tailed. Refusals (429, 503) do not move the window: they limit the rate of requests, if anything
-(`pacing`).
+latency is heavy-tailed. Refusals (429, 503) do not move the window: they may limit the rate (`fetch/pacing.py`).
 """
 
 from __future__ import annotations
@@ -17,24 +17,33 @@ from statistics import median
 
 import msgspec
 
-# An interval ends when it is this long, has this many answers and lasted two mean durations of a request.
+# An interval ends when it is this long, has this many served requests and lasted two mean durations of a request.
 INTERVAL_SECONDS = 0.25
 INTERVAL_SAMPLES = 8
 SLOW_START_FACTOR = 1.5
 INCREASE_FACTOR = 1.1
 DECREASE_FACTOR = 0.85
 LATENCY_INFLATION = 2.0
-# A measured inflation is valid for this long, and for this many mean durations of a request. Without an end, that of a
-# burst after which no request followed made an object that never answers look like a full link: it was reported after
-# minutes instead of 10 s, one time in four (2026-11-22).
+# A measured inflation is valid for the longer of these: seconds, and multiples of the mean duration of a request. When
+# it stayed valid, the inflation of a last burst made an object that never answers look like a full link: in one case of
+# four the object was reported after minutes instead of 10 s (2026-11-22).
 STALE_SECONDS = 5.0
 STALE_FACTOR = 4.0
-# A queue that our own requests cause must drain within this at least once.
+# The idle latency is the least one within this many seconds: a queue that our own requests cause must drain within them
+# at least once.
 BASE_SECONDS = 20.0
 
 
 class Interval(msgspec.Struct):
-    """The requests between two decisions."""
+    """Collects the requests that were served between two decisions.
+
+    Attributes:
+        start: when the interval began, in seconds.
+        contended: number of requests that ended while others waited for a place.
+        samples: number of requests.
+        total_seconds: sum of their durations.
+        seconds: their durations by size class (`size_class`).
+    """
 
     start: float
     contended: int = 0
@@ -43,7 +52,13 @@ class Interval(msgspec.Struct):
     seconds: dict[int, list[float]] = msgspec.field(default_factory=dict)
 
     def add(self, seconds: float, length: int, *, contended: bool) -> None:
-        """Adds a request that ended well."""
+        """Adds a request that was served.
+
+        Args:
+            seconds: its duration.
+            length: number of bytes that it asked for.
+            contended: whether others waited for a place when it ended.
+        """
         self.seconds.setdefault(size_class(length), []).append(seconds)
         self.samples += 1
         self.total_seconds += seconds
@@ -51,26 +66,27 @@ class Interval(msgspec.Struct):
 
     @property
     def mean_seconds(self) -> float:
-        """Mean duration of the requests."""
+        """Mean duration of the requests, 0 if there are none."""
         return self.total_seconds / max(1, self.samples)
 
     def complete(self, now: float) -> bool:
-        """Whether it is long enough, and has enough answers, to decide."""
+        """Whether the interval is long enough at `now`, and has enough requests, to decide."""
         elapsed = now - self.start
         return elapsed >= INTERVAL_SECONDS and self.samples >= INTERVAL_SAMPLES and elapsed >= 2 * self.mean_seconds
 
 
 class WindowControl:
-    """The size of one endpoint's window.
+    """Computes the size of one endpoint's window from the durations of its requests.
 
     Args:
-        start: number of requests at once in the beginning.
-        min_window: lower bound of the window.
-        max_window: upper bound of the window.
+        start: size of the window in the beginning: requests at once.
+        min_window: size below which the window does not shrink.
+        max_window: size above which it does not grow.
 
     Attributes:
-        climbing: whether it grew in slow start after the last interval.
-        inflation: last measured ratio of the duration of requests to that on an idle link.
+        climbing: whether the window is in slow start and grew after the last interval. True before the first one.
+        inflation: last measured ratio of the duration of requests to that on an idle link; `inflation_at` forgets it in
+            time.
     """
 
     def __init__(self, start: int, min_window: int, max_window: int) -> None:
@@ -89,20 +105,27 @@ class WindowControl:
 
     @property
     def size(self) -> int:
-        """Number of requests at once."""
+        """Number of requests that the endpoint may get at once."""
         return round(self._size)
 
     def limit(self, max_window: int) -> None:
-        """Keeps the window from growing above this from now on."""
+        """Sets another upper bound; a larger window shrinks to it at once."""
         self._max_window = max_window
         self._size = min(self._size, float(max_window))
 
     def inflation_at(self, now: float) -> float:
-        """Returns the duration of requests relative to that on an idle link; 1 if not slower, or if it is unknown."""
+        """Returns how many times as long as on an idle link requests take; 1 if that is unknown or too long ago."""
         return self.inflation if now < self._known_until else 1.0
 
     def record_request(self, now: float, seconds: float, length: int, *, contended: bool) -> None:
-        """A request of `length` bytes took `seconds`; `contended`: others waited for its place."""
+        """Records a request that was served at `now`; at the end of an interval decides on the window's size.
+
+        Args:
+            now: seconds of a monotonic clock.
+            seconds: duration of the request.
+            length: number of bytes that it asked for.
+            contended: whether others waited for a place in the window when it ended.
+        """
         if self._interval is None:
             self._interval = Interval(now - seconds)
         self._interval.add(seconds, length, contended=contended)
@@ -111,7 +134,8 @@ class WindowControl:
             self._interval = Interval(now)
 
     def _decide(self, interval: Interval, now: float) -> None:
-        # Durations relative to the base of their size class.
+        """Sets `inflation`, `climbing` and the size from an interval, by the rule in the module's docstring."""
+        # Durations relative to the idle latency of their size class.
         ratios: list[float] = []
         for kind, values in interval.seconds.items():
             history = self._base.setdefault(kind, deque())
@@ -124,7 +148,7 @@ class WindowControl:
         self._known_until = now + max(STALE_SECONDS, STALE_FACTOR * interval.mean_seconds)
         self.climbing = False
         if interval.contended * 2 < interval.samples:
-            return  # the readers were the limit, so the link showed nothing
+            return  # the window was seldom full, so the durations tell nothing about a larger one
         if self.inflation > LATENCY_INFLATION:
             self._slow_start = False
             size = max(self._size * DECREASE_FACTOR, min(self._size, self._min_window))
@@ -135,5 +159,5 @@ class WindowControl:
 
 
 def size_class(length: int) -> int:
-    """Class of requests of about one size, which are compared with each other: powers of two of bytes."""
+    """Returns the class of requests of about `length` bytes, whose durations are compared: a power of two each."""
     return length.bit_length()

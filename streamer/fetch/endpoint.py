@@ -1,4 +1,8 @@
-"""Keeps what the requests to one endpoint share: store, window, budgets, observations, and whether it serves at all."""
+"""Keeps what the requests to one endpoint share: its store, limits and measurements, and whether it serves at all.
+
+Each fetcher (`fetch/fetcher.py`) has an endpoint for each bucket or host; `fetch/request.py` and `fetch/transfer.py`
+report to it what becomes of requests, and ask it whether to duplicate, wait or give up.
+"""
 
 from __future__ import annotations
 
@@ -29,22 +33,23 @@ from streamer.store.base import Get, ObjectStore
 
 logger = logging.getLogger(__name__)
 
+# Takes a sentence for the users whose jobs wait for the endpoint.
 Notify = Callable[[str], None]
 
-# Users take longer pauses for a hang.
+# An endpoint that has served nothing for this long is reported, because users take longer pauses for a hang.
 QUIET_SECONDS = 1.5
-# A store whose every answer takes longer is reported once in this time, not at each answer.
+# One endpoint is reported at most once in this time, also if each of its answers takes longer than `QUIET_SECONDS`.
 AGAIN_SECONDS = 60.0
 
 
 class OutageWatch:
-    """Watches one endpoint while requests wait for it. Lives on its loop.
+    """Measures how long an endpoint has served nothing while requests wait for it, and reports this to users.
 
     Args:
         clock: the endpoint's clock, which stops while this process does not run.
-        root: the endpoint as messages may show it.
-        outage_seconds: time for which requests wait for it.
-        notify: called with a sentence, once in each period without an answer.
+        root: the endpoint's root, without secrets, for messages.
+        outage_seconds: seconds for which requests wait for the endpoint; only the report names them.
+        notify: called with a sentence when nothing was served for `QUIET_SECONDS`, at most once in `AGAIN_SECONDS`.
     """
 
     def __init__(self, clock: PresenceClock, root: str, outage_seconds: float, notify: Notify) -> None:
@@ -63,7 +68,7 @@ class OutageWatch:
         return f"OutageWatch({self._root!r}, waiters={self._waiters}, {'quiet' if self._announced_since else 'serves'})"
 
     def begin(self) -> None:
-        """Begins a request that waits for an answer; `end` follows."""
+        """Counts a request that waits for its answer; the caller calls `end` once when it no longer does."""
         self._waiters += 1
         if self._waiters == 1:
             self._progressed = self._clock.time()
@@ -71,7 +76,7 @@ class OutageWatch:
             self._alarm = Alarm(self._clock, self._progressed + QUIET_SECONDS, self._look)
 
     def end(self) -> None:
-        """Ends a request that has its answer or its error."""
+        """Ends the wait of one request, which has its answer or its error."""
         self._waiters -= 1
         if not self._waiters and self._alarm is not None:
             self._alarm.cancel()
@@ -85,15 +90,16 @@ class OutageWatch:
             self._announced_since = None
 
     def quiet_seconds(self) -> float:
-        """Returns the seconds for which the endpoint has served nothing although it was asked."""
+        """Returns the seconds for which the endpoint has served nothing while requests waited; 0 if none waits."""
         return self._clock.time() - self._progressed if self._waiters else 0.0
 
     def record_failure(self, error: StreamerError) -> None:
-        """Records the failure of a try, which the report names if this goes on."""
+        """Keeps the text of a failure, which the next report names as the reason."""
         url = error.details.get("url")
         self._why = error.message.removeprefix(f"{url}: ")
 
     def _look(self) -> None:
+        """Reports the endpoint if it has been quiet for long enough, and sets the alarm for the next look."""
         assert self._alarm is not None, "it is the alarm that calls"
         now = self._clock.time()
         quiet = self.quiet_seconds()
@@ -110,39 +116,47 @@ class OutageWatch:
         self._alarm.move(max(self._progressed, now - QUIET_SECONDS / 2) + QUIET_SECONDS)
 
 
-# Credentials are renewed once for all requests that were refused together.
+# Credentials are renewed at most once in this time, for all requests that were refused together.
 _REFRESH_SECONDS = 1.0
 _PROBE_SECONDS = 1.0
-# A request that the store queues is looked at again after this.
+# A request that the store may have queued is given this much more time, as often as `Endpoint.is_queued` says so.
 QUEUED_SECONDS = 0.5
 # Requests sent within this time of each other may be answered in any order, because they use several threads and
-# connections. Of eight requests of one burst four counted as overtaken by microseconds (2026-11-20).
+# connections. Without this, four of eight requests of one burst counted as overtaken by microseconds (2026-11-20).
 ORDER_SECONDS = 0.25
 _PROBE_TIMEOUT_SECONDS = 2.0
-# Bodies below this say nothing about the rate of a connection: they fit the first packets.
+# Only bodies of at least this many bytes show the rate of a connection: smaller ones fit the first packets.
 RATE_LEAST_BYTES = 1 << 20
 
 
 def ignore_notice(text: str) -> None:
-    """Ignores a notice, for an endpoint whose waiting concerns no job: the log has it."""
+    """Ignores a notice: the default of `notify`, for endpoints for which no job waits. The log has it, too."""
 
 
 class Endpoint:
-    """State shared by the requests of one process to one bucket or host with one set of storage options.
+    """Holds the state shared by the requests of one process to one bucket or host with one set of storage options.
 
-    It is created on the event loop that it lives on. What it decides is enforced by its gate (`FairGate`).
+    It is made on the event loop that it lives on. `gate` enforces the window and the rate.
 
     Args:
         root: root of the urls, such as "s3://bucket".
-        store: the store that serves it.
+        store: the store that serves them. The fetcher closes it.
         config: bounds and budgets.
-        notify: called with a sentence when the endpoint has served nothing for a while.
+        notify: called with a sentence when the endpoint has served nothing for a while (`OutageWatch`).
 
     Attributes:
         clock: stands still while this process does not run. It stores the loop, because `get_running_loop()`
             calls getpid() each time in Python 3.11: 16 system calls for a small object were 7 % of its scheduling
             (2026-11-20).
-        time: the clock's time; all moments and durations here are its own, except the time at which a chunk is due.
+        time: returns the clock's time in seconds. All moments here are of this clock, except when a chunk is due.
+        watch: whether the endpoint serves at all.
+        control, pacing: they decide the window and the rate.
+        gate: where requests wait for their turn.
+        retries, budget: how many early retries and duplicates are left.
+        outcomes: counts of first tries and probes, by `RangeTransfer` and `probe`.
+        rates: bytes per second of the last large bodies.
+        last_success: when a request was served last, or None before the first one.
+        last_good: range that was served last. `probe` reads its first byte again.
     """
 
     def __init__(self, root: str, store: ObjectStore, config: FetchConfig, notify: Notify = ignore_notice) -> None:
@@ -160,7 +174,7 @@ class Endpoint:
         self.rates = Sampled()
         self.last_success: float | None = None
         self.last_good: Extent | None = None
-        # Time of the last whole body that is large enough to tell a rate.
+        # Time of the last whole body of at least `RATE_LEAST_BYTES`.
         self.last_large = float("-inf")
         # Send time of the youngest request that has had a first byte.
         self.newest_answered = float("-inf")
@@ -177,20 +191,20 @@ class Endpoint:
         return f"Endpoint({shown(self.root)!r}, {self.control}, {self.gate})"
 
     def first_byte(self, length: int) -> Sampled:
-        """Returns the times to first byte of requests of about `length` bytes."""
+        """Returns the last times to first byte of requests of about `length` bytes; the caller may add to them."""
         kind = size_class(length)
         if (sampled := self._first_byte.get(kind)) is None:
             sampled = self._first_byte[kind] = Sampled()
         return sampled
 
     def best_known(self, own: Sampled) -> Sampled:
-        """Returns the times to first byte of a size class, or, while it has too few, of the best-known size class."""
+        """Returns `own`, the times of a size class; while they are too few, those of the class that has the most."""
         if own.quantiles is not None:
             return own
         return max(self._first_byte.values(), key=lambda sampled: len(sampled.values))
 
     def record_success(self, now: float, seconds: float, length: int) -> None:
-        """Records a request that has just been served, at `now`, in `seconds`."""
+        """Records that a request for `length` bytes was served at `now`, after `seconds`; adapts window and rate."""
         self.last_success = now
         self.watch.record_progress(now)
         self.newest_served = max(self.newest_served, now - seconds)
@@ -200,7 +214,10 @@ class Endpoint:
         self._apply()
 
     def record_failure(self, error: StreamerError, sent_at: float) -> None:
-        """Records the failure of a request sent at `sent_at`. It may lower the rate, or stop all (Retry-After)."""
+        """Records that a request sent at `sent_at` failed.
+
+        A refusal (429, 503) may lower the rate; one with Retry-After closes the gate for that time.
+        """
         self.watch.record_failure(error)
         if not isinstance(error, ThrottledError):
             return
@@ -210,11 +227,14 @@ class Endpoint:
         self._apply()
 
     def may_duplicate(self, length: int) -> bool:
-        """Decides on a duplicate (or an early end) of `length` bytes and pays for it."""
+        """Whether a duplicate for `length` bytes may be sent, or a slow body with that many left be abandoned.
+
+        If it may, this takes the cost from the budget. Never while the link is full or the rate is limited.
+        """
         return self._hedging and not self.congested and not self.pacing.limited and self.budget.take(length)
 
     def duplicate_after(self, first_byte: Sampled) -> float | None:
-        """Returns the seconds until a request without a first byte gets a duplicate; None if hedging is off.
+        """Returns the seconds after which a request without a first byte gets a duplicate; None if hedging is off.
 
         Args:
             first_byte: times to first byte of its size class.
@@ -223,18 +243,18 @@ class Endpoint:
 
     @property
     def congested(self) -> bool:
-        """Whether requests in general take longer than on an idle link."""
+        """Whether the link is full: requests take more than twice as long as on an idle link."""
         return self.control.inflation_at(self.time()) > LATENCY_INFLATION
 
     def is_queued(self, started_at: float, within_seconds: float) -> bool:
         """Whether the store may have queued a request without a first byte: it serves others, but none sent later.
 
         If such a request were given up, it would be sent again to the end of the queue, and its answer would still fill
-        the link: after a fivefold drop that took half of the link (2026-11-20).
+        the link: after a fivefold drop that took half of the link (2026-11-20). False after `outage_seconds`.
 
         Args:
             started_at: when the request was sent.
-            within_seconds: seconds within which another request must have been served.
+            within_seconds: another request must have been served within this many seconds before now.
         """
         now = self.time()
         served = self.last_success
@@ -243,33 +263,36 @@ class Endpoint:
         return served is not None and served > max(started_at, now - within_seconds)
 
     def is_permanent(self, error: StreamerError) -> bool:
-        """Whether waiting cannot help: no request was ever served, and the certificate is refused."""
+        """Whether waiting cannot help: the certificate is refused, and no request was ever served."""
         return self.last_success is None and bool(error.details.get("untrusted"))
 
     def is_isolated(self, error: StreamerError, first_failed_at: float, served_at: float, earlier: TryOutcomes) -> bool:
         """Whether a failure concerns this request alone, not the endpoint.
 
-        It does if other requests were sent and served between the first failure and this try, and few of them failed:
-        behind a gateway one of whose two servers is down, one range in 256 fails eight times in a row. A refusal (503)
-        concerns the endpoint. Requests in flight when a store stops may end after others have failed, and a try that
-        began before the endpoint was back fails after others were served: neither proves anything (a stop took the
-        requests of 30 ms with it, and nine ranges were given up after 8 s, 2026-11-20).
+        It does if the endpoint served another request that was sent after the first failure, before this try began,
+        and if at most a fifth of the first tries and probes since the first failure failed. Requests sent earlier may
+        end after the store has stopped, and one that is served later may be the first after the store is back: when
+        these counted, nine ranges were given up after 8 s (2026-11-20). A refusal (429, 503) concerns the endpoint.
 
         Args:
             error: the error of this try.
             first_failed_at: when the range first failed.
-            served_at: `newest_served` as this try began.
-            earlier: `outcomes` at the first failure.
+            served_at: value of `newest_served` when this try began.
+            earlier: value of `outcomes` at the first failure.
         """
         if isinstance(error, ThrottledError) or served_at <= first_failed_at:
             return False
         return self.outcomes.count_since(earlier).ordinary
 
     async def probe(self, tally: RequestTally) -> None:
-        """Requests one byte of the object served last, at most once a second, to see whether the endpoint works.
+        """Requests one byte of the object served last, and records the outcome. Raises nothing; takes up to 2 s.
 
-        When all readers wait for one object, no other request shows that the endpoint works: an object that did not
-        answer was waited for as long as for an outage (2026-11-20).
+        Does nothing before the first object was served, and within a second of the last probe. When all readers wait
+        for one object, no other request shows whether the endpoint works: without probes, an object that did not answer
+        was waited for as long as for an outage (2026-11-20).
+
+        Args:
+            tally: counts the request and its byte.
         """
         good = self.last_good
         now = self.time()
@@ -289,14 +312,14 @@ class Endpoint:
         self.newest_served = max(self.newest_served, now)
 
     async def is_denied_for_good(self, error: AccessDeniedError, first_refused_at: float, tally: RequestTally) -> bool:
-        """Whether a refusal is final: of one object or one kind of request, or of everything for too long.
+        """Whether a refusal is final: it concerns one object or kind of request only, or has lasted for too long.
 
-        While it is not final, credentials are looked up again, once for all requests that were refused together.
+        A probe may find that out. If the refusal is not final, this renews the credentials before it returns.
 
         Args:
             error: the refusal.
-            first_refused_at: when the first refusal came.
-            tally: the counts.
+            first_refused_at: when the first refusal of this request came.
+            tally: counts a probe.
         """
         denied_seconds = max_denied_seconds(error, self._config, served=self.last_success is not None)
         if self.time() - first_refused_at >= denied_seconds or (is_expired(error) and error.details.get("fixed")):
@@ -309,12 +332,12 @@ class Endpoint:
         return False
 
     def limit(self, window_max: int) -> None:
-        """Allows at most this many requests at once from now on."""
+        """Sets another upper bound of the window; requests in flight go on."""
         self.control.limit(window_max)
         self._apply()
 
     def pace_anew(self) -> None:
-        """Forgets what rate the store permits, so that it is measured again."""
+        """Forgets the rate that the store was found to permit, and sends without a limit until it is found again."""
         self.pacing = self._make_pacing()
         self._apply()
 
@@ -322,13 +345,13 @@ class Endpoint:
         return Pacing(lambda: self.control.climbing, self.time())
 
     async def refresh(self) -> None:
-        """Renews the credentials, once for all requests that were refused together."""
+        """Lets the store renew its credentials, unless it did so within the last second. Raises the store's errors."""
         if self.time() - self._refreshed > _REFRESH_SECONDS:
             self._refreshed = self.time()
             await self.store.refresh()
 
     def _apply(self) -> None:
-        """Passes the decisions of window and pacing to the gate."""
+        """Passes the decisions of window and pacing to the gate; logs once that the store limits the rate."""
         self.gate.per_second = self.pacing.per_second
         if self.pacing.confirmations >= 2 and not self._limit_logged:
             self._limit_logged = True

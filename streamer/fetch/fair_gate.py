@@ -1,9 +1,10 @@
-"""A limit on requests in flight and per second, or on bytes reserved. Waiters are served by fair shares and due time.
+"""Limits requests in flight and per second, or bytes reserved; serves waiters by fair shares of jobs and due time.
 
-Due times alone do not share fairly: a job that never waits for its steps has everything due at once, and another job's
-look-ahead would be served only when it is already late. Therefore jobs that hold more than their share come after those
-that hold less, and among equals the queue that is due first is served. Nothing is kept free: a job that is alone takes
-everything.
+Used for requests to an endpoint (`fetch/endpoint.py`), for memory (`fetch/memory_budget.py`), and by `peers/`,
+`engine/` and `service/` for other limits. Due times alone do not share fairly: a job that never waits for its steps has
+everything due at once, and another job's look-ahead would be served only when it is already late. Therefore jobs that
+hold less than their share come first, and among equals the queue that is due first. Nothing is kept free: a job that is
+alone takes everything.
 """
 
 from __future__ import annotations
@@ -14,30 +15,35 @@ from bisect import insort
 from collections import Counter, deque
 from collections.abc import Callable
 
+# Returns when something is needed, in seconds on the event loop's clock; asked again while it waits.
 Due = Callable[[], float]
+# Returns the job whose share a request is charged to; "" is no job. It may change while the request waits.
 Owner = Callable[[], str]
 
 
 def no_owner() -> str:
-    """Returns the owner of requests that belong to no job."""
+    """Returns "", the owner of requests that belong to no job."""
     return ""
 
 
 # A queue's due time may change while it waits (a session ran ahead, another joined). It is read at each grant; with
-# more queues than this only every 50 ms: at each grant it was 9 % of the engine's CPU in a cold epoch, every 10 ms
-# still 3 % (2026-11-22).
+# more queues than `_FEW_QUEUES` only every 50 ms. Reading it at each grant took 9 % of the engine's CPU in a cold
+# epoch, every 10 ms still 3 % (2026-11-22).
 _FEW_QUEUES = 8
 _FRESH_SECONDS = 0.05
-# Timers are late by a millisecond, on a busy loop by tens: a rate is an average over this time.
+# A late grant is made up for within this time: timers are late by a millisecond, on a busy loop by tens.
 _CATCH_UP_SECONDS = 0.02
 
 
 class WaitQueue:
-    """The requests of one chunk that wait at one gate, served first in, first out.
+    """Holds the requests of one chunk that wait at one gate; they are served in order of arrival.
 
     Args:
-        due: when the chunk's first reader needs it, in seconds on the loop's clock; may change.
-        owner: the job whose share it counts for; may change, too.
+        due: returns when the chunk's first reader needs it, in seconds on the loop's clock. This may change.
+        owner: returns the job whose share the requests count for. This may change, too.
+
+    Attributes:
+        waiters: of each waiting request, the future that ends its wait, and its amount. Only the gate uses them.
     """
 
     __slots__ = ("due", "owner", "waiters")
@@ -49,17 +55,20 @@ class WaitQueue:
 
 
 class FairGate:
-    """A semaphore over bytes or requests: owners below their fair share first, then by due time. On one event loop.
+    """Works as a semaphore over bytes or requests: owners below their share first, then by due time. On one event loop.
 
-    Invariants: `used` is the sum of the amounts granted and not released; an amount above the limit is granted when
-        nothing else is, so that even the smallest limit makes progress; no queue overtakes the first one.
+    An amount above the limit is granted when nothing else is in use, so that even the smallest limit makes progress.
+    The queue whose turn it is keeps it until its amount fits; others do not overtake it.
 
     Args:
-        limit: the most that may be used at once; `resize` changes it.
-        fresh_seconds: how long the order of many queues is taken as it is, although due times move.
+        limit: bytes or requests that may be in use at once. `resize` changes it.
+        fresh_seconds: seconds for which the order of many queues is taken as it is, although due times move.
 
     Attributes:
-        per_second: grants per second; inf: no limit.
+        limit: see Args.
+        used: sum of the amounts that are granted and not released.
+        peak: largest value of `used` so far.
+        per_second: grants per second, which the owner of the gate sets. Infinity means no limit.
     """
 
     def __init__(self, limit: int, fresh_seconds: float = _FRESH_SECONDS) -> None:
@@ -81,7 +90,7 @@ class FairGate:
 
     @property
     def waiting(self) -> int:
-        """Waiters in all queues."""
+        """Number of requests that wait in all queues."""
         return sum(len(queue.waiters) for queue in self._queues)
 
     @property
@@ -90,10 +99,10 @@ class FairGate:
         return bool(self._queues) and self.used >= self.limit
 
     async def acquire(self, queue: WaitQueue, amount: int = 1) -> str:
-        """Waits for `amount`; a cancelled waiter holds nothing.
+        """Waits in `queue` until `amount` is granted. A waiter that is cancelled holds nothing.
 
         Returns:
-            The owner whose share was charged, for `release`.
+            The owner whose share was charged; the caller passes it to `release`.
         """
         if not self._queues and self._is_open and self._fits(amount):
             return self._take_turn(amount, queue.owner())
@@ -109,7 +118,7 @@ class FairGate:
             if granted.done() and not granted.cancelled():
                 self.release(amount, granted.result())
             else:
-                if (granted, amount) in queue.waiters:  # _grant drops cancelled ones that it meets
+                if (granted, amount) in queue.waiters:  # _grant may have dropped it already
                     queue.waiters.remove((granted, amount))
                     if not queue.waiters:
                         self._queues.remove(queue)
@@ -117,11 +126,11 @@ class FairGate:
             raise
 
     def force(self, amount: int = 1) -> None:
-        """Takes `amount` at once, beyond the limit if necessary: duplicates have their own budget, and no owner."""
+        """Takes `amount` at once, beyond the limit if necessary, and charges no owner. For duplicates of requests."""
         self._take(amount, "")
 
     def release(self, amount: int = 1, owner: str = "") -> None:
-        """Returns `amount` to the share that it was taken from."""
+        """Gives `amount` back and serves waiters; `owner` is what `acquire` returned, "" after `force`."""
         self.used -= amount
         self._held[owner] -= amount
         if not self._held[owner]:
@@ -129,12 +138,12 @@ class FairGate:
         self._grant()
 
     def resize(self, limit: int) -> None:
-        """Changes the limit; granted amounts stay granted."""
+        """Changes the limit and serves waiters; granted amounts stay granted."""
         self.limit = limit
         self._grant()
 
     def close_until(self, opens_at: float) -> None:
-        """Grants nothing before `opens_at` on the loop's clock (Retry-After)."""
+        """Grants nothing before `opens_at`, in seconds on the loop's clock (Retry-After); `force` ignores this."""
         self._not_before = max(self._not_before, opens_at)
 
     @property
@@ -152,7 +161,7 @@ class FairGate:
         return not self._not_before or self._loop.time() >= self._not_before
 
     def _take_turn(self, amount: int, owner: str) -> str:
-        """Takes `amount`, and its turn in the rate."""
+        """Takes `amount`, and moves the time of the next grant by the rate; returns the owner."""
         if self.per_second < math.inf:
             self._not_before = max(self._not_before, self._loop.time() - _CATCH_UP_SECONDS) + 1.0 / self.per_second
         return self._take(amount, owner)
@@ -164,14 +173,15 @@ class FairGate:
         return owner
 
     def _grant(self) -> None:
+        """Ends the waits of all requests that fit now, in order; sets a timer if the rate allows them only later."""
         while self._queues:
-            # The clock is read once for both decisions: a moment that passed between two readings left waiters without
-            # a timer.
+            # Only one reading of the clock decides whether to wait and to set the timer. With two, time that passed
+            # between them left waiters without a timer.
             if not self._is_open:
                 if self._timer is None:
                     self._timer = self._loop.call_at(self._not_before, self._open)
                 return
-            # Due times are read only if the smallest amount fits.
+            # Due times are read (`_next`) only if an amount of 1 fits.
             if not self._fits(1) or not self._fits((queue := self._next()).waiters[0][1]):
                 return
             granted, amount = queue.waiters.popleft()
@@ -185,10 +195,10 @@ class FairGate:
         self._grant()
 
     def _next(self) -> WaitQueue:
-        """Returns the queue whose turn it is; there must be one."""
+        """Returns the queue whose turn it is; at least one must wait."""
         now = self._loop.time()
         if len(self._queues) <= _FEW_QUEUES or now >= self._fresh_until:
-            # The queues of an owner are in order of due time, equal ones of arrival.
+            # The queues of an owner are sorted by due time, and those of equal due time by arrival.
             self._by_owner = {}
             for queue in self._queues:
                 self._by_owner.setdefault(queue.owner(), []).append(queue)
@@ -197,7 +207,7 @@ class FairGate:
             self._fresh_until = now + self._fresh_seconds
         heads = []
         for owner, queued in self._by_owner.items():
-            while queued and not queued[0].waiters:  # it left
+            while queued and not queued[0].waiters:  # it was served or cancelled since the last sorting
                 del queued[0]
             if queued:
                 heads.append((owner, queued[0]))

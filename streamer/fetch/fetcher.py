@@ -1,4 +1,8 @@
-"""The fetcher: reads chunks and ranges from any store, bounded in requests and bytes."""
+"""Reads chunks, ranges and listings from any store, and writes objects, bounded in requests and bytes: the fetcher.
+
+The engine gets fetchers from `fetch/fetcher_set.py`; `indexing/`, `recode/` and `shards/` are given one or make one of
+their own.
+"""
 
 from __future__ import annotations
 
@@ -25,27 +29,28 @@ from streamer.manifest.model import Chunk, Extent, ObjectRecord
 from streamer.store.addresses.urls import Address, shown, split
 from streamer.store.base import ObjectStore, OrderedLister, PartsKeeper
 
-# A listing of so many fits into any memory; of more the memory is asked. Urls and versions of 100 letters.
+# A listing of up to this many objects fits into any memory; a longer one is compared with the memory of the machine.
 _FEW_OBJECTS = 1_000_000
+# Memory of an object in a listing, with a url and a version of 100 letters each.
 _OBJECT_BYTES = 400
 
-# Opens the store of the root of a url, which is split already.
+# Opens the store of a root (a bucket or a host), given the address of a url in it.
 OpenStore = Callable[[Address], ObjectStore]
 Page = Sequence[ObjectRecord]
 
 
 class Fetched:
-    """The bytes of a chunk in a buffer of the fetcher; close it when they are written.
+    """Holds the bytes of a chunk in a buffer of the fetcher until `close`, which must be called when they are used.
 
     Args:
-        buffer: begins with the bytes.
-        give_back: returns its memory.
-        length: number of bytes; None: the buffer has no others.
+        buffer: a buffer that begins with the bytes.
+        give_back: gives the buffer and its reserved bytes back. `close` calls it once.
+        length: number of bytes. None means that the buffer has no others.
 
     Attributes:
-        parts: views whose concatenation is the chunk's bytes. They end with `close`.
-        content: the bytes as one view, or the descriptor of a file in memory that begins with them. Valid until
-            `close`.
+        parts: views whose concatenation is the chunk's bytes. The list is empty after `close`.
+        content: the bytes as one view, or, if the buffer is shared, the descriptor of a file in memory that begins with
+            them. Valid until `close`.
     """
 
     def __init__(self, buffer: ChunkBuffer, give_back: Callable[[], None], length: int | None = None) -> None:
@@ -69,7 +74,7 @@ class Fetched:
         self.close()
 
     def close(self) -> None:
-        """Returns the memory; idempotent."""
+        """Gives the memory back to the fetcher; idempotent."""
         buffer, self._buffer = self._buffer, None
         self.parts = []
         self.content = memoryview(b"")
@@ -78,17 +83,19 @@ class Fetched:
 
 
 class Fetcher:
-    """Sends many ranged GETs: windows per endpoint, retries, hedges. Async context manager, on one event loop.
+    """Fetches from the stores of one set of storage options, each with a window, retries and hedges of its own.
+
+    It works inside its `async with`, on one event loop. It opens a store at the first use of a url in it.
 
     Args:
         config: bounds and budgets.
-        open_store: opens the store of a root; called once per root. The fetcher closes it.
-        memory: Budget that it shares with other fetchers. By default its own.
+        open_store: opens the store of a root; called once per root. The fetcher closes the store at its end.
+        memory: budget of memory that this fetcher shares with others. None means one of its own.
         notify: called with a sentence when a store has served nothing for a while.
-        find_address: returns an address below the root of a url.
+        find_address: splits a url into its root and the rest. Urls with the same root share an `Endpoint`.
 
     Attributes:
-        tally: what is counted.
+        tally: counts of its requests since it was made.
     """
 
     def __init__(
@@ -133,17 +140,21 @@ class Fetcher:
     async def fetch(
         self, chunk: Chunk, *, due: Due | None = None, owner: Owner = no_owner, shared: bool = False
     ) -> Fetched:
-        """Fetches the bytes of a chunk's extents, in order.
+        """Fetches the bytes of a chunk's extents, in their order, once its memory may be reserved.
 
         Args:
-            chunk: its extents may be in several objects, whose ranges run concurrently.
-            due: returns when its first reader needs it, in seconds on the loop's clock, and is asked again while it
-                waits. Without it the chunk is needed now.
-            owner: the job that its requests and bytes are charged to.
-            shared: whether another process is to map it, see `BufferPool.take`.
+            chunk: the chunk. Its extents may be in several objects, and its ranges are requested at the same time.
+            due: returns when the first reader needs the chunk, in seconds on the loop's clock. It is called again while
+                the chunk waits. None means that it is needed now.
+            owner: returns the job that requests and bytes are charged to.
+            shared: whether another process is to map the bytes (`BufferPool.take`).
+
+        Returns:
+            The bytes, in an object that the caller closes.
 
         Raises:
-            StoreError: see Transfer.run; the other ranges of the chunk are cancelled.
+            StoreError: a range failed for good (`RangeTransfer.run`). The other ranges are cancelled.
+            ConfigError: a url or the storage options are wrong.
             ClosedError: the fetcher is not open.
         """
         ranges = plan_ranges(chunk.extents, self._config.range_bytes)
@@ -160,10 +171,14 @@ class Fetcher:
             raise
 
     async def read(self, extent: Extent, *, due: Due | None = None) -> bytes:
-        """Fetches one range as bytes: index reads and other small things.
+        """Fetches one range as bytes of their own, which is meant for small ones such as heads of files.
+
+        Args:
+            extent: the range.
+            due: as in `fetch`.
 
         Raises:
-            StoreError, ClosedError: as fetch.
+            StoreError, ConfigError, ClosedError: as `fetch`.
         """
         make_queue = partial(WaitQueue, due or _due_now())
         await self._memory.acquire(make_queue(), extent.length)
@@ -176,24 +191,26 @@ class Fetcher:
             self._memory.release(extent.length)
 
     def lists_from(self, url: str) -> bool:
-        """Whether the store of a url can begin a listing behind any key."""
+        """Whether `list` accepts `after` for this url. Opens its store if necessary."""
         return isinstance(self._endpoint(url).store, OrderedLister)
 
     async def list(
         self, url: str, *, after: str = "", enough: Callable[[Sequence[Page]], bool] = lambda pages: False
     ) -> list[Page]:
-        """Lists a url, from the beginning after each failure.
+        """Lists the objects below a url, from the beginning again after each failure.
 
         Args:
-            url: see `ObjectStore.list`.
-            after: url behind which the listing begins, if `lists_from`. The url is that of a folder then.
-            enough: decides from the pages so far whether to stop before the last one.
+            url: what is listed: a prefix, an object or a glob (`ObjectStore.list`).
+            after: url behind which the listing begins, where `lists_from` is true and `url` is a folder. "" means the
+                beginning.
+            enough: called with all pages so far; True ends the listing after them.
 
         Returns:
-            The pages of `ObjectStore.list`.
+            The objects in pages, as the store has them.
 
         Raises:
-            StoreError, ConfigError: as the store says; a store that does not answer is waited for as in `fetch`.
+            StoreError: the store failed for good. One that does not answer is waited for as in `fetch`.
+            ConfigError: a url or the storage options are wrong, or the list would take half of the memory.
             ClosedError: the fetcher is not open.
         """
         endpoint = self._endpoint(url)
@@ -211,65 +228,70 @@ class Fetcher:
                         _check_memory_for(count, url)
                     if enough(found):
                         break
-                    # Stores without pages have them all at once: 10^6 objects would take one turn of the loop.
+                    # A store that has all pages at once would otherwise hold the event loop for the whole listing.
                     await asyncio.sleep(0)
             return found
 
         return await call.run(pages)
 
     async def put(self, url: str, content: bytes) -> None:
-        """Writes a whole object.
+        """Writes a whole object; one that exists is replaced.
 
         Raises:
-            StoreError: as the store says; a store that does not answer is waited for as in `fetch`.
-            ClosedError: the fetcher is not open.
+            StoreError: the store failed for good. One that does not answer is waited for as in `fetch`.
+            ConfigError, ClosedError: as `fetch`.
         """
         endpoint = self._endpoint(url)
         await WholeCall(endpoint, self._config, self.tally).run(lambda: endpoint.store.put(url, content))
 
     async def put_file(self, url: str, path: Path) -> ObjectRecord:
-        """Writes a file of this machine as an object, whole or not at all; see `ObjectStore.put_file`.
+        """Writes a file of this machine as an object, which appears as a whole or not at all.
+
+        A store of local files may move the file away (`ObjectStore.put_file`).
+
+        Returns:
+            The object as a listing shows it.
 
         Raises:
-            StoreError, ClosedError: as put.
+            StoreError, ConfigError, ClosedError: as `put`.
         """
         endpoint = self._endpoint(url)
         call = WholeCall(endpoint, self._config, self.tally, long=True)
         return await call.run(lambda: endpoint.store.put_file(url, path))
 
     def limit(self, window_max: int) -> None:
-        """Allows at most this many requests at once for each endpoint from now on."""
+        """Sets the largest window of each endpoint, of those opened later, too; requests in flight go on."""
         self._config = replace(self._config, window_max=window_max)
         for endpoint in self._endpoints.values():
             endpoint.limit(window_max)
 
     def pace_anew(self) -> None:
-        """Forgets what rates the stores permit."""
+        """Forgets the rates that the stores were found to permit (`Endpoint.pace_anew`)."""
         for endpoint in self._endpoints.values():
             endpoint.pace_anew()
 
     @property
     def pacings(self) -> Sequence[Pacing]:
-        """The pacing of each endpoint."""
+        """The rate control of each endpoint that was used so far."""
         return [endpoint.pacing for endpoint in self._endpoints.values()]
 
     @property
     def window(self) -> int:
-        """Requests allowed at once, over all endpoints."""
+        """Number of requests allowed at once, over all endpoints that were used so far."""
         return sum(endpoint.control.size for endpoint in self._endpoints.values())
 
     def parts_keeper(self, url: str) -> PartsKeeper | None:
-        """Returns the store of a url, if it can tell and remove the uploads that were begun and never finished."""
+        """Returns the store of a url if it can list and remove unfinished uploads, else None."""
         store = self._endpoint(url).store
         return store if isinstance(store, PartsKeeper) else None
 
     @property
     def first_bytes(self) -> Histogram:
-        """Times to first byte since it was opened."""
+        """Histogram of the times to first byte since the fetcher was made."""
         return self.tally.first_byte_histogram
 
     def statistics(self) -> FetchStatistics:
-        """Counts since it was opened, gauges now."""
+        """Returns the counts since the fetcher was made, and the levels of now."""
         endpoints = self._endpoints.values()
         tally = self.tally
         first_byte = tally.first_byte_seconds()
@@ -297,7 +319,16 @@ class Fetcher:
     async def _fetch_all(
         self, ranges: Sequence[Extent], make_queue: Callable[[], WaitQueue], make_view: MakeView
     ) -> None:
-        """Fetches ranges at once; each lands at its place in their concatenation."""
+        """Fetches all ranges at the same time, each to its place in their concatenation.
+
+        Args:
+            ranges: the ranges, in the order of the memory.
+            make_queue: makes a queue to wait in, one for each endpoint.
+            make_view: returns the memory. It is called at the first byte.
+
+        Raises:
+            StoreError: the first range that failed. The others are cancelled.
+        """
         at = 0
         fetches = dict[str, FetchContext]()
         try:
@@ -316,6 +347,7 @@ class Fetcher:
             raise first from first.__cause__
 
     def _endpoint(self, url: str) -> Endpoint:
+        """Returns the endpoint of a url; opens it at its first use. Raises ClosedError, and ConfigError by `fetch`."""
         if not self._open:
             raise ClosedError("the fetcher is closed; use it inside its `async with`")
         if (last := self._last) is not None and url.startswith(last.root + "/"):
@@ -329,10 +361,9 @@ class Fetcher:
 
 
 def _check_memory_for(count: int, url: str) -> None:
-    """Refuses a listing that takes half of the memory: a store that lies may list without an end.
+    """Raises a ConfigError if a list of `count` objects takes more than half of the memory of this machine.
 
-    Raises:
-        ConfigError: names the number of objects; another try would not end either.
+    A faulty store may list without an end.
     """
     if count * _OBJECT_BYTES > usable_memory_bytes() // 2:
         raise ConfigError(
@@ -344,7 +375,7 @@ def _check_memory_for(count: int, url: str) -> None:
 
 
 def _due_now() -> Due:
-    """Due now: first come, first served."""
+    """Returns a due time that stays at the present moment: such requests are served in the order of their arrival."""
     moment = asyncio.get_running_loop().time()
     return lambda: moment
 

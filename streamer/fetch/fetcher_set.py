@@ -1,8 +1,9 @@
-"""One fetcher per set of storage options: datasets with the same credentials share windows and connections.
+"""Keeps one fetcher for each set of storage options: datasets with the same options share windows and connections.
 
-All of them share one budget of memory: with one each, an engine for ten sets of credentials took ten times its own.
-Credentials are renewed every few hours, and each renewal is another set: a fetcher that has not been used for a while
-is closed.
+The engine (`engine/url_allowlist.py`) and each fetch process (`engine/processes/fetching.py`) have one such set. Its
+fetchers share one budget of memory: with a budget each, an engine for ten sets of credentials took ten times the memory
+of one. A user renews credentials every few hours, which makes another set of options. Therefore a fetcher that has not
+been used for a while is closed.
 """
 
 from __future__ import annotations
@@ -27,21 +28,21 @@ from streamer.store.base import ObjectStore
 
 logger = logging.getLogger(__name__)
 
-# Opens the store of a root with storage options.
+# Opens the store of a root (a bucket or a host) with storage options, given the address of a url in it.
 OpenStore: TypeAlias = Callable[[Mapping[str, object], Address], ObjectStore]
 
 
 def options_key(options: Mapping[str, object]) -> str:
-    """Returns a key that is equal for equal options."""
+    """Returns a text that is equal for equal storage options. It holds their secrets."""
     return json.dumps(dict(options), sort_keys=True, default=repr)
 
 
 def ignore_notice(key: str, text: str) -> None:
-    """Ignores a notice where there are no clients."""
+    """Ignores a notice; for sets whose fetches no client waits for."""
 
 
 class _Pooled:
-    """A fetcher, how many users it has, and whether it was used since the last check."""
+    """Holds a fetcher, how many `use` blocks have it open, and whether one ended since the last `close_idle`."""
 
     def __init__(self, fetcher: Fetcher) -> None:
         self.fetcher = fetcher
@@ -50,16 +51,16 @@ class _Pooled:
 
 
 class FetcherSet:
-    """Opens fetchers as they are needed, closes unused ones. On one event loop, in its `async with`.
+    """Opens fetchers as they are needed, and closes unused ones. It works on one event loop, inside its `async with`.
 
     Args:
-        config: of each.
-        open_store: opens what they read.
+        config: bounds and budgets of each fetcher.
+        open_store: opens the stores that they read.
         notify: called with the key of the options and a sentence, when a store has served nothing for a while.
 
     Attributes:
-        memory: for the bytes of all of them.
-        most_requests: of each endpoint at once.
+        memory: the budget of memory that all fetchers share.
+        most_requests: largest window of an endpoint by `config`, which `limit` does not change.
     """
 
     def __init__(
@@ -93,7 +94,7 @@ class FetcherSet:
 
     @asynccontextmanager
     async def use(self, options: Mapping[str, object]) -> AsyncIterator[Fetcher]:
-        """The fetcher for these storage options, open until the end of the block at least."""
+        """Gives the fetcher for these storage options, which is open until the end of the `async with` at least."""
         key = options_key(options)
         if key not in self._open:
             opener = partial(self._open_store, options)
@@ -110,14 +111,14 @@ class FetcherSet:
             pooled.touched = True
 
     def find_address(self, url: str) -> Address:
-        """Returns an address below the root of a url."""
+        """Splits a url into its root and the rest. Subclasses may know other roots. Raises ConfigError."""
         return split(url)
 
     def close_idle(self, needed: Container[str]) -> None:
-        """Closes fetchers that were not used since the last call.
+        """Starts to close the fetchers that were not used since the last call.
 
         Args:
-            needed: keys of options (`options_key`) that stay.
+            needed: keys of options (`options_key`) whose fetchers stay open.
         """
         for key, pooled in list(self._open.items()):
             if not (pooled.touched or pooled.users or key in needed):
@@ -125,37 +126,45 @@ class FetcherSet:
             pooled.touched = False
 
     def limit(self, window_max: int, memory_bytes: int) -> None:
-        """Sets other bounds while other processes fetch as well; chunks under way end under the old ones."""
+        """Sets other bounds, for this process's part of what all processes may fetch; requests in flight go on.
+
+        Args:
+            window_max: largest window of each endpoint, in requests.
+            memory_bytes: memory for the chunks of all fetchers.
+        """
         self._config = replace(self._config, window_max=window_max, memory_bytes=memory_bytes)
         self.memory.resize(memory_bytes)
         for pooled in self._open.values():
             pooled.fetcher.limit(window_max)
 
     def pace_anew(self) -> None:
-        """Forgets what rates the stores permit."""
+        """Forgets the rates that the stores were found to permit (`Endpoint.pace_anew`)."""
         for pooled in self._open.values():
             pooled.fetcher.pace_anew()
 
     @property
     def refused_by_chance(self) -> bool:
-        """Whether trials have found that a store refuses requests by chance, and none has found a limit."""
+        """Whether some store is known to refuse requests by chance, and none limits the rate otherwise (`Pacing`)."""
         pacings = [pacing for pooled in self._open.values() for pacing in pooled.fetcher.pacings]
         return any(one.by_chance for one in pacings) and all(one.by_chance or not one.limited for one in pacings)
 
     @property
     def window(self) -> int:
-        """Requests that all fetchers may have at once."""
+        """Number of requests that all open fetchers may have at once."""
         return sum(pooled.fetcher.window for pooled in self._open.values())
 
     def counts(self) -> Counter[str]:
-        """Returns what all fetchers have counted since the start, by the names of `COUNTS`."""
+        """Returns what all fetchers have counted since the start, closed ones too, by the names of `COUNTS`."""
         total = self._past.copy()
         for pooled in self._open.values():
             total.update(counts_of(pooled.fetcher.tally))
         return total
 
     def statistics(self) -> dict[str, int | float]:
-        """Returns the counts and gauges of all fetchers: sums, the worst of the latencies, and the one memory."""
+        """Returns the values of `FetchStatistics` by name: sums over all fetchers, for latencies the largest.
+
+        The counts (`COUNTS`) include closed fetchers.
+        """
         total = sum_statistics([asdict(pooled.fetcher.statistics()) for pooled in self._open.values()])
         # Every fetcher counts the requests that wait for the shared memory, and its bytes.
         total["waiting"] -= self.memory.gate.waiting * max(0, len(self._open) - 1)
@@ -164,11 +173,12 @@ class FetcherSet:
         return {**total, **{name: total[name] + self._past[name] for name in COUNTS}}
 
     def first_bytes(self) -> Histogram:
-        """Returns the times to first byte of all fetchers since the start."""
+        """Returns the histogram of the times to first byte of all fetchers since the start, closed ones too."""
         every = [pooled.fetcher.first_bytes for pooled in self._open.values()]
         return reduce(Histogram.plus, every, self._past_first_bytes)
 
     def _close(self, key: str) -> None:
+        """Keeps the counts of a fetcher, and starts a task that closes it."""
         fetcher = self._open.pop(key).fetcher
         self._past_first_bytes = self._past_first_bytes.plus(fetcher.first_bytes)
         self._past.update(counts_of(fetcher.tally))

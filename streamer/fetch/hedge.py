@@ -1,11 +1,13 @@
-"""Decides whether a slow request gets a duplicate, and when a slow body is abandoned. Pure functions.
+"""Decides after which time a slow request gets a duplicate or is abandoned, and how many duplicates. No clock, no I/O.
 
-The rule: a request without a first byte after 1.5 times the p95 of its size class is sent a second time, as long as
-duplicates are at most 3 % of the requests and bytes, the link is not full and the store does not limit the rate. Half
-above the p95 spends that share on the slow requests even if latencies vary widely: with 2 % of the requests 1 s slow
-and 30 ms median, the simulated p99 is 0.10, 0.11, 0.15 and 0.25 s for sigma 0.2, 0.3, 0.5 and 0.8 (the worst of six
-runs 0.27 s); at the p95 itself the budget is spent on ordinary requests at sigma 0.5 (worst 1.0 s), and a delay that
-adapts to lost duplicates gains nothing over 1.5 (0.09, 0.10, 0.14, 0.25 s; 2026-11-23).
+Used by `fetch/endpoint.py`, `fetch/request.py` and `fetch/transfer.py`, and for requests to peers by `peers/peer.py`.
+
+A request without a first byte after 1.5 times the p95 of its size class is sent a second time, as long as duplicates
+are at most 3 % of the requests and bytes, the link is not full and the store does not limit the rate. The factor 1.5
+spends that share on the slow requests even if latencies vary widely. It was simulated with 2 % of the requests 1 s
+slow, the others log-normal with a median of 30 ms (2026-11-23). For a sigma of 0.2, 0.3, 0.5 and 0.8 the p99 is 0.10,
+0.11, 0.15 and 0.25 s, in the worst of six runs 0.27 s. At the p95 itself the share is spent on ordinary requests (sigma
+0.5, worst run 1.0 s). A delay that adapts to lost duplicates gains nothing over 1.5 (0.09, 0.10, 0.14 and 0.25 s).
 
 Source: Dean, Barroso, "The Tail at Scale", CACM 2013 (duplicate after the 95th percentile).
 """
@@ -17,19 +19,21 @@ from collections.abc import Iterable
 
 import msgspec
 
-# A p95 of fewer samples means nothing.
+# Quantiles of fewer samples mean nothing.
 LEAST_SAMPLES = 20
-# Enough for a p99 (5 samples of 512), few enough to follow the link within seconds.
+# So many samples are kept: enough for a p99 (5 of 512), few enough to follow the link within seconds.
 MOST_SAMPLES = 512
 REFRESH_SAMPLES = 32
-# A duplicate is sent at this multiple of the p95.
+# A duplicate is sent after this multiple of the p95.
 LATE_FACTOR = 1.5
-# Delay while the p95 is unknown: connections are made, names resolved and certificates checked within it.
+# A duplicate is sent after this time while the p95 is unknown. Within it names are resolved, connections made and
+# certificates checked.
 COLD_SECONDS = 1.0
-# Unused shares are saved up to this many duplicates and bytes.
+# The budget saves up to this many duplicates and bytes.
 BURST_REQUESTS = 4.0
 BURST_BYTES = 32 << 20
-# Bytes in flight on a connection that is dropped before its first byte was read: socket buffers.
+# A duplicate costs at most this many bytes, because its connection is dropped before more than the socket's buffer was
+# sent.
 ABANDONED_BYTES = 256 << 10
 # Timeout of the first byte: FIRST_BYTE_FACTOR x p99, at least FIRST_BYTE_LEAST_SECONDS, doubled per try up to a factor
 # of FIRST_BYTE_GROWTH.
@@ -42,7 +46,7 @@ BODY_LEAST_SECONDS = 0.3
 
 
 class Quantiles(msgspec.Struct, frozen=True):
-    """The median and the high quantiles of a quantity."""
+    """Holds the median, the 95th and the 99th percentile of a quantity, in its unit."""
 
     p50: float
     p95: float
@@ -50,19 +54,19 @@ class Quantiles(msgspec.Struct, frozen=True):
 
 
 def quantiles(values: Iterable[float]) -> Quantiles:
-    """Computes quantiles; needs a few values at least."""
+    """Computes the quantiles of at least one value; IndexError if there is none."""
     ordered = sorted(values)
     p50, p95, p99 = (ordered[int(share * len(ordered))] for share in (0.5, 0.95, 0.99))
     return Quantiles(p50, p95, p99)
 
 
 class Sampled(msgspec.Struct):
-    """The last samples of one quantity.
+    """Keeps the last samples of one quantity, and their quantiles.
 
     Attributes:
-        values: the last 512 values.
-        quantiles: recomputed at every 32nd sample, because sorting 512 for each request would cost as much as the
-            request; None below 20 samples.
+        values: the last `MOST_SAMPLES` values.
+        quantiles: their quantiles, or None below `LEAST_SAMPLES` values. They are computed at each 32nd sample only,
+            because sorting 512 values costs as much as a request.
     """
 
     values: deque[float] = msgspec.field(default_factory=lambda: deque(maxlen=MOST_SAMPLES))
@@ -70,7 +74,7 @@ class Sampled(msgspec.Struct):
     _fresh: int = 0
 
     def add(self, value: float) -> None:
-        """Adds a sample."""
+        """Adds a sample; may compute `quantiles` anew."""
         self.values.append(value)
         self._fresh += 1
         if self._fresh >= REFRESH_SAMPLES or (self.quantiles is None and self._fresh >= LEAST_SAMPLES):
@@ -79,10 +83,10 @@ class Sampled(msgspec.Struct):
 
 
 def duplicate_after(first_byte: Sampled) -> float:
-    """Returns the seconds without a first byte after which a duplicate is worth its cost.
+    """Returns the seconds without a first byte after which a duplicate is sent: 1.5 times the p95, or 1 s if unknown.
 
-    Before the p95 is known, the first requests of a run, for which every reader waits, would have to wait 10 s for a
-    lost answer (2026-11-20); the budget allows one duplicate of them.
+    Every reader waits for the first requests of a run. Without a duplicate of these a lost answer took 10 s
+    (2026-11-20); the budget allows one.
 
     Args:
         first_byte: times to first byte of the same size class.
@@ -91,14 +95,14 @@ def duplicate_after(first_byte: Sampled) -> float:
 
 
 def first_byte_timeout(first_byte: Sampled, most_seconds: float, attempt: int) -> float:
-    """Returns the seconds that a try waits for its first byte: four p99, at least 2 s, doubled at each `attempt`.
+    """Returns the seconds that a try waits for its first byte: four times the p99, at least 2 s, doubled at each try.
 
     Source: AWS, "Timeouts and retries for latency-sensitive applications": small requests again after 2 s, then 4.
 
     Args:
         first_byte: times to first byte of the same size class.
-        most_seconds: limit for the first try, and value while nothing is known.
-        attempt: number of the try, from 1.
+        most_seconds: upper bound for the first try, and its timeout while the p99 is unknown.
+        attempt: number of the try, from 1. From the fourth on the timeout stays at eight times that of the first.
     """
     first = most_seconds
     seen = first_byte.quantiles
@@ -108,7 +112,9 @@ def first_byte_timeout(first_byte: Sampled, most_seconds: float, attempt: int) -
 
 
 def body_seconds(remaining_bytes: int, rates: Sampled) -> float | None:
-    """Returns the seconds that the rest of a body may take: four times the median's, at least 0.3 s; None if unknown.
+    """Returns the seconds that the rest of a body may take: four times as long as on the median connection.
+
+    At least 0.3 s; None while the rates of too few bodies are known.
 
     Args:
         remaining_bytes: bytes still to come.
@@ -123,10 +129,10 @@ class HedgeBudget(msgspec.Struct):
     """Limits the cost of duplicates to a share of the requests and a share of the bytes.
 
     Args:
-        requests_share: duplicates per request sent without hedging.
-        bytes_share: bytes of duplicates per byte of such requests.
-        requests: duplicates left; one at the start, so that n requests get at most 1 + n x requests_share.
-        bytes: bytes left.
+        requests_share: number of duplicates allowed for each request that would be sent without them.
+        bytes_share: bytes of duplicates allowed for each byte of such requests.
+        requests: duplicates left. One at the start, so that n requests get at most 1 + n x requests_share.
+        bytes: bytes left for duplicates.
     """
 
     requests_share: float
@@ -135,12 +141,12 @@ class HedgeBudget(msgspec.Struct):
     bytes: float = BURST_BYTES
 
     def earn(self, length: int) -> None:
-        """Records that a first try of `length` bytes was sent."""
+        """Adds to the budget for a request of `length` bytes that is no duplicate."""
         self.requests = min(BURST_REQUESTS, self.requests + self.requests_share)
         self.bytes = min(float(BURST_BYTES), self.bytes + self.bytes_share * length)
 
     def take(self, length: int) -> bool:
-        """Pays for a duplicate of `length` bytes; returns False if the budget does not suffice."""
+        """Takes the cost of a duplicate of `length` bytes; returns False, and takes nothing, if too little is left."""
         price = min(length, ABANDONED_BYTES)
         if self.requests < 1.0 or self.bytes < price:
             return False

@@ -1,16 +1,16 @@
-"""Decides how many requests per second one endpoint is sent, once it is known to limit them.
+"""Decides how many requests per second one endpoint is sent, once it is known to limit them. No clock of its own, no I/O.
 
-A pure state machine; time is an argument. A store refuses requests (429, 503) for one of two reasons: by chance, a
-share of them at any rate, as S3 does with 0.1 to 1 %; or because they come faster than it permits. The refusals look
-the same, so a trial decides: for a moment requests are sent at only nine tenths of the rate that was just served. Below
-a limit nothing is refused; by chance the same share as before is. A limit is then respected, while chance costs only
-the retries.
+Each endpoint has a `Pacing` (`fetch/endpoint.py`). A store refuses requests (429, 503) for one of two reasons. It may
+refuse a share of them by chance, at any rate, as S3 does with 0.1 to 1 %. Or it refuses those that come faster than it
+permits. The refusals look the same, so a trial decides: for a moment requests are sent at only nine tenths of the rate
+that was just served. If the store has a limit, nothing more is refused. If it refuses by chance, the share is the same
+as before. A limit is then respected, while refusals by chance only cost retries.
 
-Simulated with 30 ms latency and 10,000 objects of 110 KB from the first request on (2026-11-23): with chance 0.99 of
-the rate remains at 1 and 5 %, 0.94 at 20 %; limits of 100 to 2,000 requests/s are used to at least 0.92 with 1 %
-refused, and to 0.8 with 5 % chance on top. Limiting the number of requests in flight instead is too coarse: 200
-requests/s are 6 in flight, so that one more is 17 %, and a slow answer counts as spare capacity (0.69 of the limit with
-5 % chance on top).
+Simulated with 30 ms latency and 10,000 objects of 110 KB from the first request on (2026-11-23). With refusals by
+chance 0.99 of the rate remains at 1 and 5 % of them, 0.94 at 20 %. Limits of 100 to 2,000 requests/s are used to at
+least 0.92 with 1 % refused, and to 0.8 if another 5 % are refused by chance. Limiting the number of requests in flight
+instead is too coarse: 200 requests/s are 6 in flight, so one more is 17 %, and a slow answer counts as spare capacity
+(0.69 of the limit, if 5 % are refused by chance).
 """
 
 from __future__ import annotations
@@ -20,48 +20,52 @@ from collections.abc import Callable
 
 import msgspec
 
+# The tally of answers is looked at when both have passed: this time, and this many mean durations of a request, because
+# the first answers are the quick ones.
 INTERVAL_SECONDS = 0.25
-# Rates are measured over at least this many mean durations of a request, because the first answers are the quick ones.
 INTERVAL_DURATIONS = 4.0
-# A tally without anything unusual is added to the known chance after this long.
+# A tally without more refusals than by chance is added to what is known of chance after this long.
 TALLY_SECONDS = 5.0
-# Refusals beyond chance that start a trial, as a share of the answers and in number. 1 % by chance is common.
+# Refusals beyond those by chance start a trial if they are more than this share of the answers, and at least this many.
+# 1 % by chance is common.
 NOTICED_SHARE = 0.02
 NOTICED_REFUSALS = 8.0
-# While more and more requests are in flight, each step tells as much as a trial: a limit refuses a third at the next
-# one. More than this share refused is a limit at once. Without this rule trials slow the start: 5 % of 503 on raw
-# objects reduced the rate to 0.72 instead of 0.945 (2026-11-23).
+# While the window grows in slow start, a trial begins only if more than this share is refused beyond chance: the next
+# step tells as much as a trial, since a limit would refuse a third of it. Without this rule trials slow the start: with
+# 5 % of 503 on raw objects the rate was 0.72 instead of 0.945 of the possible one (2026-11-23).
 CLIMBING_SHARE = 0.25
-# A larger share is never taken for chance: full speed does not help a store that refuses this many.
+# A larger share of refusals is never taken for chance: full speed does not help a store that refuses this many.
 CHANCE_MOST = 0.4
-# A share that was found to be chance is tried again after this long, because the trial may have been wrong.
+# What was found to be chance is forgotten after this long and found out again, because the trial may have been wrong.
 REPEAT_SECONDS = 30.0
+# The rate of a trial, as a share of the rate that was just served.
 TRIAL_FACTOR = 0.9
-# The share of a measured limit that is sent.
+# The rate that is sent once a limit is known, as a share of it.
 LIMIT_FACTOR = 0.97
-# A limit may rise, and the measured one includes what the store allows in a burst.
+# The rate is kept for `HOLD_SECONDS`, then raised by a tenth every `RAISE_SECONDS`: a limit may rise, and the measured
+# one includes what the store allows in a burst.
 HOLD_SECONDS = 15.0
 RAISE_SECONDS = 2.0
 RAISE_FACTOR = 1.1
-# The rate doubles at each interval after a trial that found no limit, and after an outage.
+# The rate is multiplied by this at each interval after a trial that found no limit, and after an outage.
 RESUME_FACTOR = 2.0
-# Rate for a store that refuses everything, to see when that ends.
+# The rate does not fall below this, so that a store that refuses everything shows when that ends.
 LEAST_PER_SECOND = 16.0
-# No store is sent this many requests, so it means no limit.
+# A higher rate means no limit, since no store is sent this many requests.
 MOST_PER_SECOND = 1e6
 
 
 class AnswerTally(msgspec.Struct):
-    """Counts of the answers to requests that were sent since a moment.
+    """Counts the answers to requests that were sent after a moment. A look is a decision of `Pacing` from the counts.
 
     Attributes:
-        since: that moment.
-        served: requests that ended well.
-        refused: requests that were refused.
-        served_seconds: total duration of the served requests.
-        refused_seconds: total duration of the refused ones.
-        looked_at: time of the last look.
-        served_then: requests served by the last look.
+        since: that moment, in seconds.
+        served: number of requests that were served.
+        refused: number of requests that were refused (429, 503).
+        served_seconds: sum of the durations of the served requests.
+        refused_seconds: sum of the durations of the refused ones.
+        looked_at: time of the last look, or 0 before the first one.
+        served_then: value of `served` at the last look.
     """
 
     since: float
@@ -78,28 +82,34 @@ class AnswerTally(msgspec.Struct):
         return self.served + self.refused
 
     def recent_rate(self, now: float) -> float:
-        """Requests served per second since the last look: the time before may include a burst that the store allows."""
+        """Returns the requests served per second since the last look; before that the store may have allowed a burst.
+
+        Before the first look it is the rate since `since`.
+        """
         if self.looked_at:
             return (self.served - self.served_then) / max(now - self.looked_at, 1e-3)
         return self._served_per_second(now)
 
     def look(self, now: float) -> None:
-        """Remembers the number served by now."""
+        """Notes time and number of served requests for the next `recent_rate`."""
         self.looked_at = now
         self.served_then = self.served
 
     def _served_per_second(self, now: float) -> float:
-        """Requests served per second of the time whose requests can have been answered by now."""
+        """Returns the requests served per second, over the time whose requests can have been answered by now."""
         return self.served / max(now - self.since - self._mean_seconds, 1e-3)
 
     def refusal_share(self, now: float) -> float:
-        """Returns the share of refused requests, by the answers of each kind per second that could be counted."""
+        """Returns the share of requests that are refused, 0 to 1.
+
+        It compares rates, not counts: refusals come sooner than other answers, so more of them are counted by now.
+        """
         served = self._served_per_second(now)
         refused = self.refused / max(now - self.since - self.refused_seconds / max(1, self.refused), 1e-3)
         return refused / max(served + refused, 1e-9)
 
     def complete(self, now: float) -> bool:
-        """Whether it is long enough for its rates to mean something."""
+        """Whether enough time has passed for the rates to mean something."""
         elapsed = now - self.since
         return elapsed >= INTERVAL_SECONDS and elapsed >= INTERVAL_DURATIONS * self._mean_seconds
 
@@ -109,19 +119,24 @@ class AnswerTally(msgspec.Struct):
 
 
 class Chance(msgspec.Struct):
-    """The share of requests that is refused at any rate, and the number of answers from which it is known."""
+    """Estimates the share of requests that a store refuses by chance, at any rate.
+
+    Attributes:
+        share: that share, 0 to 1.
+        answers: number of answers from which it is known.
+    """
 
     share: float = 0.0
     answers: float = 0.0
 
     def learn(self, share: float, answers: int) -> None:
-        """Adds answers to the average."""
+        """Adds a number of answers, of which `share` were refused, to the average."""
         total = self.answers + answers
         self.share += (share - self.share) * answers / max(total, 1.0)
         self.answers = total
 
     def excess(self, share: float, answers: int) -> float:
-        """Refusals among the answers that chance does not explain; 0 if chance may explain all of them."""
+        """Returns how many refusals chance does not explain, of `answers` with this share refused; 0 if it may."""
         expected = self.share * answers
         variance = expected + answers * expected / max(self.answers, 1.0)
         excess = share * answers - expected
@@ -129,17 +144,17 @@ class Chance(msgspec.Struct):
 
 
 class Pacing:
-    """The rate at which requests are sent to one endpoint.
+    """Decides the rate at which requests are sent to one endpoint. It is told of each answer.
 
     Args:
-        climbing: tells whether the number of requests in flight is growing quickly.
-        now: the moment; all moments are of one clock.
+        climbing: returns whether the window grows in slow start (`WindowControl.climbing`).
+        now: the present time. All times are seconds of one monotonic clock.
 
     Attributes:
-        per_second: requests to be sent per second; inf: no limit.
-        measured_limit: requests per second that the store was found to permit; inf: no limit.
-        confirmations: trials that found a limit since the last one that found chance.
-        by_chance: whether the last trial that decided found that the store refuses requests by chance.
+        per_second: requests to be sent per second. Infinity means no limit.
+        measured_limit: requests per second that the store was found to permit. Infinity means that none was found.
+        confirmations: number of trials that found a limit, since the last one that found refusals by chance.
+        by_chance: whether the last trial with a result found refusals by chance.
     """
 
     def __init__(self, climbing: Callable[[], bool], now: float) -> None:
@@ -150,7 +165,7 @@ class Pacing:
         self._chance = Chance()
         self._tally = AnswerTally(now)
         self._next_look = now
-        # The share that was refused before the running trial; None if none is running.
+        # The share that was refused before the running trial. None means that no trial is running.
         self._tried_share: float | None = None
         self._repeat_at = now
         self._raise_at = math.inf
@@ -163,24 +178,25 @@ class Pacing:
 
     @property
     def limited(self) -> bool:
-        """Whether the rate is limited."""
+        """Whether the rate is limited now, by a trial, a known limit, or until full speed is reached again."""
         return self.per_second < math.inf
 
     def record_served(self, sent_at: float, now: float) -> None:
-        """Records that a request sent at `sent_at` ended well."""
+        """Records that a request sent at `sent_at` was served; may change the rate."""
         if sent_at >= self._tally.since:
             self._tally.served += 1
             self._tally.served_seconds += now - sent_at
             self._look(now)
 
     def record_refused(self, sent_at: float, now: float) -> None:
-        """Records that a request sent at `sent_at` was answered 429 or 503."""
+        """Records that a request sent at `sent_at` was answered 429 or 503; may change the rate."""
         if sent_at >= self._tally.since:
             self._tally.refused += 1
             self._tally.refused_seconds += now - sent_at
             self._look(now)
 
     def _look(self, now: float) -> None:
+        """Decides once per interval: ends a trial, or looks for refusals that need one."""
         if now < self._next_look or not self._tally.complete(now):
             return
         self._next_look = now + INTERVAL_SECONDS
@@ -192,7 +208,7 @@ class Pacing:
         tally.look(now)
 
     def _watch(self, now: float) -> None:
-        """Looks for refusals that chance does not explain; otherwise learns, and raises a rate that is due for it."""
+        """Starts a trial if chance does not explain the refusals; else adds them to chance, and raises a held rate."""
         tally = self._tally
         share = self._tally.refusal_share(now)
         if self._chance.share > NOTICED_SHARE and now >= self._repeat_at and not self.limited:
@@ -210,17 +226,19 @@ class Pacing:
             self._raise(now)
 
     def _try(self, share: float, now: float) -> None:
-        """Starts a trial."""
+        """Starts a trial: lowers the rate, and counts anew. `share` is what was refused before it."""
         self._tried_share = share
         self.per_second = max(TRIAL_FACTOR * self._tally.recent_rate(now), LEAST_PER_SECOND)
         self._tally = AnswerTally(now)
 
     def _end_trial(self, share_before: float, now: float) -> None:
-        """Ends the trial if it shows something.
+        """Ends the trial if it shows a limit or chance; starts another one if it shows neither.
+
+        Does nothing while it has too few answers.
 
         Args:
             share_before: share of requests that was refused before the trial.
-            now: the moment.
+            now: the present time.
         """
         tally = self._tally
         share = self._tally.refusal_share(now)
@@ -228,12 +246,12 @@ class Pacing:
         excess = (share - self._chance.share) * tally.answers
         if max(predicted, excess) < NOTICED_REFUSALS:
             return
-        # A limit: no more is refused than by chance. Chance: the same share is refused at another rate.
+        # If there is a limit, no more is refused than by chance. If there is none, the same share as before is refused.
         found_limit = excess < predicted / 2
         deviation = 2.0 * math.sqrt(max(predicted, 0.0)) + 1.0
         found_chance = share <= CHANCE_MOST and abs(excess - predicted) <= deviation
         if not found_limit and not found_chance:
-            # The rate before the trial was not what the store permits: a burst, an outage.
+            # The rate served before the trial was not what the store permits, as in a burst or an outage.
             self._try(share, now)
             return
         self._tried_share = None
@@ -248,7 +266,8 @@ class Pacing:
             self._resume(now)
 
     def _keep_to_limit(self, now: float) -> None:
-        if self.per_second <= LEAST_PER_SECOND:  # an outage that is over, in which nothing was measured
+        """Sets the rate by the limit that the trial has found, and holds it."""
+        if self.per_second <= LEAST_PER_SECOND:  # an outage is over, in which no rate was measured
             self._resume(now)
             return
         self.measured_limit = self.per_second / TRIAL_FACTOR
@@ -260,12 +279,13 @@ class Pacing:
         self._tally = AnswerTally(now)
 
     def _resume(self, now: float) -> None:
-        """Returns to full speed quickly, but not at once: a limit shows before it is exceeded many times."""
+        """Doubles the rate at each interval from now on, up to no limit: a limit shows before it is exceeded far."""
         self._raise_seconds = INTERVAL_SECONDS
         self._raise_factor = RESUME_FACTOR
         self._raise(now)
 
     def _raise(self, now: float) -> None:
+        """Raises the rate by one step, and counts anew."""
         self.per_second *= self._raise_factor
         self._raise_at = now + self._raise_seconds
         if self.per_second > MOST_PER_SECOND:

@@ -1,4 +1,8 @@
-"""Decides which ranges to request for a chunk: merges what is close together, splits what is large. Pure functions."""
+"""Decides which ranges to request for a chunk: merges extents that are close together, splits large ones. No I/O.
+
+`fetch/fetcher.py` requests these ranges; the engine and `streamer plan` count them (`engine/datasets.py`,
+`tools/planning/simulate.py`).
+"""
 
 from __future__ import annotations
 
@@ -8,14 +12,17 @@ from collections.abc import Iterable, Iterator, Sequence
 from streamer.config import MiB
 from streamer.manifest.model import MOST_GAP_BYTES, Extent, ObjectRecord
 
-# S3's ETag of an object of N parts is "<hash>-N".
+# S3's ETag of an object that was uploaded in N parts is "<hash>-N".
 _PARTS = re.compile(r"etag:[0-9a-f]{32}-(\d+)")
-# Default part sizes of uploaders: aws-cli and boto3, then s5cmd, rclone, and the least that S3 allows.
+# Default part sizes in bytes of aws-cli and boto3, of s5cmd, and of rclone (the least that S3 allows).
 _USUAL_PARTS = (8 * MiB, 50 * MiB, 5 * MiB)
 
 
 def merge_adjacent_extents(extents: Iterable[Extent]) -> list[Extent]:
-    """Joins extents of one object that follow each other, with the bytes of small gaps; drops empty ones."""
+    """Joins neighbouring extents of one object with small gaps (`MOST_GAP_BYTES`) between them, and drops empty ones.
+
+    A joined extent includes the bytes of its gaps. Only extents that follow each other in `extents` are joined.
+    """
     joined: list[Extent] = []
     for extent in extents:
         if extent.length == 0:
@@ -29,13 +36,18 @@ def merge_adjacent_extents(extents: Iterable[Extent]) -> list[Extent]:
 
 
 def _gap(last: Extent, extent: Extent) -> int | None:
-    """Returns the number of bytes between two extents that one range takes together; None if each has its own."""
+    """Returns the number of bytes between two extents that are joined into one; None if they are not."""
     gap = extent.start - last.stop
     return gap if 0 <= gap <= MOST_GAP_BYTES and last.object == extent.object else None
 
 
 def close_gaps(content: memoryview, extents: Iterable[Extent]) -> None:
-    """Moves the bytes of the extents together, in place: `content` has those of `plan_ranges`, with the gaps."""
+    """Removes the bytes of the gaps from what was fetched, in place: the chunk's bytes are then at the beginning.
+
+    Args:
+        content: bytes of the ranges that `plan_ranges` returns for `extents`, one behind the other.
+        extents: extents of the chunk.
+    """
     at = stop = 0
     last: Extent | None = None
     for extent in extents:
@@ -50,10 +62,11 @@ def close_gaps(content: memoryview, extents: Iterable[Extent]) -> None:
 
 
 def part_bytes(target: ObjectRecord) -> int | None:
-    """Returns the size of the parts in which an object was uploaded, or None if it is unknown or there is one part.
+    """Returns the size in bytes of the parts in which an object was uploaded; None if it is unknown or was one part.
 
     It is inferred without a request: the ETag tells the number of parts, and uploaders use whole MiB. If several sizes
-    fit, it is a usual one, or else the smallest power of two; if none of these fits, only a size without alternative.
+    fit, the result is a usual one (`_USUAL_PARTS`), or else the smallest power of two. If none of these fits, it is the
+    only number of whole MiB that does, or None if there are several.
 
     Source: AWS, "Checking object integrity": the ETag of a multipart upload.
     """
@@ -71,7 +84,9 @@ def part_bytes(target: ObjectRecord) -> int | None:
 
 
 def step_bytes(target: ObjectRecord, range_bytes: int) -> int:
-    """Returns the length of the ranges of an object, up to twice `range_bytes`: whole parts, or equal shares of one.
+    """Returns the length in bytes of the ranges of an object: `range_bytes`, or up to twice that to fit its parts.
+
+    Ranges are whole parts of the object, or equal shares of one part. If its parts are unknown, it is `range_bytes`.
 
     Source: AWS, "Performance guidelines for Amazon S3": byte-range fetches aligned to the parts.
     """
@@ -84,10 +99,10 @@ def step_bytes(target: ObjectRecord, range_bytes: int) -> int:
 
 
 def pieces(extent: Extent, range_bytes: int) -> Iterator[Extent]:
-    """Cuts an extent into ranges of one to two times `range_bytes`.
+    """Yields ranges of one to two times `range_bytes` that cover an extent; an extent below that is one range.
 
-    Cuts lie on multiples of `range_bytes` in the object; a short first run is joined to the next one, and the last cut
-    moves if it would leave a short end, so no range is shorter than `range_bytes` unless the extent is.
+    They are cut at multiples of `range_bytes` in the object. The last cut may lie elsewhere, so that the last range is
+    not too short.
     """
     start = extent.start
     while extent.stop - start >= 2 * range_bytes:
@@ -101,7 +116,14 @@ def pieces(extent: Extent, range_bytes: int) -> Iterator[Extent]:
 
 
 def plan_ranges(extents: Sequence[Extent], range_bytes: int) -> list[Extent]:
-    """Returns the ranges to request; their concatenation is the chunk's bytes with its small gaps, see `close_gaps`."""
+    """Returns the ranges to request for a chunk's extents, in order.
+
+    Their bytes, one behind the other, are the chunk's bytes with small gaps between, which `close_gaps` removes.
+
+    Args:
+        extents: extents of the chunk.
+        range_bytes: length of a range to aim at.
+    """
     planned: list[Extent] = []
     for extent in merge_adjacent_extents(extents):
         if extent.stop - extent.start < 2 * range_bytes:  # most extents, for which a generator would be too expensive
