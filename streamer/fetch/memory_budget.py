@@ -38,7 +38,7 @@ LARGEST_SHARE = 1.25
 
 # At most this much stays mapped while no buffer is in use: 32 chunks of 8 MiB to begin with again.
 IDLE_BYTES = 256 << 20
-# Only chunks of at least this length get a shared buffer, which costs two descriptors. Shorter ones are cheaper to copy.
+# Only chunks of at least this length get a shared buffer, which takes two descriptors: it is cheaper to copy others.
 SHARED_FROM_BYTES = 1 << 20
 
 
@@ -95,7 +95,7 @@ class PooledBuffer:
 class BufferPool:
     """Hands out buffers and keeps those that are given back, to be used again. Lives on one event loop.
 
-    It does not bound the buffers in use: `MemoryBudget` does. They take more than it counts, since sizes are rounded up.
+    It does not bound the buffers in use: `MemoryBudget` does. They take more than it counts, for sizes are rounded up.
 
     Args:
         most_bytes: free buffers are unmapped when all buffers together exceed this.

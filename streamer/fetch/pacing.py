@@ -1,4 +1,4 @@
-"""Decides how many requests per second one endpoint is sent, once it is known to limit them. No clock of its own, no I/O.
+"""Decides how many requests per second one endpoint is sent, once it is known to limit them. No clock, no I/O.
 
 Each endpoint has a `Pacing` (`fetch/endpoint.py`). A store refuses requests (429, 503) for one of two reasons. It may
 refuse a share of them by chance, at any rate, as S3 does with 0.1 to 1 %. Or it refuses those that come faster than it

@@ -44,7 +44,7 @@ class PresenceClock:
         return f"PresenceClock({self.time():.3f}, absent_seconds={self.absent_seconds:.3f})"
 
     def time(self) -> float:
-        """Returns the time now, in seconds. The clock stands still while the beat is overdue, until the loop runs it."""
+        """Returns the time now in seconds. The clock stands still while the beat is overdue, until the loop runs it."""
         now = self.loop.time()
         if now > self._latest:
             self.absent_seconds += now - self._latest
@@ -120,8 +120,8 @@ class Alarm:
             if self._clock.absent_seconds <= self._absent_before:
                 self._callback()
                 return
-            # Answers that arrived during the absence go first, but only once: on a loop that is always late the function
-            # must be called, too.
+            # Answers that arrived during the absence go first, but only once: on a loop that is always late the
+            # function must be called, too.
             left = BEAT_SECONDS
             self._absent_before = float("inf")
         self._timer = self._clock.loop.call_later(left, self._fire)

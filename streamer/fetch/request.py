@@ -1,4 +1,7 @@
-"""One GET under a deadline on progress, and one try of a range: a GET with at most one duplicate."""
+"""Sends one GET with deadlines for its first byte and its progress, and a duplicate of it if the first byte is late.
+
+`fetch/transfer.py` makes each try of a range with it (`HedgedAttempt`).
+"""
 
 from __future__ import annotations
 
@@ -19,21 +22,24 @@ from streamer.manifest.model import Extent
 from streamer.store.addresses.urls import shown
 from streamer.store.base import PIECE_BYTES, Get
 
-# Returns the memory for all ranges of a fetch; called at a first byte.
+# Returns the memory for all ranges of a chunk; called at the first byte of each request.
 MakeView = Callable[[], memoryview]
 
 
 class RequestSpec(msgspec.Struct, frozen=True):
-    """A request and its limits.
+    """Describes a request and its limits.
 
     Attributes:
         extent: the part of a range that is still missing.
-        first_byte: recent first-byte times of requests of this size class.
-        first_byte_seconds: timeout of the first byte.
-        duplicate_seconds: time without a first byte after which a duplicate is due; None: no hedging.
+        endpoint: the endpoint that serves it.
+        config: bounds for its progress.
+        tally: counts the request and its bytes.
+        first_byte: recent times to first byte of requests of this size class, to which that of the request is added.
+        first_byte_seconds: seconds after which a request without a first byte is given up.
+        duplicate_seconds: seconds without a first byte after which a duplicate is due. None means that none is sent.
         make_view: returns the memory that the bytes are copied to.
         at: offset of the extent's first byte in that memory.
-        piece_bytes: bytes to receive at once.
+        piece_bytes: number of bytes that the store should pass on at once.
         fresh: whether to use a new connection.
     """
 
@@ -51,15 +57,15 @@ class RequestSpec(msgspec.Struct, frozen=True):
 
 
 class Request:
-    """One GET; `await receive()` once.
+    """Sends one GET and copies its body to the memory of the fetch. `await receive()` once.
 
     Args:
         spec: the request and its limits.
-        claim: called at the first byte; returns whether this request delivers the body.
-        late: called once when a duplicate is due.
+        claim: called at the first byte. It returns False if another request delivers the body instead.
+        late: called once when a duplicate is due. None means that no duplicate is sent.
 
     Attributes:
-        received: bytes stored in order.
+        received: number of bytes of the extent that are in the memory, from its beginning on.
     """
 
     def __init__(
@@ -80,10 +86,13 @@ class Request:
         self._pace: Alarm | None = None
 
     async def receive(self) -> None:
-        """Receives the body, or ends without a byte if another request was first.
+        """Receives the body, and tells the endpoint how long it took.
+
+        A request that `claim` refuses stores and records nothing; its caller cancels it.
 
         Raises:
-            StoreError: no first byte or no progress in time, or the store's error.
+            StoreTimeoutError: no first byte or too little progress in time.
+            StoreError: the store's own error, or it sent more bytes than were asked for.
         """
         spec = self._spec
         self._started = spec.endpoint.time()
@@ -116,7 +125,7 @@ class Request:
             endpoint.record_success(now, now - self._started, length)
 
     def _first_look(self) -> float:
-        """Returns the seconds until the first byte is late, for a duplicate or for giving up."""
+        """Returns the seconds until the deadline is looked at first: a duplicate is due, or the request is given up."""
         timeout = self._spec.first_byte_seconds
         late = self._spec.duplicate_seconds
         if self._late is None or late is None or late >= timeout:
@@ -125,7 +134,11 @@ class Request:
         return late
 
     def _more_seconds(self) -> float:
-        """Returns the seconds to add to the deadline, for a body that made progress or a first byte on a full link."""
+        """Returns the seconds to add to a deadline that is over; 0 gives the request up.
+
+        More time is left for a body that made progress, and for a first byte that was late only for a duplicate
+        (which is sent now) or that the store may have queued.
+        """
         spec = self._spec
         if self.received:
             return 0.0 if self._outpaced else self._due - spec.endpoint.time()
@@ -137,7 +150,7 @@ class Request:
         return QUEUED_SECONDS if spec.endpoint.is_queued(self._started, spec.first_byte_seconds) else 0.0
 
     def _take(self, piece: bytes | memoryview) -> None:
-        """Stores a piece; called for each 16 KiB of the common store, so the common case comes first."""
+        """Copies a piece to the memory. The usual store passes pieces of 16 KiB, so the common case comes first."""
         at = self.received
         stop = at + len(piece)
         if (into := self._into) is None and (into := self._begin_body()) is None:
@@ -151,7 +164,7 @@ class Request:
             self._watch()
 
     def _begin_body(self) -> memoryview | None:
-        """Returns the memory for the bytes; None if another request was first, which cancels this one."""
+        """Handles the first byte: returns the memory for the extent; None if another request delivers the body."""
         spec = self._spec
         if self._lost or not self._claim(self):
             self._lost = True
@@ -167,7 +180,7 @@ class Request:
         deadline = self._deadline
         assert deadline is not None, "set before the body begins"
         self._due = now + spec.config.progress_seconds
-        if self._due < deadline.due:  # later ones are computed when it expires
+        if self._due < deadline.due:  # a later time is set when the deadline is over (`_more_seconds`)
             deadline.move(self._due)
         if spec.extent.length >= RATE_LEAST_BYTES:
             allowed = hedge.body_seconds(spec.extent.length, spec.endpoint.rates)
@@ -176,14 +189,17 @@ class Request:
         return self._into
 
     def _count(self) -> int:
-        """Counts the bytes that arrived since the last call; returns their number."""
+        """Counts in the tally the bytes that arrived since the last call; returns their number."""
         new = self.received - self._counted
         self._counted = self.received
         self._spec.tally.received_bytes += new
         return new
 
     def _watch(self) -> None:
-        """Moves the deadline by a piece's time at the least rate, at most to `progress_seconds` from now."""
+        """Allows a body more time for the bytes that arrived: their time at the least rate that is accepted.
+
+        The deadline is at most `progress_seconds` from now.
+        """
         config = self._spec.config
         deadline = self._deadline
         assert deadline is not None, "set before the body begins"
@@ -195,13 +211,17 @@ class Request:
             deadline.move(self._due)
 
     def _check_pace(self, deadline: TaskDeadline) -> None:
-        """Ends a body that takes four times as long as others, if the rest is worth a request."""
+        """Ends a body that takes four times as long as others, if enough is left and the budget of duplicates allows.
+
+        The next try asks for the rest on another connection.
+        """
         left = self._spec.extent.length - self.received
         if left >= RATE_LEAST_BYTES and not deadline.expired and self._spec.endpoint.may_duplicate(left):
             self._outpaced = True
             deadline.move(self._spec.endpoint.time())
 
     def _make_timeout(self) -> StoreTimeoutError:
+        """Returns the error of a request that was given up, and counts it as outpaced or stalled."""
         spec = self._spec
         elapsed = self._spec.endpoint.time() - self._started
         spec.tally.outpaced += self._outpaced
@@ -217,15 +237,16 @@ class Request:
 
 
 class HedgedAttempt:
-    """One try of a range: the request with the first byte delivers the body; `await run()` once, inside the window.
+    """Makes one try of a range: a request and perhaps a duplicate, of which the first with a byte delivers the body.
 
-    The first request runs in the caller's task. A duplicate runs in a task of the chunk's group and takes the caller's
-    place by cancelling it and being awaited instead (as asyncio.timeout does), so that the common case costs neither a
-    task nor a group (3 us of 40 for a small object, 2026-11-20).
+    `await run()` once; the caller holds a place in the endpoint's window. The first request runs in the caller's task.
+    A duplicate runs in a task of `group`. If it has the first byte, it cancels the first request, and the caller's task
+    waits for it instead. So the common case costs neither a task nor a group (3 us of 40 for a small object,
+    2026-11-20).
 
     Args:
-        spec: the request.
-        group: group in which a duplicate runs; the caller's task belongs to it, too.
+        spec: the request and its limits.
+        group: group in which a duplicate runs. The caller's task belongs to it, too.
     """
 
     def __init__(self, spec: RequestSpec, group: asyncio.TaskGroup) -> None:
@@ -239,14 +260,14 @@ class HedgedAttempt:
 
     @property
     def received(self) -> int:
-        """Bytes received by the request that had the first byte."""
+        """Number of bytes in the memory, received by the request that delivers the body."""
         return self._winner.received if self._winner is not None else 0
 
     async def run(self) -> None:
-        """Receives the extent. When it returns or raises, none of its requests is left.
+        """Receives the extent. When this returns or raises, none of its requests is left.
 
         Raises:
-            StoreError: this try failed; the received bytes are good.
+            StoreError: this try failed. The `received` bytes are good, and another try may ask for the rest only.
         """
         self._task = asyncio.current_task(self._spec.endpoint.clock.loop)
         self._spec.endpoint.budget.earn(self._spec.extent.length)
@@ -255,7 +276,7 @@ class HedgedAttempt:
         except StreamerError as error:
             self._failure = error
         except asyncio.CancelledError:
-            # The duplicate may have cancelled it, and only the duplicate.
+            # If only the duplicate has cancelled this task, the duplicate delivers the body.
             if not (self._leads() and self._task is not None and self._task.uncancel() == 0):
                 raise
             await self._wait_for_duplicate()
@@ -266,7 +287,7 @@ class HedgedAttempt:
             raise self._failure
 
     def _claim(self, request: Request) -> bool:
-        """Lets the first request with a byte deliver the body and cancels the other."""
+        """Whether `request`, which has a byte, delivers the body. The first one that asks does, and cancels the other."""
         if self._winner is not None:
             return self._winner is request
         self._winner = request
@@ -295,7 +316,7 @@ class HedgedAttempt:
         try:
             await Request(self._spec, self._claim).receive()
         except StreamerError as error:
-            if self._leads():  # it was first: its failure is the attempt's; otherwise the first request goes on alone
+            if self._leads():  # the try fails with it; otherwise the first request goes on alone
                 self._failure = error
         finally:
             endpoint.gate.release()

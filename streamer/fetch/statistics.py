@@ -1,4 +1,8 @@
-"""The fetcher's counts."""
+"""Counts what fetchers do (requests, bytes, failures, times to first byte), and adds up the counts of several.
+
+Each fetcher fills a `RequestTally`. Fetch processes send the counts to the engine (`engine/processes/`), which shows
+them in its statistics and metrics (`engine/statistics.py`).
+"""
 
 from __future__ import annotations
 
@@ -14,27 +18,28 @@ from streamer.fetch.hedge import LEAST_SAMPLES, MOST_SAMPLES, Quantiles, quantil
 
 @dataclass(frozen=True, slots=True)
 class FetchStatistics:
-    """Counts since the fetcher was opened, and gauges now.
+    """Holds the counts of a fetcher since it was made, and its levels of now (from `window` on).
 
     Attributes:
-        requests: ranged GETs sent, with retries and hedges.
-        received_bytes: bytes of bodies, including those of abandoned answers.
+        requests: ranged GETs sent, including retries, duplicates and probes.
+        received_bytes: bytes of bodies, including those of abandoned requests.
         retries: tries after a failure.
         hedges: duplicates sent because no first byte came.
         hedge_wins: duplicates that had the first byte.
-        throttled: answers 429 and 503.
-        stalled: bodies abandoned for lack of progress.
-        outpaced: bodies abandoned for being four times slower than the others.
+        throttled: tries of ranges that were answered 429 or 503.
+        stalled: requests abandoned because no first byte or too little of the body came in time.
+        outpaced: requests abandoned because the body took four times as long as others.
         failures: ranges given up.
         window: requests allowed at once, over all endpoints.
-        limited_per_second: total rate of the endpoints that limit their requests; 0 if none does.
+        limited_per_second: sum of the rates of the endpoints whose rate is limited, or 0 if there are none.
         in_flight: requests sent and not ended.
-        waiting: requests and chunks that wait for the window or for memory.
-        reserved_bytes: memory given to chunks that are fetched or not yet closed.
+        waiting: requests that wait for the window, and chunks that wait for memory.
+        reserved_bytes: memory reserved for chunks that are being fetched or not closed yet.
         reserved_peak_bytes: maximum of `reserved_bytes` so far.
-        first_byte_p50_seconds: median of the last 512 requests; 0 while fewer than 20 were measured.
-        first_byte_p95_seconds: 95th percentile, as above.
-        first_byte_p99_seconds: 99th percentile, as above.
+        first_byte_p50_seconds: median of the times to first byte of the last 512 requests. It and the following are 0
+            while fewer than 20 were measured.
+        first_byte_p95_seconds: their 95th percentile.
+        first_byte_p99_seconds: their 99th percentile.
     """
 
     requests: int
@@ -57,29 +62,42 @@ class FetchStatistics:
     first_byte_p99_seconds: float
 
 
-# Bounds of a histogram in seconds: the buckets of Prometheus' client libraries, which most dashboards expect.
+# Upper bounds of the histogram's buckets in seconds: those of Prometheus' client libraries, which dashboards expect.
 FIRST_BYTE_BOUNDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 
 
 class Histogram(msgspec.Struct):
-    """Times to first byte since the start: the number up to each bound, the number in all, and their sum."""
+    """Counts times to first byte by buckets.
+
+    Attributes:
+        counts: number of times in each bucket of `FIRST_BYTE_BOUNDS` (above the bound before, up to its own). The last
+            number is that of the times above all bounds.
+        sum_seconds: sum of all times.
+    """
 
     counts: list[int] = msgspec.field(default_factory=lambda: [0] * (len(FIRST_BYTE_BOUNDS) + 1))
     sum_seconds: float = 0.0
 
     def add(self, seconds: float) -> None:
-        """Adds one time."""
+        """Adds one time in seconds."""
         self.counts[bisect_left(FIRST_BYTE_BOUNDS, seconds)] += 1
         self.sum_seconds += seconds
 
     def plus(self, other: Histogram) -> Histogram:
-        """Returns the sum of both."""
+        """Returns a histogram of the times of both; changes neither."""
         counts = [mine + theirs for mine, theirs in zip(self.counts, other.counts, strict=True)]
         return Histogram(counts, self.sum_seconds + other.sum_seconds)
 
 
 class RequestTally(msgspec.Struct):
-    """Mutable counts; one owner, one loop."""
+    """Counts what one fetcher does; its requests change it, on one event loop.
+
+    Attributes:
+        recent_first_byte_seconds: the last 512 times to first byte.
+        first_byte_histogram: all times to first byte.
+
+    The others are as in `FetchStatistics`.
+    """
 
     requests: int = 0
     received_bytes: int = 0
@@ -94,21 +112,22 @@ class RequestTally(msgspec.Struct):
     first_byte_histogram: Histogram = msgspec.field(default_factory=Histogram)
 
     def record_first_byte(self, seconds: float) -> None:
-        """Counts a request whose first byte came after this time."""
+        """Records that the first byte of a request came after this many seconds."""
         self.recent_first_byte_seconds.append(seconds)
         self.first_byte_histogram.add(seconds)
 
     def count_discarded(self, piece: bytes | memoryview) -> None:
-        """Counts bytes that are discarded."""
+        """Adds a piece of a body that the caller discards to `received_bytes`."""
         self.received_bytes += len(piece)
 
     def first_byte_seconds(self) -> Quantiles:
-        """Quantiles of the time to first byte; 0 while unknown."""
+        """Returns the quantiles of the last times to first byte, in seconds; all 0 while fewer than 20 are known."""
         enough = len(self.recent_first_byte_seconds) >= LEAST_SAMPLES
         return quantiles(self.recent_first_byte_seconds) if enough else Quantiles(0.0, 0.0, 0.0)
 
 
-# These go on counting after a fetcher, or its process, is gone; everything else is a level of now.
+# Names of the fields that count since the start, also over fetchers and processes that have ended. The other fields of
+# `FetchStatistics` are levels of now.
 COUNTS = (
     *("requests", "received_bytes", "retries", "hedges", "hedge_wins"),
     *("throttled", "stalled", "outpaced", "failures"),
@@ -121,7 +140,11 @@ def counts_of(tally: RequestTally) -> dict[str, int]:
 
 
 def sum_statistics(every: Iterable[Mapping[str, int | float]]) -> dict[str, int | float]:
-    """Merges the statistics of several fetchers: sums, and the worst of the latencies."""
+    """Merges the statistics of several fetchers, each by the names of `FetchStatistics`.
+
+    Returns:
+        The sum of each value, but the largest of those whose names end in `_seconds` (latencies). All 0 for none.
+    """
     total: dict[str, int | float] = {field.name: 0 for field in fields(FetchStatistics)}
     for found in every:
         for name, value in found.items():

@@ -1,4 +1,7 @@
-"""Repeats requests until they succeed: a range, each time from the last good byte on, and other calls as a whole."""
+"""Repeats requests until they succeed or cannot: a range from the last good byte on, and other calls as a whole.
+
+Used by `fetch/fetcher.py`: `RangeTransfer` for the ranges of chunks, `WholeCall` for listings and writes.
+"""
 
 from __future__ import annotations
 
@@ -38,20 +41,20 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# Fewer bytes are not progress: a body that always breaks delivers half of the rest each time, at last single bytes, and
-# the error came after 16 s instead of 9 (2026-11-22).
+# Fewer bytes than this are not progress. A body that always breaks may deliver half of the rest each time, at last
+# single bytes: when these counted, the error came after 16 s instead of 9 (2026-11-22).
 PROGRESS_BYTES = 64 << 10
 
 
 class FetchContext(msgspec.Struct, frozen=True):
-    """State shared by the ranges that one fetch requests from one endpoint.
+    """Holds the state shared by the ranges that one fetch requests from one endpoint.
 
     Attributes:
         queue: the queue in which they wait for a place in the window.
-        make_view: returns the memory for all of them; called at a first byte.
-        group: runs their tasks.
+        make_view: returns the memory for all ranges of the fetch.
+        group: runs their tasks, and those of duplicates.
         config: bounds.
-        tally: the counts.
+        tally: counts their requests.
     """
 
     queue: WaitQueue
@@ -62,7 +65,7 @@ class FetchContext(msgspec.Struct, frozen=True):
 
 
 class RangeTransfer:
-    """One range from the first try to the last: `await run()` once.
+    """Fetches one range, from the first try to the last: `await run()` once.
 
     Received bytes are kept over tries; a try asks only for the rest.
 
@@ -70,7 +73,7 @@ class RangeTransfer:
         extent: the range.
         endpoint: the endpoint that serves it.
         context: the state shared with other ranges.
-        at: offset of its first byte in the memory.
+        at: offset of the range's first byte in the memory of the fetch.
     """
 
     def __init__(self, extent: Extent, endpoint: Endpoint, context: FetchContext, at: int) -> None:
@@ -97,10 +100,11 @@ class RangeTransfer:
         self._first_stall = 0.0
 
     async def run(self) -> None:
-        """Fetches the range.
+        """Fetches the range into the memory.
 
         Raises:
-            StoreError: permanent, or still failing after the last try; its details have url, attempts, elapsed_seconds.
+            StoreError: the store's error of the last try, with the number of tries and the time. Its details have url,
+                attempts and elapsed_seconds.
         """
         clock = self._endpoint.clock
         watch = self._endpoint.watch
@@ -117,7 +121,11 @@ class RangeTransfer:
             clock.end()
 
     async def _try(self) -> float:
-        """Makes one try in the window; returns the pause before the next."""
+        """Makes one try, once it has a place in the window; returns the seconds to wait before the next.
+
+        Raises:
+            StoreError: there is no next try.
+        """
         gate = self._endpoint.gate
         self._attempts += 1
         owner = await gate.acquire(self._context.queue)
@@ -137,13 +145,14 @@ class RangeTransfer:
         return 0.0
 
     def _spec(self) -> RequestSpec:
+        """Describes the next request: the rest of the range, and its timeouts."""
         extent = self._extent
         if self._position > extent.start:
             extent = Extent(extent.object, self._position, extent.stop)
         piece_bytes = PIECE_BYTES
         if self._was_late:
-            # Fewer after a stall, so that a slow body shows its progress: 256 KiB within 1.5 s are 175 kB/s, and a
-            # steady connection at the least rate was abandoned each time (2026-11-20).
+            # Pieces are smaller after a stall, so that a slow body shows its progress: 256 KiB within 1.5 s are
+            # 175 kB/s, and a steady connection at the least rate was abandoned each time (2026-11-20).
             earned = int(self._config.progress_floor_bytes_per_second * self._config.progress_seconds)
             piece_bytes = max(1, min(PIECE_BYTES, earned // 2))
         first_byte = self._endpoint.first_byte(extent.length)
@@ -162,17 +171,18 @@ class RangeTransfer:
         )
 
     def _first_byte_timeout(self, first_byte: Sampled) -> float:
-        """Returns the timeout of the first byte, which grows with each try until `failing_seconds`, when it is final.
+        """Returns the timeout of the next try's first byte in seconds.
 
-        After that it reaches to the end of `outage_seconds`, which ends the wait for an endpoint that serves nothing.
-        It counts from the last failure, not from now: a range that waited for the window until then had 9.8 s for a
-        third try (2026-11-22).
+        It doubles with each failed try. It is cut to end at `failing_seconds` without progress, when the range may be
+        given up, and at the end of `outage_seconds`, when the endpoint may be. If the next timeout is final anyway, it
+        is that of a first try. The time without progress counts up to the last failure, not up to now: otherwise a
+        range that had waited for the window had 9.8 s for a third try (2026-11-22).
         """
         known = self._endpoint.best_known(first_byte)
         max_seconds = self._config.first_byte_seconds
         first = hedge.first_byte_timeout(known, max_seconds, 1)
         idle = self._last_failure - self._progressed
-        # Another timeout is final if the time is over, and the endpoint served others since the last one.
+        # Another timeout is final if the time is over, and the endpoint served others since the last failure.
         has_served = self._endpoint.newest_served >= self._last_failure and not self._endpoint.congested
         is_last = has_served and idle >= self._config.failing_seconds
         if not self._failed_tries or is_last:
@@ -182,17 +192,19 @@ class RangeTransfer:
         return cap_to_deadline(now, self._config.outage_seconds, self._endpoint.watch.quiet_seconds(), first)
 
     async def _recover(self, error: StreamerError) -> float:
-        """Decides after a failed try; returns the pause before the next one.
+        """Decides after a failed try whether there is another; returns the seconds to wait before it.
+
+        It tells the endpoint of the failure, and may renew credentials or send a probe.
 
         Raises:
-            StoreError: there is no next one.
+            StoreError: there is no other try.
         """
         self._endpoint.outcomes.failed += self._attempts == 1
         self._count_failure()
         self._count_stall(error)
         self._endpoint.record_failure(error, self._sent)
         self._context.tally.throttled += isinstance(error, ThrottledError)
-        # A refusal is an answer, so the connection works.
+        # After a refusal the connection is used again, because it works.
         self._fresh = not isinstance(error, ThrottledError)
         if is_expired(error) and not self._refreshed:
             self._refreshed = True
@@ -206,7 +218,7 @@ class RangeTransfer:
         return pause
 
     async def _is_over(self, error: StreamerError) -> bool:
-        """Whether another try cannot help, or the last try was made."""
+        """Whether the failure of the last try is final. This may send a probe or renew the credentials."""
         if isinstance(error, AccessDeniedError):
             return await self._endpoint.is_denied_for_good(error, self._first_failure, self._context.tally)
         if not retryable(error):
@@ -227,7 +239,7 @@ class RangeTransfer:
         return gives_up(failing, self._config)
 
     def _count_failure(self) -> None:
-        """Counts a failed try; the count starts again if at least PROGRESS_BYTES arrived since the first failure."""
+        """Counts a failed try; counts anew if at least `PROGRESS_BYTES` arrived since the first one that counts."""
         if self._position - self._good >= PROGRESS_BYTES or not self._failed_tries:
             self._good = self._position
             self._failed_tries = 0
@@ -238,6 +250,7 @@ class RangeTransfer:
         self._last_failure = self._endpoint.time()
 
     def _count_stall(self, error: StreamerError) -> None:
+        """Counts a try that ended in silence; a body that was only slower than others is none."""
         if not isinstance(error, StoreTimeoutError) or error.details.get("outpaced"):
             return
         self._was_late = True
@@ -248,11 +261,12 @@ class RangeTransfer:
         self._stalls += 1
 
     def _is_silence(self, error: StreamerError) -> bool:
-        """Whether there was no answer at all, although the link is not full."""
+        """Whether a try timed out without an error of the store, although the link is not full."""
         unanswered = isinstance(error, StoreTimeoutError) and error.details.get("status") is None
         return unanswered and not self._endpoint.congested
 
     def _pause(self, error: StreamerError) -> float:
+        """Returns the seconds before the next try: random, longer with each failed try, at least the Retry-After."""
         config = self._config
         if self._endpoint.retries.take():
             pause = pause_seconds(
@@ -264,7 +278,7 @@ class RangeTransfer:
         return max(pause, read_retry_after(error))
 
     def _final(self, error: StreamerError) -> StreamerError:
-        """Returns the error with the tries that were made."""
+        """Counts the range as failed; returns the error for the caller of the fetch, with the tries that were made."""
         self._context.tally.failures += 1
         elapsed = self._endpoint.time() - self._started
         facts = {"url": shown(self._extent.object.url), **error.details}
@@ -275,13 +289,13 @@ class RangeTransfer:
 
 
 class WholeCall:
-    """A listing or a put, repeated as a whole within the time limits of ranges: `await run(work)` once.
+    """Makes a listing or a write, and repeats it as a whole within the time limits of ranges: `await run(work)` once.
 
     Args:
         endpoint: the store's endpoint.
         config: bounds.
-        tally: the counts.
-        long: whether the answer comes only after minutes: an endpoint that is silent meanwhile has not failed.
+        tally: counts the retries.
+        long: whether the answer may come only after minutes. The endpoint is not reported as silent meanwhile.
     """
 
     def __init__(self, endpoint: Endpoint, config: FetchConfig, tally: RequestTally, *, long: bool = False) -> None:
@@ -296,10 +310,10 @@ class WholeCall:
         self._outcomes = TryOutcomes()
 
     async def run(self, work: Callable[[], Awaitable[T]]) -> T:
-        """Returns the result of `work`, which must make the call anew each time.
+        """Returns the result of `work`, which is called once for each try and makes the whole call.
 
         Raises:
-            StoreError: permanent, or still failing after the time limits of ranges.
+            StreamerError: the error of the last try. A StoreError after several tries names their number and the time.
         """
         endpoint = self._endpoint
         endpoint.clock.begin()
@@ -320,14 +334,18 @@ class WholeCall:
             endpoint.clock.end()
 
     def record_progress(self) -> None:
-        """Records that a part of the answer has arrived."""
+        """Records that a part of the answer has arrived, so that the endpoint does not count as silent."""
         self._endpoint.watch.record_progress(self._endpoint.time())
 
     async def _recover(self, error: StreamerError, served_at: float) -> float:
-        """Decides the pause before the next try; `served_at` is the endpoint's `newest_served` as the last one began.
+        """Decides after a failed try whether there is another; returns the seconds to wait before it.
+
+        Args:
+            error: the error of the try.
+            served_at: the endpoint's `newest_served` when the try began.
 
         Raises:
-            StoreError: there is no next one.
+            StreamerError: there is no other try.
         """
         self._endpoint.watch.record_failure(error)
         if self._tries == 1:
@@ -346,7 +364,7 @@ class WholeCall:
         return max(pause, read_retry_after(error))
 
     async def _is_over(self, error: StreamerError, idle_seconds: float, served_at: float) -> bool:
-        """Whether another try cannot help, or the last try was made."""
+        """Whether the failure of the last try is final. This may send a probe or renew the credentials."""
         if isinstance(error, AccessDeniedError):
             return await self._endpoint.is_denied_for_good(error, self._first_failure, self._tally)
         failing = Failing(

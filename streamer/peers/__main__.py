@@ -1,4 +1,8 @@
-"""Runs the peer server: `python -m streamer.peers ENGINE LISTENER`, two inherited sockets. It ends with its engine."""
+"""Runs the server that answers peers, as a process of its own. It ends with the engine.
+
+`peers/server_process.py` starts it: `python -m streamer.peers ENGINE LISTENER`, with the descriptors of two inherited
+sockets: the one to the engine, and the one that peers connect to.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +16,7 @@ import sys
 from streamer.base.message_socket import MessageSocket
 from streamer.peers.server import PeerServer
 
-# It is below the trainer's workers and the engine, since what it sends is for others.
+# The process has a lower priority than the trainer's workers and the engine, since what it sends is for others.
 _NICE = 10
 
 
@@ -21,8 +25,8 @@ async def _serve(end: MessageSocket, listener: socket.socket) -> None:
 
 
 def main(arguments: list[str]) -> None:
-    """Runs the server on the descriptors that the engine has passed."""
-    # It knows the token.
+    """Runs the server on the two descriptors in `arguments`, until the engine ends it or ends itself."""
+    # A core dump would contain the token.
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     os.nice(_NICE)
     _, most_descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)

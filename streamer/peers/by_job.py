@@ -1,4 +1,7 @@
-"""Shares the cache with the other engines of a job, whose ranks have found each other; see `loader.rank.sharing`."""
+"""Shares an engine's cache with the other engines of one job, whose ranks name them (`loader/rank/sharing.py`).
+
+The engine calls it for requests of its clients (`service/long_requests.py`).
+"""
 
 from __future__ import annotations
 
@@ -13,12 +16,17 @@ from streamer.peers.group import PeerGroup, join_peers
 from streamer.peers.homes import LaneHomes, LaneReaders, PeerMember
 from streamer.peers.lookup import join_address
 
-# Another job takes over after this, so that fetches which wait for peers of the job before can end.
+# When another job takes over, fetches that wait for peers of the job before have this long to end.
 _FINISH_SECONDS = 30.0
 
 
 class JobPeers:
-    """Runs the peers of the last job that shares this engine's cache. On the engine's loop."""
+    """Runs server and client for the peers of one job: the last one that called `share`. On the engine's loop.
+
+    Args:
+        engine: engine whose cache is shared.
+        tasks: the engine's tasks, to which that of the peers is added.
+    """
 
     def __init__(self, engine: Engine, tasks: asyncio.TaskGroup) -> None:
         self._engine = engine
@@ -32,24 +40,28 @@ class JobPeers:
         return f"JobPeers({list(self._datasets)}, running={self._running is not None})"
 
     async def share(self, token: str, host: str, members: Sequence[PeerMember], readers: dict[str, LaneReaders]) -> str:
-        """Answers the other engines of a job, and asks them for the chunks that they keep.
+        """Answers the other engines of a job from now on; once `members` are given, also asks them for chunks.
+
+        The first call of a job (another token or host) starts the peers, and ends those of the job before. It may wait
+        up to 30 s for their fetches.
 
         Args:
-            token: secret of the job, which they show each other.
-            host: address of this machine, as they reach it.
-            members: all engines, including this one, or none while they are not known.
-            readers: readers of datasets, by name, which are added to those of the job.
+            token: secret of the job, which its engines show each other.
+            host: IP address of this machine, as the other engines reach it.
+            members: all engines of the job, including this one; empty while they are not known.
+            readers: which members read which lanes of datasets, by name of the dataset. They are added to those of
+                earlier calls.
 
         Returns:
-            The address where this engine answers.
+            The address (host:port) at which this engine answers.
 
         Raises:
-            ConfigError: it cannot listen.
+            ConfigError: this engine cannot listen there.
         """
         async with self._change:
             if self._job != (token, host):
                 if self._running is not None:
-                    # The peers of the job before end.
+                    # From here on, the peers of the job before end.
                     self._engine.sources.use_peers(None)
                     await self._engine.in_flight.finish(_FINISH_SECONDS)
                     self._running.cancel()
@@ -69,11 +81,12 @@ class JobPeers:
             return self._group.me.address
 
     def close(self) -> None:
-        """Ends the peers with the engine."""
+        """Cancels the peers, if there are any; for the end of the engine."""
         if self._running is not None:
             self._running.cancel()
 
     async def _run(self, token: str, host: str, opened: asyncio.Future[PeerGroup]) -> None:
+        """Runs the peers until it is cancelled; `opened` gets the group, or the error if they cannot start."""
         config = replace(self._engine.config.peers, listen=join_address(host, 0))
         try:
             async with join_peers(self._engine, config=config, token=token) as group:

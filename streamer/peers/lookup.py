@@ -1,4 +1,8 @@
-"""Finds the addresses of the members as the configuration names them: a list, a name, or SLURM."""
+"""Finds the addresses of the members as the configuration names them (`[peers] members`): a list, a name, or SLURM.
+
+`peers/group.py` looks them up again and again; addresses are split and joined here for `peers/by_job.py` and
+`peers/server_process.py`, too.
+"""
 
 from __future__ import annotations
 
@@ -11,19 +15,19 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from streamer.errors import ConfigError
 
 _LOOKUP_SECONDS = 1.0
-# It asks no controller, but reads SLURM's configuration, perhaps from a busy network disk.
+# scontrol asks no controller here, but reads SLURM's configuration, perhaps from a busy network disk.
 _SCONTROL_SECONDS = 20.0
 
 
-# Returns the addresses of now; raises OSError when they cannot be looked up.
+# Returns the present addresses, host:port each; raises OSError (TimeoutError is one) if they cannot be looked up.
 Lookup = Callable[[], Awaitable[Sequence[str]]]
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """Splits 10.0.0.1:7070 or [::1]:7070 into host and port.
+    """Splits an address such as 10.0.0.1:7070 or [::1]:7070 into the host, without brackets, and the port.
 
     Raises:
-        ConfigError: the text is anything else.
+        ConfigError: the text is not host:port with a port up to 65535.
     """
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal() or int(port) > 65535 or (":" in host and host[0] != "["):
@@ -34,12 +38,14 @@ def split_address(address: str) -> tuple[str, int]:
 
 
 def join_address(host: str, port: int) -> str:
-    """Joins host and port, with brackets around a host with colons."""
+    """Returns host:port, with brackets around an IPv6 host."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def parse_members(members: str) -> Lookup:
-    """Parses `[peers] members`. It blocks while SLURM is asked.
+    """Returns the function that looks the members up, by the text of `[peers] members`.
+
+    It blocks while SLURM is asked, up to 20 s. The addresses of a list and of SLURM do not change afterwards.
 
     Raises:
         ConfigError: the text is neither "dns:name:port", "slurm:port" nor addresses, or SLURM does not know the nodes
@@ -57,7 +63,7 @@ def parse_members(members: str) -> Lookup:
 
 
 def _lookup_list(addresses: Sequence[str]) -> Lookup:
-    """Looks up a list that never changes."""
+    """Returns a look-up that always gives these addresses."""
 
     async def lookup() -> Sequence[str]:
         return addresses
@@ -66,7 +72,7 @@ def _lookup_list(addresses: Sequence[str]) -> Lookup:
 
 
 def _lookup_name(host: str, port: int) -> Lookup:
-    """Looks up all addresses of a name, such as that of a headless service."""
+    """Returns a look-up of all addresses of a name, such as that of a headless service of Kubernetes."""
 
     async def lookup() -> Sequence[str]:
         async with asyncio.timeout(_LOOKUP_SECONDS):
@@ -77,12 +83,12 @@ def _lookup_name(host: str, port: int) -> Lookup:
 
 
 def _slurm_hosts(variables: Mapping[str, str] = os.environ) -> list[str]:
-    """Lists the nodes of this job; scontrol expands names such as gpu[01-04,07].
+    """Lists the nodes of this SLURM job; scontrol expands names such as gpu[01-04,07].
 
     Raises:
-        ConfigError: the engine does not run in a job, or scontrol cannot be run.
+        ConfigError: the engine does not run in a SLURM job, or scontrol cannot be run or names no node.
     """
-    # Named: by itself scontrol 22.05 looks at SLURM_NODELIST alone.
+    # The nodes are passed to scontrol, because without an argument scontrol 22.05 looks at SLURM_NODELIST alone.
     nodes = variables.get("SLURM_JOB_NODELIST")
     if not nodes:
         raise _no_hosts("SLURM_JOB_NODELIST is not set")

@@ -1,4 +1,7 @@
-"""Defines the messages between an engine and its peer server, one msgpack datagram each."""
+"""Defines the messages between an engine and its process that answers peers, one msgpack datagram each.
+
+The engine's end is `peers/server_process.py` (its answers come from `peers/serving.py`), the other `peers/server.py`.
+"""
 
 from __future__ import annotations
 
@@ -12,20 +15,21 @@ from streamer.peers.protocol import ChunkRequest, PeerFacts
 
 MOST_MESSAGE_BYTES = 16 << 10
 
-# there: the file is in the folder. coming: it is being fetched. no: the peer fetches it itself.
+# Where a chunk is that a peer has asked for. "there" means that its file is in the cache folder, "coming" that it is
+# being fetched, and "no" that the peer must fetch it itself.
 Availability = Literal["there", "coming", "no"]
 
 
 class ServerStart(Discreet, msgspec.Struct, frozen=True, array_like=True, tag=0):
-    """Is the first message to the server.
+    """Tells the server what it needs to begin; the first message to it.
 
     Attributes:
         token: secret that peers must show.
         folder: path of the cache folder.
-        facts: facts of the engine.
-        sends: number of chunks sent at once.
-        send_bytes: limit for the lengths of their files together.
-        tls_folder: folder of certificate, key and authority; "" for plain HTTP.
+        facts: facts of the engine, which peers may ask for.
+        sends: how many files may be sent at once.
+        send_bytes: limit in bytes for the lengths of these files together.
+        tls_folder: folder of certificate, key and authority (`tls`). "" means plain HTTP.
     """
 
     token: str
@@ -37,32 +41,37 @@ class ServerStart(Discreet, msgspec.Struct, frozen=True, array_like=True, tag=0)
 
 
 class ServerAnswer(msgspec.Struct, frozen=True, array_like=True, tag=1):
-    """Answers the `ServerQuestion` of this number."""
+    """Answers the `ServerQuestion` with the same number."""
 
     number: int
     availability: Availability
 
 
 class Leave(msgspec.Struct, frozen=True, array_like=True, tag=2):
-    """Says that the engine is about to end: chunks are refused from now on."""
+    """Says that the engine is about to end: the server refuses chunks from now on, and ends."""
 
 
 class ServerQuestion(msgspec.Struct, frozen=True, array_like=True, tag=0):
-    """Asks for a chunk whose file is not in the folder, for a peer."""
+    """Asks the engine where a chunk is whose file is not in the folder.
+
+    Attributes:
+        number: number that the answer repeats.
+        request: what the peer has asked for.
+    """
 
     number: int
     request: ChunkRequest
 
 
 class Counts(msgspec.Struct, frozen=True, array_like=True, tag=1):
-    """Counts what the server did since its start; sent at most once a second, while it changes.
+    """Tells the engine what the server did since its start; sent at most once a second, when something was counted.
 
     Attributes:
         served_requests: requests answered with a chunk, or a file of a manifest.
         served_bytes: bytes of those files.
         served_refused: requests answered 503.
         served_unauthorized: requests answered 401.
-        sends: chunks that are being sent.
+        sends: number of chunks that are being sent now.
     """
 
     served_requests: int = 0
@@ -76,6 +85,6 @@ ToServer: TypeAlias = ServerStart | ServerAnswer | Leave
 ToEngine: TypeAlias = ServerQuestion | Counts
 
 encode: Callable[[ToServer | ToEngine], bytes] = msgspec.msgpack.Encoder().encode
-# Both raise msgspec.MsgspecError for anything else.
+# Both decoders raise msgspec.MsgspecError for anything but their messages.
 decode_to_server: Callable[[bytes], ToServer] = msgspec.msgpack.Decoder(ToServer).decode
 decode_to_engine: Callable[[bytes], ToEngine] = msgspec.msgpack.Decoder(ToEngine).decode

@@ -1,6 +1,8 @@
 """Defines what peers say to each other over HTTP, version 1.
 
-    GET /v1/peer                                           200 Facts as JSON
+`peers/client.py` asks and `peers/server.py` answers, both with the functions of this module.
+
+    GET /v1/peer                                           200 PeerFacts as JSON
     GET /v1/chunks/<key>?dataset=<digest>[&wait=1][&held=1]
         Streamer-Member: <id>    Streamer-Due-Ms: <milliseconds until a reader needs it>
         200 the chunk file      202 it is being fetched: ask again with wait=1     404 fetch it yourself
@@ -8,9 +10,9 @@
     always
         400 not such a request   401 no token, or another one   405 another method   503 busy or leaving
 
-A chunk file is sent whole, as it is on the disk: its name stands for its content, its header has key and lengths, and
-its table the checksums of the samples. There are no ranges: a part of a chunk is useless, and of a recoded chunk only
-the answer says the length.
+A chunk file is sent whole, as it is on the disk: the key in its name stands for its content, its header has key and
+lengths, and its table the checksums of the samples. There are no ranges, because a part of a chunk is useless. The
+length of a recoded chunk is not known before the answer.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ MEMBER_HEADER: Final = "Streamer-Member"
 DUE_HEADER: Final = "Streamer-Due-Ms"
 MANIFEST_PATH: Final = "/v1/manifests/"
 BEARER: Final = "Bearer "
-# A request with wait=1 is answered within this time: the client adds it to what it allows an answer.
+# A request with wait=1 is answered within this time, by which the client waits longer for the answer.
 WAIT_SECONDS: Final = 0.5
 
 _KEY = re.compile(r"[0-9a-f]{32}")
@@ -36,13 +38,14 @@ _DIGEST = re.compile(r"[0-9a-f]{1,128}")
 
 
 class PeerFacts(msgspec.Struct, frozen=True):
-    """Describes a peer, in its own words.
+    """Describes an engine to its peers, as it answers them.
 
     Attributes:
-        id: id of its cache folder: an engine that comes back with its disk is the same member.
-        instance: id of this run of its engine, which tells a copied disk from a second address.
+        id: id of its cache folder. An engine that comes back with its disk is the same member.
+        instance: id of this run of the engine. Two engines with one `id` have copies of one disk; with one `instance`,
+            too, they are one engine at two addresses.
         limit_bytes: limit of its cache.
-        placement: version of the rule by which chunks have homes.
+        placement: version of the rule by which chunks have homes (`homes.PLACEMENT`).
         version: version of streamer.
         protocol: version of this protocol.
     """
@@ -60,10 +63,11 @@ class ChunkRequest(msgspec.Struct, frozen=True, array_like=True):
 
     Attributes:
         key: key of the chunk, 16 bytes.
-        dataset: digest of the manifest that the peer knows it by.
-        member: id that the peer gives itself.
-        wait: whether to answer when the chunk is there, instead of 202 while it is being fetched.
-        held: whether to send it only if it is on the disk.
+        dataset: digest of the dataset's manifest.
+        member: id of the peer, as it names itself; its address if it names none.
+        wait: whether to answer only when the chunk is there, for at most `WAIT_SECONDS`. Otherwise a chunk that is being
+            fetched is answered 202.
+        held: whether to send the chunk only if it is on the disk, and not to fetch it.
         due_seconds: seconds until the peer's first reader needs it.
     """
 
@@ -76,22 +80,22 @@ class ChunkRequest(msgspec.Struct, frozen=True, array_like=True):
 
 
 def chunk_path(key: bytes, dataset: str, *, wait: bool, held: bool) -> str:
-    """Returns path and query of a chunk; see `ChunkRequest`."""
+    """Returns path and query of the url that asks for a chunk; for the arguments see `ChunkRequest`."""
     return f"{CHUNK_PATH}{key.hex()}?dataset={dataset}" + "&wait=1" * wait + "&held=1" * held
 
 
 def parse_key(path: str) -> bytes | None:
-    """Returns the key in a path; None if there is none."""
+    """Returns the key in the path (without query) that asks for a chunk; None for any other path."""
     name = path.removeprefix(CHUNK_PATH)
     return bytes.fromhex(name) if path.startswith(CHUNK_PATH) and _KEY.fullmatch(name) else None
 
 
 def parse_manifest_file(path: str) -> tuple[str, str] | None:
-    """Returns digest and name in the path of a manifest's file; None for another path."""
+    """Returns the digest and the file's name in the path that asks for a manifest's file; None for any other path."""
     found = _MANIFEST_FILE.fullmatch(path)
     return (found[1], found[2]) if found is not None else None
 
 
 def is_digest(text: str) -> bool:
-    """Whether a text may be the digest of a manifest."""
+    """Whether a text has the form of a manifest's digest."""
     return _DIGEST.fullmatch(text) is not None

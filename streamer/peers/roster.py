@@ -1,7 +1,8 @@
-"""Decides which addresses are members, from what was listed and what was answered. Pure.
+"""Decides which addresses are members, from the lists of addresses and from their answers. No clock, no I/O.
 
-An address is a member from its first answer. It stays one while it is listed, up or down, and for a minute afterwards;
-longer while it answers. So an engine that is started again within a minute moves no chunk.
+`peers/group.py` follows the members by it. An address is a member from its first answer on. It stays one while it is
+listed, up or down, and for a minute afterwards, or longer while it answers. So an engine that is started again within a
+minute moves no chunk.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import msgspec
 from streamer.peers.homes import PeerMember
 from streamer.peers.protocol import PeerFacts
 
-# An address that is not listed, and does not answer, is forgotten after this.
+# An address that is not listed, and does not answer, is forgotten after this time.
 GONE_SECONDS = 60.0
 # A member is asked this often whether it is still the same.
 ASK_SECONDS = 60.0
@@ -24,11 +25,11 @@ class KnownAddress(msgspec.Struct):
     """Records what is known of one address.
 
     Attributes:
-        listed_at: time at which it was listed last.
+        listed_at: time in seconds at which it was listed last.
         asked_at: time at which it was asked last.
         answered_at: time at which it answered last.
-        since: time at which it first answered as this instance.
-        facts: its last answer; None if it never answered.
+        since: time of the first answer of the engine that answers there now (its `instance`).
+        facts: last answer, or None if it never answered.
     """
 
     listed_at: float
@@ -39,11 +40,11 @@ class KnownAddress(msgspec.Struct):
 
 
 class Roster:
-    """Keeps the addresses and the facts of the engines behind them. All times are of one clock.
+    """Keeps the addresses and the facts of the engines that answer there. All times are seconds of one clock.
 
     Args:
         me: facts of this engine.
-        warn: called with an address and a sentence.
+        warn: called with an address and the predicate of a sentence about it.
     """
 
     def __init__(self, me: PeerFacts, warn: Callable[[str, str], None]) -> None:
@@ -60,7 +61,7 @@ class Roster:
         return any(address.facts is None for address in self._addresses.values())
 
     def record_list(self, addresses: Iterable[str], now: float) -> None:
-        """Records the addresses that are listed now."""
+        """Records the addresses that are listed now, and forgets those that were neither listed nor answered lately."""
         for name in addresses:
             self._addresses.setdefault(name, KnownAddress(now)).listed_at = now
         for name, address in list(self._addresses.items()):
@@ -68,11 +69,13 @@ class Roster:
                 del self._addresses[name]
 
     def choose_due(self, now: float, is_down: Callable[[str], bool]) -> list[str]:
-        """Returns the addresses to ask now: unknown, unlisted, or not asked for a minute.
+        """Returns the addresses to ask now for their facts; they count as asked at `now`.
+
+        These are the addresses that never answered, that are not listed any more, or that were not asked for a minute.
 
         Args:
-            now: the present time; they count as asked.
-            is_down: whether a member is down, and so probed by the client.
+            now: the present time.
+            is_down: tells of an address whether it is down. The client asks such an address itself.
         """
         asked = [
             name
@@ -85,7 +88,10 @@ class Roster:
         return asked
 
     def record_answer(self, name: str, facts: PeerFacts, now: float) -> None:
-        """Records the facts that an address answered."""
+        """Records the facts that an address answered; ignores an address that is forgotten.
+
+        It warns if another engine has the same id: its disk was copied, and `members` has only one of the two.
+        """
         address = self._addresses.get(name)
         if address is None:
             return
@@ -93,7 +99,7 @@ class Roster:
             address.since = now
         address.facts = facts
         address.answered_at = now
-        # An address that an engine has left does not count: the older one must still answer.
+        # Only engines that answered later are compared: an older answer may come from an engine that has left its address.
         newer = [other.facts for other in self._addresses.values() if other.since > address.since]
         same = [other for other in (self._me, *newer) if other is not None and other.id == facts.id]
         if any(other.instance != facts.instance for other in same):
@@ -104,7 +110,7 @@ class Roster:
             )
 
     def members(self) -> tuple[PeerMember, ...]:
-        """Returns the other engines, by id."""
+        """Returns the other members, sorted by id: one for each id, this engine's own left out."""
         newest: dict[str, tuple[float, str, PeerFacts]] = {}
         instances = [
             (address.since, name, address.facts)
@@ -112,7 +118,7 @@ class Roster:
             if address.facts is not None and address.facts.id != self._me.id
         ]
         for since, name, facts in sorted(instances):
-            # The same engine at a second address keeps the first; another one with the same id has taken its place.
+            # An engine at two addresses keeps the first one. Another engine with the same id takes its place.
             if facts.id not in newest or newest[facts.id][2].instance != facts.instance:
                 newest[facts.id] = since, name, facts
         return tuple(sorted(PeerMember(facts.id, name, facts.limit_bytes) for _, name, facts in newest.values()))
