@@ -287,7 +287,7 @@ class HedgedAttempt:
             raise self._failure
 
     def _claim(self, request: Request) -> bool:
-        """Whether `request`, which has a byte, delivers the body. The first one that asks does, and cancels the other."""
+        """Whether `request`, which has a byte, delivers the body: the first one to ask does, and cancels the other."""
         if self._winner is not None:
             return self._winner is request
         self._winner = request

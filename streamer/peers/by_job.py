@@ -40,7 +40,7 @@ class JobPeers:
         return f"JobPeers({list(self._datasets)}, running={self._running is not None})"
 
     async def share(self, token: str, host: str, members: Sequence[PeerMember], readers: dict[str, LaneReaders]) -> str:
-        """Answers the other engines of a job from now on; once `members` are given, also asks them for chunks.
+        """Answers the other engines of a job from now on, and asks them for chunks once `members` are given.
 
         The first call of a job (another token or host) starts the peers, and ends those of the job before. It may wait
         up to 30 s for their fetches.
@@ -48,7 +48,7 @@ class JobPeers:
         Args:
             token: secret of the job, which its engines show each other.
             host: IP address of this machine, as the other engines reach it.
-            members: all engines of the job, including this one; empty while they are not known.
+            members: all engines of the job, including this one, or none while they are not known.
             readers: which members read which lanes of datasets, by name of the dataset. They are added to those of
                 earlier calls.
 

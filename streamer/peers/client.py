@@ -1,6 +1,7 @@
-"""Asks peers for chunks, one attempt each.
+"""Asks peers for chunks, for their facts, and for files of manifests, with one attempt each.
 
-Nothing here raises for what a peer does: a peer that fails is an answer, and the store is asked.
+`peers/group.py` opens the client of an engine, and `peers/source.py` asks it for chunks. Nothing here raises an error
+for what a peer does: its failure is a result, after which the caller asks the store.
 """
 
 from __future__ import annotations
@@ -42,23 +43,24 @@ logger = logging.getLogger(__name__)
 
 _IDLE_CONNECTIONS = 256
 _FACTS_SECONDS = 1.0
-# A handshake comes before it.
+# The time for facts where a handshake of TLS comes first.
 _TLS_FACTS_SECONDS = 2.0
 _MOST_FACTS_BYTES = 4096
-# The store is asked as well after this time of asking a peer that is fetching the chunk itself.
+# If a peer still fetches the chunk itself after this time, the store is asked as well.
 _MOST_COMING_SECONDS = 10.0
-# Nothing may read them; a member is asked within a minute anyway.
+# At most this many entries of `recovered` are kept. In a job nothing reads them, and otherwise every member is asked
+# within a minute anyway.
 _MOST_RECOVERED = 256
-# A token is not corrected within seconds.
+# Pause until a peer is probed that refused the token or the certificate, which are not corrected within seconds.
 _UNAUTHORIZED_SECONDS = 60.0
 
 
 class Refusal(Enum):
     """Says why a peer sent no chunk."""
 
-    NOT_HERE = "not here"  # it does not have it, and would not keep it (404)
-    BUSY = "busy"  # it is leaving, or has more to send before (503)
-    DOWN = "down"  # no connection, cut off, or silent: the breaker counts it
+    NOT_HERE = "not here"  # the peer does not have the chunk, and would not keep it (404)
+    BUSY = "busy"  # the peer is leaving, or has too many other chunks to send first (503)
+    DOWN = "down"  # no connection, one that broke, or a refused token: the peer is probed before it is asked again
     WRONG = "wrong"  # an answer that the protocol does not allow (another length, a redirect, garbage)
 
 
@@ -68,11 +70,13 @@ class Asked(msgspec.Struct, frozen=True):
     Attributes:
         key: key of the chunk, 16 bytes.
         dataset: digest of its manifest.
-        length: length of its file in bytes; the planned one for a recoded chunk.
-        exact: whether an answer of another length is wrong; otherwise up to four times `length` is taken.
-        fetch: whether the peer fetches the chunk from the store if it keeps it; otherwise it sends what it has.
-        due: returns when the first reader needs it, on the loop's clock; read when the request is sent.
-        owner: returns the job that is charged for the memory.
+        length: length of its file in bytes, for a recoded chunk the planned one.
+        exact: whether an answer of another length is wrong. Otherwise an answer may be longer, as far as a recoded
+            chunk may be longer than planned (`takes`).
+        fetch: whether the peer should fetch the chunk from the store if it keeps it. Otherwise it sends the chunk only
+            if it has it.
+        due: returns when the first reader needs the chunk, in seconds on the loop's clock.
+        owner: returns the job that is charged for request and memory.
     """
 
     key: bytes
@@ -84,21 +88,23 @@ class Asked(msgspec.Struct, frozen=True):
     owner: Callable[[], str]
 
     def takes(self, length: int) -> bool:
-        """Whether the chunk file may have this length."""
+        """Whether the chunk's file may have this length in bytes."""
         return length == self.length if self.exact else length <= MOST_RATIO * self.length + MOST_EXTRA_BYTES
 
 
 class PeerClient:
-    """Asks the peers of one engine, by address. In an `async with` of the engine, on its loop.
+    """Asks the peers of one engine, and keeps a `Peer` for each address. It works in its `async with`, on one loop.
+
+    A peer that is down is probed in the background until it answers.
 
     Args:
         me: id of this engine.
         token: secret that peers require.
-        memory: budget that the engine's fetchers share.
-        tls_folder: folder of certificate, key and authority (`tls`); "" for plain HTTP.
+        memory: budget of memory that the engine's fetchers share.
+        tls_folder: folder of certificate, key and authority (`tls`). "" means plain HTTP.
 
     Attributes:
-        recovered: receives address and facts of each peer that is up again.
+        recovered: gets address and facts of each peer that is up again.
     """
 
     def __init__(self, me: str, token: str, memory: MemoryBudget, tls_folder: str = "") -> None:
@@ -134,25 +140,28 @@ class PeerClient:
     # ------------------------------------------------------------ chunks
 
     async def fetch_chunk(self, member: PeerMember, asked: Asked, late: asyncio.Event) -> Fetched | Refusal:
-        """Asks one peer for a chunk.
+        """Asks one peer for a chunk, again and again while the peer fetches it.
 
-        The call may be cancelled at any time: a late request that is cancelled without a byte counts as a lost hedge.
+        The call may be cancelled at any time. If a request was late then and the peer silent, this may take it down.
 
         Args:
-            member: a member that `is_up`.
+            member: a member for which `is_up` is true.
             asked: the chunk.
-            late: is set when the store should be asked as well; the request continues.
+            late: set by this call when the store should be asked as well. The request goes on.
+
+        Returns:
+            The chunk's file, unchecked, which the caller closes; or why the peer sent none.
         """
         peer = self._peer(member.address)
         charged = await peer.window.acquire(WaitQueue(asked.due, asked.owner))
         try:
-            if not peer.is_up:  # it was when this began to wait
+            if not peer.is_up:  # the peer went down while this request waited
                 return Refusal.DOWN
             begun = self._loop.time()
             answer = await self._ask(peer, asked, late, wait=False)
         finally:
             peer.window.release(1, charged)
-        # This is not in the window, which would be full of chunks that the peer waits for itself.
+        # These requests take no place in the window, which would be full of chunks that the peer is fetching.
         while answer is None:
             if self._loop.time() - begun > _MOST_COMING_SECONDS:
                 late.set()
@@ -160,20 +169,27 @@ class PeerClient:
         return answer
 
     def is_up(self, member: PeerMember) -> bool:
-        """Whether a member is asked for chunks: False from a failure until it answers a probe."""
+        """Whether a member is asked for chunks: False while it is down, or left out for its wrong answers."""
         return self._peer(member.address).is_up
 
     def is_probed(self, address: str) -> bool:
-        """Whether a member is down and probed; `recovered` receives it when it is up again."""
+        """Whether the peer at an address is down and probed. `recovered` gets it when it is up again."""
         peer = self._peers.get(address)
         return peer is not None and not peer.breaker.is_up
 
     def reject(self, member: PeerMember) -> None:
-        """Records a file with wrong key, lengths or checksums; a peer that sent thirty wrong answers is left out."""
+        """Records that a member sent a file that was not the chunk; after thirty wrong answers it is left out."""
         self._count_wrong(self._peer(member.address))
 
     async def _ask(self, peer: Peer, asked: Asked, late: asyncio.Event, *, wait: bool) -> Fetched | Refusal | None:
-        """Sends one request; returns None while the peer fetches the chunk."""
+        """Sends one request for a chunk; returns its file, or why there is none, or None while the peer fetches it.
+
+        Args:
+            peer: the peer.
+            asked: the chunk.
+            late: set when the request is late.
+            wait: whether the peer should wait for its own fetch before it answers.
+        """
         due = max(0.0, asked.due() - self._loop.time())
         path = chunk_path(asked.key, asked.dataset, wait=wait, held=not asked.fetch)
         lines = (*self._lines, f"{DUE_HEADER}: {int(1000 * min(due, 1e6))}")
@@ -211,6 +227,7 @@ class PeerClient:
         return None if status == 202 else self._refusal(peer, watch.asked_at, status)
 
     def _refusal(self, peer: Peer, asked_at: float, status: int | Ending) -> Refusal:
+        """Returns what an answer without a chunk means; counts it, and takes the peer down if its connection failed."""
         if status == 404:
             return Refusal.NOT_HERE
         if status == 503:
@@ -232,13 +249,14 @@ class PeerClient:
     # ------------------------------------------------------------ facts and manifests
 
     async def facts(self, address: str) -> PeerFacts | None:
-        """Asks a peer who it is.
+        """Asks the engine at an address for its facts, and waits at most 1 s, with TLS 2 s.
 
         Args:
             address: host:port.
 
         Returns:
-            None if it does not answer in time, or cannot be a peer of this engine.
+            The facts, or None if the engine does not answer in time or cannot be a peer of this one. The second is
+            logged as a warning.
         """
         seconds = _TLS_FACTS_SECONDS if self._tls_folder else _FACTS_SECONDS
         status, answer = await self._read(address, PEER_PATH, _MOST_FACTS_BYTES, seconds)
@@ -266,7 +284,7 @@ class PeerClient:
             max_bytes: limit; a longer file is refused.
 
         Returns:
-            None if the peer does not send it.
+            The content of the file, unchecked. None means that the peer does not send it.
         """
         path = f"{MANIFEST_PATH}{digest}/{name}"
         if parse_manifest_file(path) is None:
@@ -275,7 +293,14 @@ class PeerClient:
         return content if status == 200 else None
 
     async def _read(self, address: str, path: str, max_bytes: int, seconds: float | None) -> tuple[int | Ending, bytes]:
-        """Returns the status, and the body of an answer 200."""
+        """Sends one request; returns its status, or how it ended without one, and the body of an answer 200, else b"".
+
+        Args:
+            address: host:port.
+            path: path of the url.
+            max_bytes: limit for the body. A longer one ends as `Ending.WRONG`.
+            seconds: time for the whole request. None means no limit.
+        """
         content = bytearray()
         transfer = PeerTransfer(self._tls_folder)
 
@@ -299,11 +324,12 @@ class PeerClient:
     # ------------------------------------------------------------ all of them
 
     def _take_down(self, peer: Peer, why: str) -> None:
+        """Logs that a peer is down, and starts to probe it."""
         logger.info("peer %s %s: the store is asked instead, and the peer again later", peer.address, why)
         self._probes[peer.address] = self._tasks.create_task(self._probe(peer), name=f"probe {peer.address}")
 
     async def _probe(self, peer: Peer) -> None:
-        """Asks a peer that is down who it is, until it answers; no reader waits for that."""
+        """Asks a peer that is down for its facts, until it answers; then puts it into `recovered`."""
         facts = None
         while facts is None:
             await asyncio.sleep(peer.breaker.pause_seconds)
@@ -320,13 +346,13 @@ class PeerClient:
             self.warn(address, f"and this engine do not take each other's certificates: {why}")
 
     def warn(self, address: str, what: str) -> None:
-        """Logs a warning once."""
+        """Logs a warning about an address, once for each text; `what` is the predicate of the sentence."""
         if (address, what) not in self._warned:
             self._warned.add((address, what))
             logger.warning("peer %s %s", address, what)
 
     def forget(self, address: str) -> None:
-        """Drops the state of an address that is not a member any more; its counts stay."""
+        """Drops the state of an address that is not a member any more, and ends its probe; its counts stay."""
         if (peer := self._peers.pop(address, None)) is not None:
             peer.close()
             self._past.update(msgspec.structs.asdict(peer.count))
@@ -334,14 +360,14 @@ class PeerClient:
             probe.cancel()
 
     def statistics(self) -> dict[str, int]:
-        """Returns the counters since the start, by the names of `PeerCounts`."""
+        """Returns the counts of all peers since the start, by the names of `PeerCounts`."""
         total = self._past.copy()
         for peer in self._peers.values():
             total.update(msgspec.structs.asdict(peer.count))
         return {name: total[name] for name in PeerCounts.__struct_fields__}
 
     def table(self) -> list[dict[str, str | int | float | bool | None]]:
-        """Returns one row for each address that was asked."""
+        """Returns `Peer.row` of each address that was asked and not forgotten."""
         return [peer.row() for peer in self._peers.values()]
 
     def _peer(self, address: str) -> Peer:

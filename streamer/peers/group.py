@@ -1,6 +1,8 @@
-"""Runs an engine in a group of peers: server and client together, homes that follow the members, counters.
+"""Makes an engine share its cache with peers: starts server and client, and follows which members there are.
 
-A chunk of a dataset that is not known here is asked for by a peer: its manifest is taken from that peer.
+`service/lifecycle.py` calls `join_peers` for an engine whose configuration names members, `peers/by_job.py` for the
+engines of a job. When a peer asks for a chunk of a dataset that is not known here, `MissingManifests` takes the
+manifest from that peer.
 """
 
 from __future__ import annotations
@@ -39,20 +41,24 @@ from streamer.version import VERSION
 
 logger = logging.getLogger(__name__)
 
-# A try takes a second, with TLS two.
+# Tries to reach this engine's own server, of 1 s each, with TLS 2 s.
 _TRIES = 10
 
 
 class PeerGroup:
-    """Holds the members as this engine sees them, and applies what follows from them.
+    """Holds the members as this engine sees them, and tells cache and client when they change.
 
-    `follow` takes them from the configuration; ranks of a job name them by `move`.
+    Members come from the configuration (`follow`), or ranks of a job name them (`move`).
 
     Args:
-        engine: keeps the chunks whose home is here.
-        peers: asks and answers the other members.
-        serving: fetches for them.
-        me: this engine, with the address at which it answers.
+        engine: the engine whose cache is shared.
+        peers: server and client of the engine.
+        serving: fetches chunks for peers.
+        me: this engine as a member, with the address at which it answers.
+
+    Attributes:
+        me: see Args.
+        source: brings chunks for the engine from peers or the store.
     """
 
     def __init__(self, engine: Engine, peers: Peers, serving: Serving, me: PeerMember) -> None:
@@ -71,28 +77,31 @@ class PeerGroup:
         return self._homes.members
 
     async def follow(self, views: AsyncIterator[tuple[PeerMember, ...]], known: asyncio.Event) -> None:
-        """Moves the homes when the members change, until it is cancelled.
+        """Follows the members, and moves the homes of chunks when they change, until it is cancelled.
 
         Args:
-            views: yields the other members.
-            known: is set when all of them were asked once.
+            views: yields the other members at each change (`follow_members`).
+            known: set by this call when the first members are in use.
         """
         async for others in views:
             homes = await in_thread(None, Homes, self.me, others)
             if homes.digest != self._homes.digest:
                 self.move(homes)
-            self._use(homes)  # perhaps with other addresses
+            self._use(homes)  # also if only addresses have changed
             known.set()
 
     async def answers(self) -> None:
-        """Waits for this engine's own server, which starts in half a second; before that others would ask the store."""
+        """Waits until this engine's own server answers, which usually takes half a second.
+
+        Peers that ask it earlier would turn to the store. If it does not answer after ten tries, that is a warning.
+        """
         for _ in range(_TRIES):
             if await self._peers.client.facts(self.me.address) is not None:
                 return
         logger.warning("the peer server does not answer at %s: others will ask the store", self.me.address)
 
     def move(self, homes: Homes) -> None:
-        """Gives chunks other homes from now on."""
+        """Gives chunks these homes from now on: the cache keeps others, which may evict chunks, and peers are asked."""
         count = len(homes.members)
         logger.info("%d engines share their caches; %.1f %% of the chunks are kept here", count, 100 * homes.share)
         self._engine.scheduler.apply_evictions(self._engine.policy.place(homes.places if count > 1 else None))
@@ -103,7 +112,10 @@ class PeerGroup:
         self.source.use(homes)
 
     def statistics(self) -> dict[str, Any]:
-        """Returns counters and levels; `peers` has a row for each peer, `homes` one for each member with its weight."""
+        """Returns counts and levels by name, for the engine's statistics.
+
+        `peers` has a row for each address that was asked, `homes` one for each member with the limit of its cache.
+        """
         client = self._peers.client
         others = [member for member in self.members() if member.id != self.me.id]
         return {
@@ -127,15 +139,18 @@ class PeerGroup:
 async def join_peers(
     engine: Engine, *, config: PeersConfig | None = None, token: str | None = None
 ) -> AsyncIterator[PeerGroup]:
-    """Asks peers before the store, and answers them, until the end of the block. Starts with those that answer now.
+    """Makes the engine ask peers before the store, and answer them, until the end of the `async with`.
+
+    If the configuration names the members, the block begins when each of them has been asked once for its facts.
 
     Args:
-        engine: engine that runs.
-        config: configuration of the peers, or None for the engine's own, with peers enabled.
-        token: secret of a job that names the members (`PeerGroup.move`), or None if the configuration has both.
+        engine: a running engine.
+        config: configuration of the peers. None means the engine's own, in which peers are enabled.
+        token: secret of a job whose ranks name the members (`PeerGroup.move`). None means that the configuration names
+            token and members.
 
     Raises:
-        ConfigError: `listen`, `members` or the token cannot be used.
+        ConfigError: the address, the members, the token or the certificates of the configuration cannot be used.
     """
     config = config or engine.config.peers
     space = engine.cache.space
@@ -179,20 +194,22 @@ async def join_peers(
 
 # ---------------------------------------------------------------- server and client
 
+# The list of members is looked up again after this time.
 _ROUND_SECONDS = 10.0
-# Engines that start together find each other sooner.
+# In the first minute it is looked up more often while an address has not answered, so that engines that start together
+# find each other sooner.
 _FIRST_ROUND_SECONDS = 1.0
 _FIRST_SECONDS = 60.0
 
 
 class Peers:
-    """Holds server and client of one engine, and knows how its members are named.
+    """Holds server and client of one engine, and where its members are looked up.
 
     Args:
         server: answers peers.
         client: asks peers.
         me: facts of this engine.
-        lookup: returns the addresses of the members; None if a job names them.
+        lookup: returns the addresses of the members. None means that the ranks of a job name them.
     """
 
     def __init__(self, server: PeerServerProcess, client: PeerClient, me: PeerFacts, lookup: Lookup | None) -> None:
@@ -205,11 +222,11 @@ class Peers:
         return f"Peers({self.server}, {self.client})"
 
     def follow_members(self) -> AsyncIterator[tuple[PeerMember, ...]] | None:
-        """Follows the members (see `follow_members`); None if a job names them."""
+        """Returns what yields the other members at each change (see `follow_members`); None if a job names them."""
         return None if self._lookup is None else follow_members(self._lookup, self.client, self._me)
 
     def statistics(self) -> dict[str, int]:
-        """Returns the counters of the client (`peer.PeerCounts`) and of the server (`messages.Counts`)."""
+        """Returns the counts of the client (`peer.PeerCounts`) and of the server (`messages.Counts`), by name."""
         return {**self.client.statistics(), **self.server.statistics()}
 
 
@@ -224,16 +241,16 @@ async def open_peers(
     send_bytes: int,
     token: str | None = None,
 ) -> AsyncIterator[Peers]:
-    """Starts the server process and the client, until the end of the block.
+    """Runs the server process and the client of an engine until the end of the `async with`.
 
     Args:
-        config: configuration with `members` set.
+        config: configuration of the peers.
         me: this engine as a member.
         chunks_folder: path of the cache folder.
-        serve: answers for chunks whose file is not in the folder.
-        memory: budget that the engine's fetchers share.
-        send_bytes: limit for the lengths of the files that are sent at once.
-        token: secret of a job that names the members; None if the configuration has both.
+        serve: says where a chunk is whose file is not in the folder.
+        memory: budget of memory that the engine's fetchers share.
+        send_bytes: limit in bytes for the lengths of the files that are sent at once.
+        token: secret of a job whose ranks name the members. None means that `config` names token and members.
 
     Raises:
         ConfigError: members, address, token or certificates cannot be used.
@@ -260,6 +277,7 @@ async def open_peers(
 
 
 def _read_configured_token(config: PeersConfig) -> str:
+    """Reads the token's file; ConfigError if none is named, or it cannot be read, or all users can read it."""
     if config.token_file is None:
         raise ConfigError(
             "[peers] members needs token_file: a file with the same secret for all peers, who can read all chunks",
@@ -277,7 +295,15 @@ def _read_configured_token(config: PeersConfig) -> str:
 
 
 async def follow_members(lookup: Lookup, client: PeerClient, me: PeerFacts) -> AsyncIterator[tuple[PeerMember, ...]]:
-    """Yields the other members: first after one round of asking all addresses, then at each change."""
+    """Yields the other members: first when each listed address was asked once, then at each change, without an end.
+
+    It looks the list up every 10 s, asks addresses for their facts, and lets the client forget members that are gone.
+
+    Args:
+        lookup: returns the addresses. If it fails, the members stay, and a warning is logged.
+        client: asks the addresses.
+        me: facts of this engine.
+    """
     time = asyncio.get_running_loop().time
     roster = Roster(me, client.warn)
     begun = time()
@@ -301,21 +327,29 @@ async def follow_members(lookup: Lookup, client: PeerClient, me: PeerFacts) -> A
             known = found
             yield found
         is_first = roster.has_unknown and time() - begun < _FIRST_SECONDS
-        with suppress(TimeoutError):  # or until a peer is up again
+        with suppress(TimeoutError):  # it waits for the next round, or until a peer is up again
             async with asyncio.timeout(_FIRST_ROUND_SECONDS if is_first else _ROUND_SECONDS):
                 address, facts = await client.recovered.get()
                 roster.record_answer(address, facts, time())
 
 
-# A peer is asked again after this for a manifest that it did not send, or that this service may not serve.
+# A manifest that is still missing is asked for again after this time.
 _AGAIN_SECONDS = 60.0
-# It is in memory until it is written: 4 bytes a sample in tars, 60 million of them.
+# A larger manifest is not taken, because it is in memory until it is written. In tars a sample takes 4 bytes.
 _MOST_BYTES = 256 << 20
+# At most this many manifests wait to be taken.
 _MOST_MISSING = 256
 
 
 class MissingManifests:
-    """Gets manifests for a service whose `[[datasets]]` say how to read what they name. On the engine's loop."""
+    """Takes manifests from peers for a service, whose configuration says how to read the objects in them.
+
+    With the manifest of a dataset the service can be the home of its chunks, although no client has opened it here. It
+    works on the engine's loop.
+
+    Args:
+        engine: engine of the service, into whose cache folder the manifests are written.
+    """
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -323,7 +357,12 @@ class MissingManifests:
         self._missing: asyncio.Queue[tuple[str, str]] = asyncio.Queue(_MOST_MISSING)
 
     def record_question(self, digest: str, member: str) -> None:
-        """Records that the peer of this id asked for a chunk of a dataset that is not here."""
+        """Records that a peer asked for a chunk of a dataset whose manifest is not here.
+
+        Args:
+            digest: digest of the manifest.
+            member: id of the peer.
+        """
         now = self._engine.now()
         if now >= self._next.get(digest, now) and not self._missing.full():
             self._next = {known: again for known, again in self._next.items() if again > now}
@@ -331,11 +370,11 @@ class MissingManifests:
             self._missing.put_nowait((digest, member))
 
     async def take(self, client: PeerClient, members: Callable[[], Sequence[PeerMember]]) -> None:
-        """Takes missing manifests, one after the other, until it is cancelled.
+        """Takes recorded manifests from the peers that asked, one after the other, until it is cancelled.
 
         Args:
-            client: asks peers.
-            members: returns the members of now; no other engine is asked.
+            client: asks the peers.
+            members: returns the present members. Only these are asked.
         """
         while True:
             digest, asker = await self._missing.get()
@@ -344,6 +383,7 @@ class MissingManifests:
                     await self._take(client, digest, member)
 
     async def _take(self, client: PeerClient, digest: str, member: PeerMember) -> None:
+        """Takes one manifest from a member and writes it to the cache folder; a failure is only logged."""
         where = f"manifest {digest} of peer {member.address}"
 
         async def file(name: str, max_bytes: int) -> bytes:

@@ -1,10 +1,13 @@
-"""Keeps the state of one peer, and decides whether it is asked.
+"""Keeps the state of one peer, and decides whether it is asked for chunks.
 
-    up --failed, or races lost in a row for 1 s--> down, for 1 s --probe fails--> down, for 2 s ... 60 s
-    down --probe answered--> up
+`peers/client.py` has one for each address; `peers/watch.py` records when requests are late.
 
-One outage counts once: what fails of requests that left before it changes nothing. In a prototype eight requests under
-way made 1 s into 60 (2026-11-22).
+    up --a connection fails, or requests lose against the store for 1 s--> down
+    down --a probe is not answered: the pause to the next one doubles, from 1 s up to 60 s--> down
+    down --a probe is answered--> up
+
+One outage counts once: a failure of a request that was sent before it changes nothing. When each of eight requests
+counted, the first pause was 60 s instead of 1 (2026-11-22).
 """
 
 from __future__ import annotations
@@ -19,24 +22,26 @@ from streamer.fetch.retry import pause_seconds
 from streamer.peers.protocol import PeerFacts
 from streamer.peers.transfer import PeerTransfer
 
+# Pause from a failure to the first probe.
 PAUSE_SECONDS = 1.0
 _MOST_PAUSE_SECONDS = 60.0
-# On a machine whose cores are all busy a peer is silent for 0.3 s now and then. Where two lost races took it down, the
-# first epoch of four jobs read a third of the dataset more, in its pauses (load 15 on two cores, 2026-11-23).
+# A silent peer is down when its requests have lost against the store for this long without an answer between. On a
+# machine whose cores are all busy a peer is silent for 0.3 s now and then. When two lost requests sufficed, the first
+# epoch of four jobs read a third of the dataset more from the store (load 15 on two cores, 2026-11-23).
 _LOST_SECONDS = 1.0
-# Requests at once that may be answered with a chunk; it sends 16 at once, to all.
+# At most this many requests for chunks are sent to a peer at once. By default it sends as many at once, to all peers.
 _WINDOW = 16
-# A peer that sends to others may cost the store this share of the requests because it is slow.
+# Of the requests to a peer that is slow because it sends to others, the store may be asked as well for this share.
 _HEDGES_SHARE = 0.02
-# A peer with this many wrong answers is broken.
+# A peer with this many wrong answers is left out until its engine starts again.
 _MOST_WRONG = 30
 
 
 class Breaker(msgspec.Struct):
-    """Decides whether a peer is asked. Pure; all times are of one clock.
+    """Decides whether a peer is up or down, by the rules above. All times are seconds of one clock.
 
     Attributes:
-        is_up: whether the peer is asked for chunks.
+        is_up: whether the peer may be asked for chunks.
         since: time of the last change of `is_up`.
     """
 
@@ -48,14 +53,21 @@ class Breaker(msgspec.Struct):
 
     @property
     def pause_seconds(self) -> float:
-        """Seconds from the last failure to the next probe."""
+        """Seconds from the failure, or from the last probe, to the next probe."""
         return pause_seconds(self._probes + 1, self._first_pause, _MOST_PAUSE_SECONDS, 1.0)
 
     def record_failure(self, asked_at: float, now: float, *, pause_seconds: float = PAUSE_SECONDS) -> bool:
-        """Records that a connection for a request of `asked_at` was refused, reset, or not made in time.
+        """Records that a request failed, and takes the peer down.
+
+        Does nothing if the peer is down, or the request was sent before it last came up.
+
+        Args:
+            asked_at: time at which the request was sent.
+            now: the present time.
+            pause_seconds: pause until the first probe.
 
         Returns:
-            Whether the peer is down now and was not before.
+            Whether this call took the peer down. The caller starts to probe it then.
         """
         if not self.is_up or asked_at < self.since:
             return False
@@ -67,10 +79,16 @@ class Breaker(msgspec.Struct):
         return True
 
     def record_loss(self, asked_at: float, now: float) -> bool:
-        """Records that the store was faster while the peer sent next to nothing to any request.
+        """Records that the store was faster than a request, and that the peer sent next to nothing to any request.
+
+        Takes the peer down if that has been so for `_LOST_SECONDS`.
+
+        Args:
+            asked_at: time at which the request was sent.
+            now: the present time.
 
         Returns:
-            Whether the peer is down now and was not before.
+            Whether this call took the peer down.
         """
         if not self.is_up or asked_at < self.since:
             return False
@@ -78,11 +96,11 @@ class Breaker(msgspec.Struct):
         return now - self._lost_since >= _LOST_SECONDS and self.record_failure(asked_at, now)
 
     def record_answer(self) -> None:
-        """Records a request that the peer answered to its end."""
+        """Records that the peer answered a request to its end: requests that lost before do not count any more."""
         self._lost_since = inf
 
     def record_probe(self, answered: bool, now: float) -> None:
-        """Records the end of a probe."""
+        """Records the end of a probe: the peer is up if it answered, else the next pause is longer."""
         if answered:
             self.is_up = True
             self.since = now
@@ -93,15 +111,15 @@ class Breaker(msgspec.Struct):
 
 
 class PeerCounts(msgspec.Struct):
-    """Counts since the start.
+    """Counts what came of the requests to one peer, or to all of them, since the start.
 
     Attributes:
         peer_requests: requests for chunks, including those that ask again.
         peer_received_bytes: bytes of chunk files, including those that were not needed in the end.
-        peer_hedges: late requests, for which the store was asked as well.
-        peer_failures: connections that failed or broke.
-        peer_refused: answers that the peer is busy.
-        peer_wrong: answers that were not the chunk.
+        peer_hedges: requests that were late, so that the store was asked as well.
+        peer_failures: connections that failed or broke, and refusals of the token or the certificate.
+        peer_refused: answers 503: the peer is busy or leaving.
+        peer_wrong: answers that the protocol does not allow, and files that were not the chunk.
     """
 
     peer_requests: int = 0
@@ -113,20 +131,20 @@ class PeerCounts(msgspec.Struct):
 
 
 class Peer:
-    """Holds what is known of one address. Owned by the client, on its loop.
+    """Holds what is known of the peer at one address. Owned by the `PeerClient`, on its event loop.
 
     Args:
         address: host:port.
 
     Attributes:
-        breaker: decides whether the peer is asked.
-        budget: pays for asking the store as well.
-        count: counters of its requests.
-        first_byte: seconds until its answers began.
-        sent_bytes: bytes of the bodies of its answers.
+        breaker: decides whether the peer is up.
+        budget: how often the store may be asked as well while the peer sends to others.
+        count: counts of the requests to it.
+        first_byte: seconds until its last answers began.
+        sent_bytes: bytes of the bodies of all its answers.
         answers: number of answers that it began.
-        idle: transfers that can be used again.
-        window: limits the requests at once.
+        idle: transfers that are not in use, with their connections.
+        window: limits the requests for chunks at once.
     """
 
     def __init__(self, address: str) -> None:
@@ -147,7 +165,7 @@ class Peer:
 
     @property
     def is_up(self) -> bool:
-        """Whether the peer is asked for chunks."""
+        """Whether the peer is asked for chunks: it is up, and not left out for its wrong answers."""
         return self.breaker.is_up and not self._is_left_out
 
     @property
@@ -157,23 +175,23 @@ class Peer:
 
     @property
     def _is_left_out(self) -> bool:
-        """Whether it sent wrong bytes too often."""
+        """Whether the peer gave too many wrong answers."""
         return self._wrong >= _MOST_WRONG
 
     def count_wrong(self) -> bool:
-        """Records wrong bytes; returns whether the peer is left out from now on."""
+        """Counts a wrong answer; returns whether the peer is left out from this one on."""
         self._wrong += 1
         self.count.peer_wrong += 1
         return self._wrong == _MOST_WRONG
 
     def identify(self, facts: PeerFacts) -> None:
-        """Records its facts; an engine that was started again is trusted again."""
+        """Records the facts that the peer answered; forgets wrong answers if its engine was started again."""
         if self._instance not in ("", facts.instance):
             self._wrong = 0
         self._instance = facts.instance
 
     def row(self) -> dict[str, str | int | float | bool | None]:
-        """Returns address, `state`, `first_byte_p95_seconds` and counts."""
+        """Returns address, `state`, `first_byte_p95_seconds` (None if unknown) and the counts, by name."""
         seen = self.first_byte.quantiles
         return {
             "address": self.address,
@@ -183,6 +201,6 @@ class Peer:
         }
 
     def close(self) -> None:
-        """Frees its idle transfers."""
+        """Closes the idle transfers and so their connections."""
         while self.idle:
             self.idle.pop().close()

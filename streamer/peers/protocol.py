@@ -65,8 +65,8 @@ class ChunkRequest(msgspec.Struct, frozen=True, array_like=True):
         key: key of the chunk, 16 bytes.
         dataset: digest of the dataset's manifest.
         member: id of the peer, as it names itself; its address if it names none.
-        wait: whether to answer only when the chunk is there, for at most `WAIT_SECONDS`. Otherwise a chunk that is being
-            fetched is answered 202.
+        wait: whether to answer only when the chunk is there, for at most `WAIT_SECONDS`. Otherwise a chunk that is
+            being fetched is answered 202.
         held: whether to send the chunk only if it is on the disk, and not to fetch it.
         due_seconds: seconds until the peer's first reader needs it.
     """

@@ -99,7 +99,7 @@ class Roster:
             address.since = now
         address.facts = facts
         address.answered_at = now
-        # Only engines that answered later are compared: an older answer may come from an engine that has left its address.
+        # This engine has just answered, so a newer one with its id is there as well. An older one may be gone.
         newer = [other.facts for other in self._addresses.values() if other.since > address.since]
         same = [other for other in (self._me, *newer) if other is not None and other.id == facts.id]
         if any(other.instance != facts.instance for other in same):

@@ -1,4 +1,8 @@
-"""Serves chunks to peers: answers whether a chunk is here, on its way, or to be fetched by the peer itself."""
+"""Answers for the engine whether a chunk that a peer asks for is here, on its way, or to be fetched by the peer itself.
+
+`peers/group.py` makes a `Serving` for the engine. The server process asks it (`peers/server_process.py`) for chunks
+whose file is not in the cache folder.
+"""
 
 from __future__ import annotations
 
@@ -20,18 +24,24 @@ from streamer.peers.protocol import WAIT_SECONDS, ChunkRequest
 
 logger = logging.getLogger(__name__)
 
-# Limits of what is fetched for peers at once: a share of the cache's limit, and a number of chunks.
+# Limits for each dataset of what is fetched for peers at once: a share of the cache's limit, and a number of chunks.
 _OPEN_SHARE = 1 / 32
 _OPEN_CHUNKS = 16
-# Beside the datasets of a mix: what is asked for by peers alone comes last.
+# The value for the cache of datasets that only peers ask for: those that sessions here read come first.
 _VALUE = 1e-6
-# A dataset that peers have not asked for in this time is not theirs any more.
+# A dataset that peers have not asked for in this time is closed.
 _IDLE_SECONDS = 60.0
 _JOB = "peers"
 
 
 class _Served:
-    """Holds a dataset that peers ask for; its session in the policy keeps what is fetched for them."""
+    """Holds a dataset that peers ask for, and finds its chunks by key.
+
+    Attributes:
+        dataset: the dataset.
+        session: name of the session in the cache's policy that keeps what is fetched for peers.
+        asked_at: time at which a peer asked last, on the engine's clock.
+    """
 
     def __init__(self, dataset: Dataset, session: str) -> None:
         self.dataset = dataset
@@ -41,7 +51,7 @@ class _Served:
         self._order = np.argsort(self._keys).astype(np.int32)
 
     def find(self, key: bytes) -> int | None:
-        """Returns the number of the chunk with this key."""
+        """Returns the number of the chunk with this key, or None if the dataset has no such chunk."""
         at = int(np.searchsorted(self._keys, np.array(key, self._keys.dtype), sorter=self._order))
         if at == len(self._keys) or self.dataset.key(chunk := int(self._order[at])) != key:
             return None
@@ -49,13 +59,18 @@ class _Served:
 
 
 class Serving:
-    """Answers the peer server for the engine. On the engine's loop.
+    """Answers the server process for the engine, on the engine's loop.
 
-    It serves datasets that are open here or that the service is configured for, and fetches only chunks that stay here.
+    It serves datasets that are open here or that the service is configured for. It fetches a chunk from the store only
+    if the cache will keep it.
 
     Args:
-        engine: engine of the cache.
-        missing: called with the digest of a manifest that is not here, and the id of the peer that has asked.
+        engine: the engine.
+        missing: called with the digest of a manifest that is not here, and the id of the peer that asks for it.
+
+    Attributes:
+        fetched_chunks: number of chunks fetched for peers since the start.
+        fetched_bytes: bytes of their files.
     """
 
     def __init__(self, engine: Engine, missing: Callable[[str, str], None]) -> None:
@@ -69,7 +84,11 @@ class Serving:
         return f"Serving({len(self._served)} datasets, {self.fetched_chunks} chunks fetched)"
 
     async def serve(self, request: ChunkRequest) -> Availability:
-        """Says where a chunk is (see `peers.server_process.ServeChunk`); starts its fetch if it is kept here."""
+        """Returns where a chunk is; starts its fetch if the cache keeps it and it is not here.
+
+        With `request.wait` it waits for the fetch, at most `WAIT_SECONDS`. It raises nothing for a chunk or dataset
+        that is unknown: the answer is "no" then.
+        """
         key = request.key
         engine = self._engine
         served = self._served.get(request.dataset)
@@ -95,12 +114,12 @@ class Serving:
             await (asyncio.sleep(WAIT_SECONDS) if task is None else asyncio.wait({task}, timeout=WAIT_SECONDS))
         if engine.policy.is_local(key):
             return self._local(key)
-        # There may be room when it is asked for again, if there is time for that.
+        # There was no room. There may be some when the peer asks again, if there is time for that.
         later = task is None and (not request.wait or request.due_seconds > WAIT_SECONDS)
         return "coming" if later or engine.in_flight.find(key) is not None else "no"
 
     async def close_idle(self) -> None:
-        """Ends the sessions of datasets that peers have not asked for in a while; until it is cancelled."""
+        """Closes datasets that peers have not asked for in the last minute, again and again until it is cancelled."""
         while True:
             await asyncio.sleep(_IDLE_SECONDS)
             for served in list(self._served.values()):
@@ -108,7 +127,7 @@ class Serving:
                     self._close(served)
 
     def close(self) -> None:
-        """Ends all sessions."""
+        """Closes all datasets: their chunks in the cache may be evicted."""
         for served in list(self._served.values()):
             self._close(served)
 
@@ -117,10 +136,14 @@ class Serving:
         self._engine.scheduler.apply_evictions(self._engine.policy.close_session(served.session))
 
     def _dataset(self, digest: str, member: str) -> Dataset | None:
+        """Returns the dataset of a manifest: one that is open here, or, for a service, one that its folder has.
+
+        None if there is neither. `missing` is called if a service lacks the manifest.
+        """
         datasets = self._engine.datasets
         known = next((one for one in datasets.all() if one.manifest.digest == digest), None)
         if known is None and self._engine.fetchers.allowlist.restricted:
-            # A service knows the storage options itself, so it can be a home without a session of its own.
+            # A service knows the storage options itself, so it can fetch chunks of a dataset that no client has opened.
             try:
                 return datasets.get(digest, {})
             except ManifestError:
@@ -130,6 +153,7 @@ class Serving:
         return known
 
     def _open(self, dataset: Dataset) -> _Served | None:
+        """Opens a dataset for peers, with a session in the cache's policy; None if the cache has no room for one."""
         digest = dataset.manifest.digest
         policy = self._engine.policy
         open_bytes = min(int(_OPEN_SHARE * policy.limit_bytes), _OPEN_CHUNKS * int(dataset.file_bytes.max(initial=0)))
@@ -151,7 +175,7 @@ class Serving:
         return served
 
     def _fetch(self, served: _Served, key: bytes, chunk: int) -> Fetch | None:
-        """Starts the fetch of a chunk; returns None if it does not fit now."""
+        """Starts the fetch of a chunk, and evicts others for it; returns None if the cache has no room for it now."""
         engine = self._engine
         policy = self._engine.policy
         policy.look_ahead(served.session, chunk)
@@ -167,14 +191,18 @@ class Serving:
         return fetch
 
     def _end_fetch(self, served: _Served, chunk: int) -> None:
+        """Counts a chunk that was fetched, and lets the cache evict it after a while."""
         if length := self._engine.cache.length(served.dataset.key(chunk)):
             self.fetched_chunks += 1
             self.fetched_bytes += length
-        # Peers that wait for it ask again, or are about to open it.
+        # The chunk stays for a moment, because peers that wait for it ask again, or are about to be sent its file.
         asyncio.get_running_loop().call_later(2 * WAIT_SECONDS, self._release, served, chunk)
 
     def _local(self, key: bytes) -> Availability:
-        """Says whether the folder has a file to send; chunks of a layer or of the fallback in memory have none."""
+        """Returns "there" if the folder has a file of a local chunk, else "no".
+
+        Local chunks have none if they are in a layer, or in memory because the disk failed.
+        """
         return "there" if self._engine.cache.length(key) else "no"
 
     def _release(self, served: _Served, chunk: int) -> None:

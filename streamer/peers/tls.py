@@ -1,7 +1,9 @@
-"""Sets up TLS between peers: both sides show a certificate of one authority.
+"""Sets up TLS between peers, if the configuration names certificates: both sides show one of the same authority.
 
-Names in certificates are not compared: members are looked up as addresses, which certificates seldom have. So the
-authority must be one for these peers alone: who has a certificate of it, and the token, is a peer.
+Used by the server (`peers/server.py`), by requests (`peers/transfer.py`), and for a check at the start
+(`peers/group.py`). Names in certificates are not compared: members are looked up as addresses, which certificates
+seldom have. So the authority must be one for these peers alone: an engine that has a certificate of it, and the token,
+is a peer.
 """
 
 from __future__ import annotations
@@ -15,14 +17,14 @@ import pycurl
 
 from streamer.errors import ConfigError
 
-# These are the names of cert-manager.
+# The files in the folder of certificates have the names that cert-manager gives them.
 CERTIFICATE: Final = "tls.crt"
 KEY: Final = "tls.key"
 AUTHORITY: Final = "ca.crt"
 
 
 def server_context(folder: str) -> ssl.SSLContext:
-    """Makes the context with which the peer server speaks TLS.
+    """Returns the context with which the server of a peer speaks TLS, made of the three files in `folder`.
 
     Raises:
         ConfigError: a file is missing, or is not what its name says.
@@ -35,11 +37,11 @@ def server_context(folder: str) -> ssl.SSLContext:
 
 
 def check(folder: str) -> None:
-    """Tries whether peers with such files take this certificate on both ends of a connection.
+    """Checks the files in a folder by a connection in memory, with this certificate on both ends.
 
     Raises:
-        ConfigError: a file cannot be used; the authority has not signed the certificate, it has expired, or is not for
-            servers and clients.
+        ConfigError: a file cannot be used, or peers would refuse the certificate. It may have expired, or not be signed
+            by the authority, or not be for both servers and clients.
     """
     server = server_context(folder)
     client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -58,10 +60,10 @@ def check(folder: str) -> None:
 
 
 class Renewal:
-    """Notices renewed files.
+    """Notices when the files of certificates have been renewed, and takes the new ones.
 
     Args:
-        context: context that was just made of the files.
+        context: context of the server, which was just made of the files.
         folder: folder of the files.
     """
 
@@ -71,13 +73,13 @@ class Renewal:
         self._read_at = self._read_time()
 
     def look(self) -> None:
-        """Reads the files if the certificate is another one, which new connections use.
+        """Reads the files again if the certificate was written since the last time; new connections use them.
 
         Raises:
-            ConfigError: they cannot be used, perhaps because only one is written so far. The next call tries again.
+            ConfigError: the files cannot be used, perhaps as only one is written so far. The next call tries again.
         """
         if (written_at := self._read_time()) != self._read_at:
-            # A context that has failed to read a key has none.
+            # The files are tried with another context first: a context that fails to read a key has no key any more.
             check(str(self._certificate.parent))
             _load(self._context, str(self._certificate.parent))
             self._read_at = written_at
@@ -90,18 +92,19 @@ class Renewal:
 
 
 def use_tls(easy: pycurl.Curl, folder: str) -> None:
-    """Lets a handle of libcurl speak TLS to peers; it reads the files for each connection."""
+    """Sets the options of a handle of libcurl so that it speaks TLS to peers. It reads the files at each connection."""
     easy.setopt(pycurl.PROTOCOLS, pycurl.PROTO_HTTPS)
     easy.setopt(pycurl.SSLVERSION, pycurl.SSLVERSION_TLSv1_3)
     easy.setopt(pycurl.SSLCERT, str(Path(folder, CERTIFICATE)))
     easy.setopt(pycurl.SSLKEY, str(Path(folder, KEY)))
     easy.setopt(pycurl.CAINFO, str(Path(folder, AUTHORITY)))
-    # An authority that the system trusts may sign anything: it does not make a peer.
+    # The authorities that the system trusts sign for all the world, so their certificates do not make a peer.
     easy.unsetopt(pycurl.CAPATH)
     easy.setopt(pycurl.SSL_VERIFYHOST, 0)
 
 
 def _load(context: ssl.SSLContext, folder: str) -> None:
+    """Reads the three files into a context; ConfigError if that fails."""
     try:
         context.load_cert_chain(Path(folder, CERTIFICATE), Path(folder, KEY), password=_refuse)
         context.load_verify_locations(Path(folder, AUTHORITY))

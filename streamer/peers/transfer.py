@@ -1,4 +1,7 @@
-"""Runs one GET from a peer by libcurl, with limits on waiting and size."""
+"""Runs one GET from a peer by libcurl, with limits on waiting and size.
+
+`peers/client.py` sends every request to a peer with it.
+"""
 
 from __future__ import annotations
 
@@ -13,39 +16,41 @@ from streamer.store.curl.multi import Multi
 from streamer.store.curl.request import CurlRequest, make_easy
 
 _CONNECT_SECONDS = 1.0
-# The peer's kernel accepts a connection at once, but its process shakes hands: on two cores with load 10 that took
-# over a second for eight connections (2026-11-23).
+# Time for connecting with TLS. The peer's kernel accepts a connection at once, but its process makes the handshake: on
+# two cores with load 10 that took over a second for eight connections (2026-11-23).
 _HANDSHAKE_SECONDS = 4.0
-# No byte for this long ends a request that nothing else has ended; the store has been asked long before.
+# A request without a byte for this long ends. The store has been asked as well long before.
 _SILENT_SECONDS = 10
-# So much of an answer that is not 200 is read.
+# At most this much of the body of an answer other than 200 is read.
 _MOST_BYTES = 4096
 _MOST_LINES = 64
 _MOST_DIGITS = 19
-# Pieces are of 16 KiB; a call for each would be a tenth of what they cost.
+# Bytes are reported when this many have arrived. Pieces have 16 KiB: a call for each would add a tenth to their cost.
 _REPORT_BYTES = 64 * 1024
-# The answer was no HTTP, or a callback has refused it.
+# Errors of libcurl for an answer that is not HTTP, or that a callback has refused.
 _WRONG = (pycurl.E_UNSUPPORTED_PROTOCOL, pycurl.E_FTP_WEIRD_SERVER_REPLY, pycurl.E_WRITE_ERROR)
-# A certificate that is not of the authority, or one's own files cannot be read; or the peer says so.
+# Errors of libcurl for a certificate that is not of the authority, and for files of this engine that cannot be read.
 _UNTRUSTED = (pycurl.E_PEER_FAILED_VERIFICATION, pycurl.E_SSL_CERTPROBLEM, pycurl.E_SSL_CACERT_BADFILE)
+# Part of libcurl's message if the peer refuses the certificate of this engine.
 _ALERT = " alert "
 
-# Returns the memory for a body of that length when there is some; raises WrongError for a length that cannot be.
+# Waits for memory for a body of that many bytes and returns it; raises WrongError for a length that cannot be.
 MakeRoom = Callable[[int], Awaitable[memoryview]]
-# Called with 0 for each line of a head, and with what has come of a body, not for each piece.
+# Called with 0 for each line of an answer's head, and with the number of bytes of the body that arrived since the last
+# call, at least `_REPORT_BYTES`.
 OnBytes = Callable[[int], None]
 
 
 class Ending(Enum):
-    """Says how a request ended that got no answer."""
+    """Says how a request ended that got no whole answer."""
 
-    CUT_OFF = "cut off"  # no connection, or it broke
-    WRONG = "wrong"  # what came is not what the protocol allows
-    UNTRUSTED = "untrusted"  # one side does not take the other's certificate
+    CUT_OFF = "cut off"  # there was no connection, or it broke
+    WRONG = "wrong"  # the answer is not one that the protocol allows
+    UNTRUSTED = "untrusted"  # one side does not accept the other's certificate
 
 
 class WrongError(Exception):
-    """Is raised for an answer that the protocol does not allow."""
+    """Is raised by `MakeRoom` for a length that the answer cannot have."""
 
 
 def _ignore(count: int) -> None:
@@ -53,20 +58,20 @@ def _ignore(count: int) -> None:
 
 
 class PeerTransfer(CurlRequest):
-    """A request to a peer; one at a time. On the engine's loop.
+    """Sends requests to a peer, one at a time, over a connection that it keeps. On the engine's loop.
 
     Args:
-        tls_folder: folder of certificate, key and authority (`tls`); "" for plain HTTP.
+        tls_folder: folder of certificate, key and authority (`tls`). "" means plain HTTP.
 
     Attributes:
-        why: libcurl's reason for an ending `UNTRUSTED`.
+        why: libcurl's reason for the last ending `UNTRUSTED`, or "" if there was none.
     """
 
     __slots__ = ("_body", "_length", "_on_bytes", "_refused", "_reported", "why")
 
     def __init__(self, tls_folder: str = "") -> None:
         easy = make_easy(_HANDSHAKE_SECONDS if tls_folder else _CONNECT_SECONDS, pycurl.PROTO_HTTP)
-        # A proxy of the environment is for the store.
+        # A proxy that the environment names is for the store, not for peers.
         easy.setopt(pycurl.PROXY, "")
         easy.setopt(pycurl.LOW_SPEED_LIMIT, 1)
         easy.setopt(pycurl.LOW_SPEED_TIME, _SILENT_SECONDS)
@@ -81,28 +86,29 @@ class PeerTransfer(CurlRequest):
         self.why = ""
 
     def close(self) -> None:
-        """Frees the handle."""
+        """Closes the handle of libcurl and its connection."""
         self.easy.close()
 
     @property
     def is_waiting_for_memory(self) -> bool:
-        """Whether the peer sends, and waits for memory here."""
+        """Whether the answer has begun, and the transfer waits until `make_room` has memory for the body."""
         return self._length is not None and self._length.done() and self._body is None
 
     async def get(
         self, multi: Multi, url: str, lines: Sequence[str], make_room: MakeRoom, on_bytes: OnBytes = _ignore
     ) -> int | Ending:
-        """Asks for a body that is written to memory as it comes.
+        """Sends a GET; the body of an answer 200 is written to memory as it arrives. Cancelling ends the request.
 
         Args:
             multi: runs the transfer.
-            url: http(s)://host:port/path.
-            lines: lines of the request's header.
-            make_room: called with the length of an answer 200. The transfer pauses until it returns.
+            url: url of the peer, such as "http://host:port/path".
+            lines: lines of the request's head.
+            make_room: called once with the length of the body of an answer 200. The transfer pauses until it returns
+                the memory.
             on_bytes: called as the answer arrives.
 
         Returns:
-            The status, or how the request ended without one. After 200 the whole body is in the memory.
+            The status, or how the request ended without a whole answer. After 200 the whole body is in the memory.
         """
         length = self._length = asyncio.get_running_loop().create_future()
         self.begin()
@@ -132,6 +138,7 @@ class PeerTransfer(CurlRequest):
             self._on_bytes = _ignore
 
     def _explain_failure(self, code: int, text: str) -> Ending:
+        """Returns what an error of libcurl means; sets `why`. Raises the error of a callback, if it was one."""
         if self.failure is not None:
             raise self.failure
         if code in _WRONG:
@@ -147,7 +154,7 @@ class PeerTransfer(CurlRequest):
         return -1 if len(self.lines) > _MOST_LINES else None
 
     def take(self, piece: bytes) -> int | None:
-        """See CurlRequest.take."""
+        """Writes a piece of the body to memory; asks for the memory at the first piece (see `CurlRequest.take`)."""
         if self._body is None:
             return self._announce(piece)
         stop = self.received + len(piece)
@@ -161,7 +168,10 @@ class PeerTransfer(CurlRequest):
         return None
 
     def _announce(self, piece: bytes) -> int | None:
-        """Says how long the body of an answer 200 is; the transfer continues when there is memory for it."""
+        """Passes the length of the body of an answer 200 to `get`, and pauses until there is memory for it.
+
+        Drops the bodies of other answers. Returns what libcurl expects; -1 ends the transfer.
+        """
         status, headers = self.read_head()
         if status != 200:
             self._refused += len(piece)

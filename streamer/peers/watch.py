@@ -1,4 +1,7 @@
-"""Decides when a peer is so late that the store is asked as well. `peers.source` has a watch for each request."""
+"""Decides when a request to a peer is so late that the store is asked as well.
+
+`peers/client.py` makes a `Watch` for each request for a chunk.
+"""
 
 from __future__ import annotations
 
@@ -10,27 +13,27 @@ from streamer.fetch.presence_clock import Alarm, PresenceClock
 from streamer.peers.peer import Peer
 from streamer.peers.transfer import PeerTransfer
 
-# The store is asked as well if there is no answer or progress for this long: half of the time until the chunk is
-# needed, between these bounds. Tried instead: 3 times the peer's p95 asked the store for 3 to 11 % of the chunks on
-# busy nodes (2026-11-23); 1.5 times the p95 sent less twice (0.2 instead of 0.4 to 1.6 %), but a stopped peer held a
-# reader up for 1.5 s instead of 0.7 (2026-11-25).
+# A request is looked at after half of the time until the chunk is needed, but between these bounds. Two other rules
+# were tried. With 3 times the p95 of the peer's times to first byte, the store was asked for 3 to 11 % of the chunks on
+# busy nodes (2026-11-23). With 1.5 times the p95 fewer chunks were sent twice (0.2 instead of 0.4 to 1.6 %), but a
+# stopped peer held a reader up for 1.5 s instead of 0.7 (2026-11-25).
 _LATE_SECONDS = 0.25
 _MAX_LATE_SECONDS = 1.0
-# A body that comes more slowly is late, and a peer that sends less to all requests together is silent.
+# A body that comes more slowly than this makes no progress. A peer that sends less to all requests together is silent.
 _MIN_BYTES_PER_SECOND = 1 << 20
 # A request without progress at this look or a later one is late, whatever is left of the budget of a busy peer.
 _MAX_LOOKS = 4
 
 
 class _Mark(msgspec.Struct, frozen=True):
-    """Remembers what had come by a look.
+    """Remembers what had arrived at the time of a look.
 
     Attributes:
-        at: time of the look, on the clock.
+        at: time of the look, in seconds of the watch's clock.
         received: bytes of this request's body.
         peer_bytes: bytes of bodies that the peer had sent to all requests.
-        peer_answers: answers that it had begun, to all requests.
-        has_answer: whether this request had an answer.
+        peer_answers: number of answers that the peer had begun, to all requests.
+        has_answer: whether the answer to this request had begun.
     """
 
     at: float
@@ -61,7 +64,8 @@ class Watch:
         transfer: runs the request.
         late: is set when the store should be asked as well.
         due_seconds: seconds until the first reader needs the chunk.
-        grace_seconds: seconds that the peer may take longer to begin its answer; with any, it counts in no percentile.
+        grace_seconds: seconds that the peer may take longer to begin its answer, because it was asked to wait. If not
+            0, the time to first byte is not added to `Peer.first_byte`.
 
     Attributes:
         asked_at: time at which the request began, on the loop's clock.
@@ -92,7 +96,7 @@ class Watch:
         self._alarm = Alarm(clock, clock.time() + self._seconds + grace_seconds, self._check_progress)
 
     def record_bytes(self, count: int) -> None:
-        """Records `count` bytes of the body, or a line of the answer's head, which counts 0."""
+        """Records that `count` bytes of the body arrived, or, with 0, a line of the answer's head."""
         peer = self._peer
         peer.sent_bytes += count
         if not self._has_answer:
@@ -108,7 +112,7 @@ class Watch:
             cancelled: whether it was cancelled, as when the store was faster.
 
         Returns:
-            Whether the peer counts as down since this loss.
+            Whether this loss took the peer down (`Breaker.record_loss`). The caller starts to probe it then.
         """
         self._alarm.cancel()
         self._clock.end()
@@ -123,8 +127,8 @@ class Watch:
         # The answer began since the last look, or its body arrives fast enough.
         began = self._has_answer and (not self._mark.has_answer or self._transfer.is_waiting_for_memory)
         has_progress = began or self._is_enough(self._transfer.received - self._mark.received)
-        # A peer that sends to others is busy: its budget bounds how often the store is asked beside it, because asking
-        # for all of it would double the work.
+        # A peer that sends to others is busy. Its budget bounds how often the store is asked as well: asking for all its
+        # chunks would double the work.
         if not has_progress and (self._is_silent() or self._looks >= _MAX_LOOKS or self._peer.budget.take(0)):
             self._is_late = True
             self._peer.count.peer_hedges += 1
