@@ -1,12 +1,12 @@
-"""Decides which engine of several keeps a chunk: the home of each chunk, which fetches it from the store for all. Pure.
+"""Decides which of several engines keeps a chunk: its home, which fetches it from the store for all. No clock, no I/O.
 
-Homes are a function of the chunk's key and the members, so that engines that know the same members agree without a
-message. An engine that knows others asks the wrong peer, which answers 404, and then the store: that costs only bytes.
+`peers/group.py` and `peers/by_job.py` make the homes of the present members, and `peers/source.py` asks by them. Homes
+are a function of the chunk's key and the members, so that engines that know the same members agree without a message.
+An engine that knows other members asks the wrong peer, which answers 404, and then the store: that costs only bytes.
 
-The members that come first for each part of the key space are found by rendezvous hashing (Thaler, Ravishankar, 1998).
-Each pair of a cell and a member has a score of its own; the member with the best score comes first. So a member that
-leaves moves only the cells that it was first for, to those that were second, and one that joins takes only its own
-share. Cells are 18 bits of a hash of the key: their number does not depend on that of the members.
+Keys are divided into 2^18 cells by a hash, and each cell has a first and a second member, by rendezvous hashing
+(Thaler, Ravishankar, 1998). Each pair of a cell and a member has a score of its own, and the member with the best score
+comes first. So the cells of a member that leaves go to those that were second, and one that joins takes only its share.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from numpy.typing import NDArray
 
 from streamer.base.splitmix import Words, fold, fold_each
 
-# How homes are computed; engines with different numbers cannot be peers.
+# Version of the rule by which homes are computed; engines with different numbers cannot be peers.
 PLACEMENT: Final = 1
-# Weights are powers of 2 ** (1 / 4): caches of nearly the same size weigh the same, and homes do not move when a limit
-# changes by some percent.
+# Weights are powers of 2 ** (1 / 4), so that caches of nearly the same size weigh the same, and homes do not move when
+# a limit changes by some percent.
 _STEPS_PER_OCTAVE = 4
 
 
 class PeerMember(msgspec.Struct, frozen=True, order=True):
-    """Describes one engine.
+    """Describes an engine that shares its cache.
 
     Attributes:
-        id: root id of its cache folder: an engine that comes back with its disk is the same member.
-        address: host:port of its peer server.
-        limit_bytes: limit of its cache; its share of the homes is in proportion.
+        id: id of its cache folder. An engine that comes back with its disk is the same member.
+        address: host:port at which it answers peers, or "" if it is not asked.
+        limit_bytes: limit of its cache, to which its share of the homes is proportional.
     """
 
     id: str
@@ -44,12 +44,12 @@ class PeerMember(msgspec.Struct, frozen=True, order=True):
 
     @property
     def weight(self) -> float:
-        """Its share of the homes beside those of others."""
+        """Its weight: its share of the homes is this, divided by the sum of all weights."""
         return float(2.0 ** (round(_STEPS_PER_OCTAVE * math.log2(max(1, self.limit_bytes))) / _STEPS_PER_OCTAVE))
 
     @property
     def word(self) -> int:
-        """The hash of its id, 64 bits."""
+        """Hash of its id, 64 bits, with which its scores are computed."""
         return fold(0, *self.id.encode())
 
 
@@ -65,14 +65,14 @@ def members_digest(members: Iterable[PeerMember]) -> str:
 
 CELL_BITS = 18
 CELLS = 1 << CELL_BITS
-# How many members are known for each cell: the first, and the one that takes its place.
+# Each cell has a first member, and a second one that takes its place when it is gone.
 DEPTH = 2
 _TAG_KEY = fold(0, int.from_bytes(b"homes"))
 _TAG_CELL = fold(0, int.from_bytes(b"cells"))
 
 
 def cell(key: bytes) -> int:
-    """Returns the cell of one chunk."""
+    """Returns the cell of the chunk with this key (16 bytes)."""
     return fold(0, int.from_bytes(b"homes"), int.from_bytes(key[:8], "little")) >> (64 - CELL_BITS)
 
 
@@ -82,29 +82,29 @@ def cells(words: Words) -> NDArray[np.int64]:
 
 
 def first_members(members: Sequence[PeerMember]) -> NDArray[np.uint16]:
-    """Returns the members that come first, for each cell.
+    """Returns the first and second member of every cell.
 
-    It takes 2.6 ms a member, 0.7 s for 256: run it in a thread.
+    It takes 2.6 ms a member, 0.7 s for 256. So it is to be run in a thread.
 
     Args:
         members: the engines, at least one, in an order that is the same everywhere.
 
     Returns:
-        Shape (DEPTH or fewer, CELLS): indices of `members`.
+        Indices of `members`, shape (2, CELLS), or (1, CELLS) for a single member.
     """
     return rank_members([member.word for member in members], [member.weight for member in members], np.arange(CELLS))
 
 
 def rank_members(members: Sequence[int], weights: Sequence[float], cells: NDArray[np.int64]) -> NDArray[np.uint16]:
-    """Returns the members that come first, for some cells.
+    """Returns the first and second member of some cells.
 
     Args:
-        members: their words, at least one.
-        weights: their shares.
-        cells: (N,) cells; repeats are allowed.
+        members: words of the members (`PeerMember.word`), at least one.
+        weights: weights of the members. If all are equal, they have no effect.
+        cells: (N,) cells, in which a cell may occur repeatedly.
 
     Returns:
-        Shape (DEPTH or fewer, N): indices of `members`.
+        Indices of `members`, shape (2, N), or (1, N) for a single member.
     """
     equal = len(set(weights)) == 1
     states = fold_each(_TAG_CELL, cells)
@@ -113,9 +113,10 @@ def rank_members(members: Sequence[int], weights: Sequence[float], cells: NDArra
     order = np.zeros(shape, np.uint16)
     for index, member in enumerate(members):
         hashes = fold_each(states, np.full(len(cells), member, np.uint64))
-        # The largest of these scores belongs to each member in proportion to its weight.
+        # A member has the largest of these scores in a share of the cells that is proportional to its weight.
         scores = hashes if equal else np.log((hashes.astype(np.float64) + 0.5) / 2.0**64) / weights[index]
-        # The member is put where its scores are among the best; the k-th row is that of the k-th best.
+        # The member replaces the last one where its score is better, and then moves up row by row: row k has the k-th
+        # best score.
         at = np.flatnonzero(scores >= best[-1])
         best[-1, at] = scores[at]
         order[-1, at] = index
@@ -130,12 +131,12 @@ def rank_members(members: Sequence[int], weights: Sequence[float], cells: NDArra
 
 
 class ChunkPlace:
-    """Classifies a chunk for one member, as a class of its rank in the cache: a higher class is kept first.
+    """Lists the classes of a chunk for the cache of one member. A chunk of a higher class is kept rather than others.
 
-    HOME: the chunk is kept here, so that the caches hold different chunks and more of the dataset.
-    READ: the chunk is read here in every epoch, and kept by another member.
+    HOME: this member is the home. So the caches hold different chunks, and together more of the dataset.
+    READ: this member reads the chunk in every epoch, and another one is its home.
     SECOND: the chunk is looked for here when its home is gone.
-    OTHER: the chunk fills free space.
+    OTHER: the chunk is kept only if there is free space.
     """
 
     OTHER: Final = 0
@@ -145,7 +146,19 @@ class ChunkPlace:
 
 
 class Homes:
-    """Gives the homes of all chunks for one set of members, seen from one of them; O(members), see `first_members`."""
+    """Gives the homes of all chunks for one set of members, as one of them sees it.
+
+    Making one takes time in proportion to the members (see `first_members`).
+
+    Args:
+        me: this engine.
+        others: the other members. `me` may be among them.
+
+    Attributes:
+        me: this engine.
+        members: all members, sorted, with this engine.
+        digest: text that is equal if engines know the same members with the same weights.
+    """
 
     def __init__(self, me: PeerMember, others: Iterable[PeerMember]) -> None:
         self.me = me
@@ -159,15 +172,19 @@ class Homes:
 
     @property
     def share(self) -> float:
-        """The share of the chunks whose home is here."""
+        """Share of the chunks whose home is this engine, 0 to 1."""
         return float((self._first[0] == self._mine).mean())
 
     def order(self, key: bytes) -> list[PeerMember]:
-        """Returns the home of a chunk, and the member that takes its place."""
+        """Returns the home of the chunk with this key, then the member that takes its place, if there are several."""
         return [self.members[index] for index in self._first[:, cell(key)].tolist()]
 
     def places(self, words: Words) -> NDArray[np.int64]:
-        """Returns the `ChunkPlace` of chunks here, by the first 8 bytes of their keys as little-endian words."""
+        """Returns the `ChunkPlace` of chunks for this engine, (N,).
+
+        Args:
+            words: (N,) first 8 bytes of the chunks' keys, as little-endian words.
+        """
         first = self._first[:, cells(words)]
         place = np.where(first[0] == self._mine, ChunkPlace.HOME, ChunkPlace.OTHER)
         if len(first) > 1:
@@ -176,15 +193,15 @@ class Homes:
 
 
 Share = tuple[int, int]
-"""Index of a member, and its share: samples of a lane that it reads, or bytes of it that it holds."""
+"""Index of a member, and what it has of a lane: how many samples it reads, or how many bytes it holds."""
 
 
 class LaneReaders(msgspec.Struct, frozen=True, eq=False):
-    """Says which members read the chunks of one dataset.
+    """Says which members of a job read the chunks of one dataset. Members are indices of `Homes.members`.
 
     Attributes:
-        words: (M,) the first 8 bytes of the chunks' keys.
-        lanes: (M,) lane of each chunk; -1 for a chunk in no lane.
+        words: (M,) first 8 bytes of the chunks' keys, as little-endian words.
+        lanes: (M,) lane of each chunk, or -1 for a chunk in no lane.
         readers: for each lane the members that read it, at least one.
         former: for each lane other members that still hold chunks of it.
     """
@@ -196,12 +213,12 @@ class LaneReaders(msgspec.Struct, frozen=True, eq=False):
 
 
 class _Chunks(msgspec.Struct, frozen=True, eq=False):
-    """Holds the chunks of one dataset, by their words in ascending order.
+    """Holds the homes of one dataset's chunks that are in a lane.
 
     Attributes:
-        words: (C,) words.
-        first, second: (C,) indices of members; -1 in `second` for none.
-        places: (C,) their `ChunkPlace` here.
+        words: (C,) first 8 bytes of their keys, ascending.
+        first, second: (C,) indices of the home and of the member that takes its place, which is -1 if there is none.
+        places: (C,) their `ChunkPlace` for this engine.
     """
 
     words: Words
@@ -210,23 +227,23 @@ class _Chunks(msgspec.Struct, frozen=True, eq=False):
     places: NDArray[np.int64]
 
     def find(self, words: Words) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        """Returns the index of each word, and whether it is there."""
+        """Returns the place of each word in `words`, and whether it is there; without that the place means nothing."""
         at = np.minimum(np.searchsorted(self.words, words), len(self.words) - 1)
         return at, self.words[at] == words
 
 
 class LaneHomes(Homes):
-    """Gives the homes of all chunks, seen from one member.
+    """Gives the homes of all chunks in a job whose ranks say which member reads what.
 
-    The home of a chunk is the member that reads its lane; of several the one that comes first by rendezvous. The
-    member that takes its place is one that held the lane before, if there is any, because that is where the home finds
-    chunks without the store. Chunks in no lane have homes by their keys.
+    The home of a chunk is the member that reads its lane; if several do, rendezvous hashing chooses one. The second
+    member is one that held the lane before, if there is any, because there the home finds chunks without the store.
+    Chunks in no lane have homes by their keys, as in `Homes`.
 
     Args:
         me: this engine.
-        others: the other members, with `me` in the order of the indices in `datasets` when sorted.
-        datasets: readers of the datasets, by name. For a chunk in several of them the first one decides its home,
-            and all of them its place here.
+        others: the other members. `me` may be among them.
+        datasets: readers of the datasets, by name. If a chunk is in several of them, the first one decides its home,
+            and `places` gives the highest class over all.
     """
 
     def __init__(self, me: PeerMember, others: Iterable[PeerMember], datasets: Mapping[str, LaneReaders]) -> None:
@@ -235,12 +252,12 @@ class LaneHomes(Homes):
 
     @property
     def share(self) -> float:
-        """The share of the chunks whose home is here."""
+        """Share of the datasets' chunks whose home is this engine, 0 to 1."""
         here = [chunks.first == self._mine for chunks in self._chunks if len(chunks.first)]
         return float(np.concatenate(here).mean()) if here else super().share
 
     def order(self, key: bytes) -> list[PeerMember]:
-        """Returns the home of a chunk, and the member that takes its place."""
+        """Returns the home of the chunk with this key, then the member that takes its place, if there is one."""
         word = np.array([int.from_bytes(key[:8], "little")], np.uint64)
         for chunks in self._chunks:
             (at,), (there,) = chunks.find(word)
@@ -250,7 +267,7 @@ class LaneHomes(Homes):
         return super().order(key)
 
     def places(self, words: Words) -> NDArray[np.int64]:
-        """Returns the `ChunkPlace` of chunks here, the highest over the datasets."""
+        """Returns the `ChunkPlace` of chunks for this engine, as `Homes.places`: the highest over the datasets."""
         places = np.full(len(words), -1)
         for chunks in self._chunks:
             at, there = chunks.find(words)
@@ -260,6 +277,7 @@ class LaneHomes(Homes):
         return places
 
     def _place(self, readers: LaneReaders) -> _Chunks:
+        """Computes the homes and places of one dataset's chunks."""
         ordered = np.argsort(readers.words, kind="stable")
         ordered = ordered[readers.lanes[ordered] >= 0]
         words = readers.words[ordered]
@@ -283,6 +301,7 @@ class LaneHomes(Homes):
         return _Chunks(words, first, second, places)
 
     def _first_of(self, shares: Sequence[Share], at: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Returns the first and second of these members for cells, as `rank_members`, but as indices of `members`."""
         indices, weights = zip(*shares, strict=True)
         found = rank_members([self.members[index].word for index in indices], [float(one) for one in weights], at)
         return np.array(indices)[found]

@@ -1,7 +1,8 @@
-"""Answers peers over HTTP: sends chunk files by sendfile, and asks the engine for what is not there.
+"""Answers peers over HTTP: sends chunks' files by sendfile, and asks the engine about chunks that have no file.
 
-It runs in a process of its own, on asyncio's own loop: a send costs 0.25 to 0.45 CPU s/GB in the thread that makes it,
-and on uvloop, which has no sendfile, 1.2 to 1.5 (loopback, 8 MiB, 2026-11-22).
+`peers/__main__.py` runs it in a process of its own, which `peers/server_process.py` starts. It uses asyncio's own loop:
+a send takes 0.25 to 0.45 CPU s/GB in the thread that makes it, and 1.2 to 1.5 on uvloop, which has no sendfile
+(loopback, 8 MiB, 2026-11-22).
 """
 
 from __future__ import annotations
@@ -55,39 +56,41 @@ from streamer.peers.tls import Renewal, server_context
 logger = logging.getLogger(__name__)
 
 _BACKLOG = 512
-# Requests have short lines and no body.
+# Longer lines of a request are refused; those of peers are short.
 _MOST_LINE_BYTES = 4096
 _KEEPALIVE_SECONDS = 15.0
-# A peer shows the token with its first request. Of connections that have not shown it the oldest gives way to a new
-# one: a client without the token cannot keep peers out.
+# A connection must show the token within this time, and at most this many may not have shown it: the oldest of them
+# gives way to a new one. So a client without the token cannot keep peers out.
 _TOKEN_SECONDS = 5.0
 _MOST_UNAUTHENTICATED = 256
 _HANDSHAKE_SECONDS = 4.0
-# Certificates are renewed days before they expire.
+# New certificates are looked for this often; they are renewed days before they expire.
 _RENEWAL_SECONDS = 60.0
+# Counts are sent to the engine at most once in this time.
 _COUNTS_SECONDS = 1.0
-# A peer that takes its chunk more slowly than this, after these seconds, is cut off.
+# A file must be sent within this time, and one second more for each MiB; else the connection is cut off.
 _SEND_SECONDS = 10.0
 _SEND_BYTES_PER_SECOND = 1 << 20
+# What has begun may be sent for this long after a `Leave`.
 _LEAVE_SECONDS = 5.0
-# So much is encrypted at once; sendfile encrypts nothing.
+# With TLS a file is sent in pieces of this size, because sendfile does not encrypt.
 _PIECE_BYTES = 256 << 10
 _MOST_DUE_SECONDS = 3600.0
-# A request that does not wait is answered within this time, before the peer that sent it asks the store as well.
+# A request without wait=1 waits at most this long for its turn, since its peer soon asks the store as well.
 _SHORT_WAIT_SECONDS = 0.1
 
 
 class PeerServer:
-    """Serves the chunks of one cache folder.
+    """Serves the chunks and manifests of one cache folder to peers that know the token.
 
     Args:
-        end: the server's end of the socket to the engine.
+        end: this process's end of the socket to the engine.
         listener: bound socket that peers connect to.
     """
 
     def __init__(self, end: MessageSocket, listener: socket.socket) -> None:
         self._listener = listener
-        # Nothing is to be cleaned up; the socket ends with the engine, whatever ends that.
+        # This process ends at once when the engine's end of the socket is closed. There is nothing to clean up.
         self._link = EngineLink(end, self._handle_message, lambda: os._exit(0))
         self._unauthenticated = BoundedConnections(_MOST_UNAUTHENTICATED, _TOKEN_SECONDS)
         self._started: asyncio.Future[ServerStart] = asyncio.get_running_loop().create_future()
@@ -96,12 +99,18 @@ class PeerServer:
         self._report: asyncio.TimerHandle | None = None
 
     async def serve(self) -> None:
-        """Serves until the engine tells it to leave and what it began is sent; ends the process with the engine."""
+        """Waits for the engine's `ServerStart`, then serves until its `Leave`, and at most 5 s more for what has begun.
+
+        If the engine ends without a `Leave`, the process ends at once.
+
+        Raises:
+            ConfigError: the certificates cannot be used.
+        """
         start = await self._started
         self._start = start
         self._token = (BEARER + start.token).encode()
         self._sends = Sends(start.sends, start.send_bytes)
-        # Garbage is logged with its bytes, among them perhaps a token.
+        # aiohttp's own messages are dropped: it logs the bytes of bad requests, among them perhaps a token.
         silent = logging.getLogger("streamer.peers.http")
         silent.disabled = True
         self._http = web.Server(
@@ -128,7 +137,7 @@ class PeerServer:
         await self._http.shutdown(_LEAVE_SECONDS)
 
     async def _renew(self, context: ssl.SSLContext) -> None:
-        """Looks for renewed certificates until the engine tells it to leave."""
+        """Takes renewed certificates for new connections, until the engine's `Leave`."""
         renewal = Renewal(context, self._start.tls_folder)
         while not self._leaving.is_set():
             with suppress(TimeoutError):
@@ -154,7 +163,7 @@ class PeerServer:
             self._started.set_result(message)
 
     def _count(self, **more: int) -> None:
-        """Counts, and tells the engine within a second."""
+        """Adds to the counts of these names, and sees to it that the engine is told within a second."""
         changed = {name: getattr(self._counts, name) + count for name, count in more.items()}
         self._counts = msgspec.structs.replace(self._counts, **changed)
         if self._report is None:
@@ -167,6 +176,7 @@ class PeerServer:
     # ------------------------------------------------------------ answers
 
     async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
+        """Answers one request, as the table of `peers/protocol.py` says; first compares the token."""
         shown = request.headers.get("Authorization", "").encode(errors="surrogateescape")
         if not hmac.compare_digest(shown, self._token):
             self._count(served_unauthorized=1)
@@ -199,7 +209,11 @@ class PeerServer:
         return _refusal(status)
 
     async def _chunk(self, request: web.BaseRequest, asked: ChunkRequest) -> web.StreamResponse | int:
-        """Sends the chunk, or returns the status of a refusal."""
+        """Sends a chunk, and returns the response that was sent; or the status of a refusal.
+
+        Raises:
+            BusyError: too many other chunks are sent first.
+        """
         path = os.path.join(self._start.folder, relative_path(asked.key))
         seconds = WAIT_SECONDS if asked.wait else _SHORT_WAIT_SECONDS
         if (length := _file_bytes(path)) is None and not asked.held:
@@ -216,13 +230,14 @@ class PeerServer:
                 return await self._send(request, file)
 
     async def _send(self, request: web.BaseRequest, file: BinaryIO) -> web.StreamResponse:
+        """Sends a whole file as the answer; cuts the connection off if that fails or takes too long."""
         length = os.fstat(file.fileno()).st_size
         response = web.StreamResponse()
         response.content_length = length
         try:
             async with asyncio.timeout(_SEND_SECONDS + length / _SEND_BYTES_PER_SECOND):
                 await response.prepare(request)
-                # They go with the head of the answer, in one packet.
+                # The first bytes of the file are sent together with the head of the answer, in one packet.
                 await response.write(file.read(HEADER_BYTES))
                 if self._start.tls_folder:
                     while piece := file.read(_PIECE_BYTES):
@@ -233,7 +248,7 @@ class PeerServer:
                 await response.write_eof()
             self._count(served_requests=1, served_bytes=length)
         except (OSError, TimeoutError, RuntimeError) as error:
-            # The length is promised: an answer that ends early is a broken connection.
+            # The head of the answer promises the length, so the peer must see a broken connection.
             logger.debug("a chunk was not sent whole: %s", error)
             if request.transport is not None:
                 request.transport.abort()
@@ -241,6 +256,7 @@ class PeerServer:
 
 
 def _refusal(status: int, *, last: bool = False) -> web.Response:
+    """Returns an answer with a status and no body; if it is the `last`, the connection is closed after it."""
     response = web.Response(status=status)
     if last:
         response.force_close()
@@ -248,12 +264,12 @@ def _refusal(status: int, *, last: bool = False) -> web.Response:
 
 
 def _parse(request: web.BaseRequest) -> ChunkRequest | None:
-    """Parses a request for a chunk; None for any other request."""
+    """Returns what a request for a chunk asks for; None if it is no such request."""
     key = parse_key(request.path)
     query = request.query
     dataset = query.get("dataset", "")
     due = request.headers.get(DUE_HEADER, "0")
-    # Engines behind one address are told apart by their id, others by their address.
+    # Peers share the sends by their ids, since several may have one address. A peer without an id has its address.
     member = request.headers.get(MEMBER_HEADER) or request.remote or ""
     if key is None or not is_digest(dataset) or not due.isdecimal() or not member.isascii() or request.body_exists:
         return None
@@ -269,7 +285,7 @@ def _parse(request: web.BaseRequest) -> ChunkRequest | None:
 
 
 def _file_bytes(path: str) -> int | None:
-    """Returns the length of a regular file; None if there is none."""
+    """Returns the length in bytes of a regular file; None if there is none at the path."""
     try:
         found = os.lstat(path)
     except OSError:
@@ -287,26 +303,29 @@ def _open(path: str) -> BinaryIO | None:
 
 # ---------------------------------------------------------------- which chunk is sent next
 
-# A peer asks for a few dozen chunks at once.
+# At most this many requests of one peer wait for their turn. A peer asks for a few dozen chunks at once.
 _MOST_WAITING = 256
 
 
 class BusyError(Exception):
-    """Is raised when a chunk is not sent in time, because others are before it."""
+    """Is raised when a chunk does not get its turn in time, because others are sent first."""
 
 
 class Sends:
-    """Gives turns to send, in fair shares to the peers, and by due time among the chunks of one peer.
+    """Gives turns to send files, in fair shares to the peers, and by due time among the chunks of one peer.
 
     Args:
-        max_sends: limit for the sends at once.
-        max_bytes: limit for the lengths of the files that are sent at once. A file that is evicted meanwhile takes
-            its space until it is sent; the cache keeps so much free.
+        max_sends: limit for the number of files that are sent at once.
+        max_bytes: limit for their lengths together. A file that is evicted while it is sent takes its space until then,
+            and the cache keeps this much space free for that.
+
+    Attributes:
+        under_way: number of files that are being sent.
     """
 
     def __init__(self, max_sends: int, max_bytes: int) -> None:
         self._gate = FairGate(max_bytes)
-        # A gate bounds both: each send takes its length, and its part of the number.
+        # The gate bounds both limits: a send takes the length of its file, but at least one of `max_sends` equal parts.
         self._least_bytes = -(-max_bytes // max_sends)
         self._waiting: Counter[str] = Counter()
         self.under_way = 0
@@ -315,21 +334,21 @@ class Sends:
         return f"Sends({self.under_way} under way, {self._waiting.total()} waiting)"
 
     def fits(self, length: int) -> bool:
-        """Whether a file of that length can ever be sent."""
+        """Whether a file of this length in bytes may be sent at all."""
         return length <= self._gate.limit
 
     @asynccontextmanager
     async def turn(self, member: str, length: int, due_seconds: float, max_seconds: float) -> AsyncIterator[None]:
-        """Waits for the turn of a chunk; the turn lasts as long as the context.
+        """Waits for the turn of a chunk's file; the turn lasts until the end of the `async with`.
 
         Args:
-            member: the peer that it is sent to.
+            member: id of the peer that the file is sent to.
             length: length of the file in bytes.
-            due_seconds: seconds until a reader of the peer needs it, which decides among the chunks of one peer.
-            max_seconds: seconds that it may wait for its turn.
+            due_seconds: seconds until a reader of the peer needs the chunk.
+            max_seconds: seconds to wait for the turn.
 
         Raises:
-            BusyError: the wait takes longer.
+            BusyError: the wait would take longer, or too many requests of the peer wait already.
         """
         amount = max(length, self._least_bytes)
         if self._waiting[member] >= _MOST_WAITING:
@@ -355,16 +374,16 @@ class Sends:
 
 # ---------------------------------------------------------------- the socket to the engine
 
-# So many datagrams of 100 bytes fit into the socket, so that sending never waits.
+# At most this many questions are open. So many datagrams of 100 bytes fit into the socket, so that sending never waits.
 _MOST_ASKS = 256
 
 
 class EngineLink:
-    """Asks the engine, and passes on its messages. On the server's loop.
+    """Asks the engine about chunks, and passes on its other messages. On the event loop of the server's process.
 
     Args:
-        end: this process's end of the socket.
-        received: called with each message except answers.
+        end: this process's end of the socket to the engine.
+        received: called with each message of the engine that is not an answer.
         ended: called when the engine has ended.
     """
 
@@ -378,7 +397,7 @@ class EngineLink:
         asyncio.get_running_loop().add_reader(end.fileno(), self._read)
 
     def send(self, message: ToEngine) -> None:
-        """Sends a message; the end of the engine is noticed by reading."""
+        """Sends a message. A failure is ignored: reading from the socket shows when the engine has ended."""
         with suppress(OSError):
             self._end.send(encode(message))
 
@@ -389,7 +408,10 @@ class EngineLink:
                 answered.set_result("no")
 
     async def ask(self, request: ChunkRequest) -> Availability:
-        """Asks where a chunk is whose file is not in the folder."""
+        """Asks the engine where a chunk is whose file is not in the folder, and waits for the answer.
+
+        Returns "no" at once if too many questions are open.
+        """
         if len(self._asked) >= _MOST_ASKS:
             return "no"
         self._number += 1
@@ -403,6 +425,7 @@ class EngineLink:
             del self._asked[number]
 
     def _read(self) -> None:
+        """Handles all messages that have arrived; called by the loop when there are some."""
         for received in self._end.receive_available(MOST_MESSAGE_BYTES):
             if received is None:
                 self._finish()

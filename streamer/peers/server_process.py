@@ -1,4 +1,7 @@
-"""Starts the peer server, answers its questions, and starts it again. The side of the engine."""
+"""Starts the process that answers peers, answers its questions, and starts it again when it ends: the engine's side.
+
+`peers/group.py` runs it as long as the engine has peers. The process runs `peers/server.py`.
+"""
 
 from __future__ import annotations
 
@@ -33,31 +36,31 @@ from streamer.peers.protocol import ChunkRequest
 logger = logging.getLogger(__name__)
 
 _BACKLOG = 512
-# A server that has run for so long was of use: the next one starts after a short pause.
+# After a process that ran for longer than this, the next one starts after a short pause.
 _USEFUL_SECONDS = 60.0
 _MIN_PAUSE_SECONDS = 1.0
-# It sends what is under way for 5 s after a Leave.
+# The process has this long to end after a `Leave`: for 5 s it sends the rest of what it has begun.
 _END_SECONDS = 6.0
 
 
-# The engine's side, asked only for chunks whose file is not there: it starts the fetch of what is kept here. A request
-# that waits is answered when the fetch has ended, at most half a second later.
+# Returns where a chunk is whose file is not in the cache folder, and starts its fetch if it is kept here
+# (`Serving.serve`). A request with `wait` is answered when the fetch has ended, after half a second at the latest.
 ServeChunk = Callable[[ChunkRequest], Awaitable[Availability]]
 
 
 class PeerServerProcess:
-    """Runs the process that answers peers. In an `async with` of the engine, on its loop.
+    """Runs the process that answers peers, inside its `async with`, on the engine's loop.
 
-    The engine binds the socket: a port that is taken is its error, and peers can connect while a server that has ended
-    is started again.
+    The engine binds the socket. So a port that is taken is an error at the start, and peers can connect while a process
+    that has ended is started again. Entering raises a ConfigError if the address cannot be used.
 
     Args:
-        listen: host:port; port 0 takes a free one.
-        start: the first message to the server.
+        listen: host:port to listen on. Port 0 means any free port.
+        start: the first message to each process.
         serve: answers its questions.
 
     Attributes:
-        port: port that it listens on.
+        port: port that peers connect to, once entered.
         restarts: number of times that the process ended by itself.
     """
 
@@ -76,7 +79,7 @@ class PeerServerProcess:
 
     @property
     def pid(self) -> int | None:
-        """The id of the process, or None while it does not run."""
+        """Id of the process, or None while it does not run."""
         return None if self._child is None else self._child.pid
 
     async def __aenter__(self) -> Self:
@@ -108,13 +111,14 @@ class PeerServerProcess:
         await self._tasks.__aexit__(None, None, None)
 
     def statistics(self) -> dict[str, int]:
-        """Returns the counts of all server processes since the start, and the sends under way."""
+        """Returns the counts of all processes since the start, by the names of `Counts`, and `peer_server_restarts`."""
         counts = msgspec.structs.asdict(_add(self._past, self._counts))
         return {**counts, "peer_server_restarts": self.restarts}
 
     # ------------------------------------------------------------ the process
 
     async def _supervise(self) -> None:
+        """Starts the process and follows it, again and again with growing pauses, until it is cancelled."""
         loop = asyncio.get_running_loop()
         pauses = RestartPauses()
         while True:
@@ -133,7 +137,7 @@ class PeerServerProcess:
         self._child = ConnectedChild(
             "streamer.peers", [self._listener.fileno()], environment=make_environment({}), folder="/"
         )
-        # The token is in no argument, variable or file.
+        # The token is sent, so that it is in no argument, variable or file.
         self._send(self._first)
 
     async def _stop(self, grace_seconds: float) -> str:
@@ -150,11 +154,11 @@ class PeerServerProcess:
     # ------------------------------------------------------------ what it asks
 
     async def _follow(self) -> None:
-        """Answers until the server has ended.
+        """Takes the messages of the process until it has ended. Raises OSError, and msgspec.MsgspecError.
 
-        All messages are taken in one turn of the loop, where uvloop's `sock_recv` takes a turn for each. With that one
-        busy engines answered up to 0.8 s late in a cold epoch, and peers asked the store for 2 to 12 % of the chunks as
-        well, with this one for 0.1 to 2 % (four engines on two cores, 2026-11-23).
+        All messages that have arrived are taken in one turn of the loop; uvloop's `sock_recv` takes a turn for each.
+        With `sock_recv` busy engines answered up to 0.8 s late in a cold epoch, and peers asked the store for 2 to 12 %
+        of the chunks as well, now for 0.1 to 2 % (four engines on two cores, 2026-11-23).
         """
         assert self._child is not None, "started"
         end = self._child.socket
@@ -166,6 +170,7 @@ class PeerServerProcess:
                 self._take(decode_to_engine(received[0]))
 
     def _take(self, message: ToEngine) -> None:
+        """Keeps counts, and starts a task that answers a question."""
         if isinstance(message, Counts):
             self._counts = message
         else:
@@ -177,7 +182,7 @@ class PeerServerProcess:
         self._send(ServerAnswer(asked.number, await self._serve(asked.request)))
 
     def _send(self, message: ToServer) -> None:
-        """Sends a message; the end of the server is noticed by reading."""
+        """Sends a message, if the process runs. A failure is ignored: `_follow` notices that the process has ended."""
         if self._child is not None:
             try:
                 self._child.socket.send(encode(message))

@@ -1,7 +1,8 @@
-"""Brings chunks from peers, or from the store where they are late or have none. On the engine's loop.
+"""Brings chunks from peers, or from the store if they are late or have none.
 
-`PeerSource` asks the peer that `choose_peer` names; `race` runs a late one against the store; `check_file` checks what
-a peer has sent before anything of it is used.
+`peers/group.py` makes a `PeerSource`, which the engine then asks for each chunk that it needs (`engine/bring.py`). It
+asks the peer that `choose_peer` names. `race` asks the store as well if the peer is late. `check_file` checks what a
+peer has sent before anything of it is used.
 """
 
 from __future__ import annotations
@@ -32,12 +33,12 @@ logger = logging.getLogger(__name__)
 
 
 class SourceCounts(msgspec.Struct):
-    """Counts since the start.
+    """Counts where chunks came from since the start.
 
     Attributes:
-        peer_chunks: chunks that came from peers.
+        peer_chunks: number of chunks that came from peers.
         peer_bytes: bytes of their samples.
-        peer_hedge_losses: late requests whose chunk came from the store.
+        peer_hedge_losses: number of chunks that came from the store because the peer was late.
     """
 
     peer_chunks: int = 0
@@ -46,7 +47,17 @@ class SourceCounts(msgspec.Struct):
 
 
 class PeerSource:
-    """Asks peers for chunks, and the store where they are late or have none."""
+    """Asks peers for chunks, or the store, and publishes them in the cache. On the engine's loop.
+
+    Args:
+        store: fetches chunks from the store.
+        publisher: writes chunks into the cache.
+        client: asks peers.
+        homes: homes for the present members.
+
+    Attributes:
+        count: where chunks came from.
+    """
 
     def __init__(self, store: StoreSource, publisher: Publisher, client: PeerClient, homes: Homes) -> None:
         self.count = SourceCounts()
@@ -59,12 +70,16 @@ class PeerSource:
         return f"PeerSource({self._homes!r}, {self.count!r})"
 
     def use(self, homes: Homes) -> None:
-        """Takes the homes of other members; chunks may be where their homes were."""
+        """Asks by these homes from now on; chunks may still be where their homes were, so they are looked for there."""
         self._homes = homes
         self._found = FoundChunks()
 
     async def bring(self, fetch: Fetch) -> None:
-        """See `engine.bring.Bring`."""
+        """Fetches a chunk from a peer or the store, and publishes it (`Bring` in `engine/bring.py`).
+
+        Raises:
+            StreamerError: the chunk cannot be had from either, or not be written.
+        """
         late = asyncio.Event()
         digest = fetch.dataset.manifest.digest
         found = self._found
@@ -91,6 +106,7 @@ class PeerSource:
                 await self._publisher.publish(fetch, brought)
 
     async def _ask(self, fetch: Fetch, ask: PeerChoice, late: asyncio.Event) -> Received | None:
+        """Asks a peer for a chunk and checks its file; None if the peer sends none, or a wrong one (a warning)."""
         digest = fetch.dataset.manifest.digest
         found = self._found
         asked = Asked(
@@ -127,17 +143,18 @@ FromStore = Fetched | SharedBytes
 async def race(
     peer: Coroutine[Any, Any, Received | None], late: asyncio.Event, store: Callable[[], Coroutine[Any, Any, FromStore]]
 ) -> Received | FromStore | None:
-    """Returns what the peer brings, or the store, if it is faster than a late peer or the late peer brings nothing.
-
-    Returns None when the peer brings nothing and is not late.
+    """Runs a request to a peer; if it is late, also one to the store, and takes what comes first.
 
     Args:
-        peer: asks the peer. It returns None if the peer brings nothing, and raises nothing.
-        late: is set when the store should be asked as well.
-        store: asks the store, and is called at most once.
+        peer: asks the peer. It returns None if the peer sends nothing.
+        late: set by `peer` when the store should be asked as well.
+        store: asks the store. It is called at most once.
+
+    Returns:
+        What the peer or the store sent. None if the peer sent nothing and was not late: the store was not asked then.
 
     Raises:
-        StreamerError: a late peer brought nothing and the store failed.
+        StreamerError: the store failed, and the late peer sent nothing.
     """
     asked = asyncio.create_task(peer)
     is_late = asyncio.create_task(late.wait())
@@ -161,7 +178,7 @@ async def race(
         losers: list[asyncio.Task[Any]] = [task for task in (asked, fetched) if task is not None and task is not winner]
         for task in losers:
             task.cancel()
-        # The memory of what those have brought that had ended is given back.
+        # A loser may have ended with a chunk, whose memory is given back.
         for result in await asyncio.gather(*losers, return_exceptions=True):
             if result is not None and not isinstance(result, BaseException):
                 result.close()
@@ -169,17 +186,19 @@ async def race(
 
 # ---------------------------------------------------------------- which peer is asked
 
-# Once a member has not had this many chunks in a row, every 32nd is looked for there: a cold start then costs
-# next to nothing, and the chunks of a changed set of members are found.
+# Once a second member has not had this many chunks in a row, only every 32nd is looked for there. So a cold start costs
+# next to nothing, and chunks are found that have another home since the members changed.
 _TRIES = 8
 _PAUSE = 32
 
 
 class PeerChoice(msgspec.Struct, frozen=True):
-    """Names the peer to ask.
+    """Names the peer to ask for a chunk.
 
     Attributes:
-        fetch: whether it fetches the chunk if it keeps it; otherwise it sends what is on its disk.
+        member: the peer.
+        fetch: whether the peer should fetch the chunk from the store if it keeps it. Otherwise it sends the chunk only
+            if it is on its disk.
     """
 
     member: PeerMember
@@ -194,7 +213,7 @@ def choose_peer(
     *,
     for_peer: bool,
 ) -> PeerChoice | None:
-    """Returns the peer to ask; None for the store.
+    """Returns the peer to ask for a chunk; None if only the store is to be asked.
 
     | the home is        | asked                                                    |
     | ------------------ | -------------------------------------------------------- |
@@ -202,15 +221,15 @@ def choose_peer(
     | a peer that is up  | the home                                                 |
     | down               | the second member as if it were the home, unless it is this engine |
 
-    A chunk that only a peer waits for is fetched by no third engine: two that know different members would send each
-    other in a circle.
+    If only peers wait for the chunk, the peer that is asked does not fetch it: two engines that know different members
+    could otherwise ask each other in a circle.
 
     Args:
-        order: the home, then the member that takes its place.
+        order: the home, then the second member, which takes its place.
         me: this engine.
-        is_up: whether a member answers.
-        may_have: whether a look at its disk is worth a request.
-        for_peer: only peers wait for the chunk.
+        is_up: tells whether a member is asked for chunks (`PeerClient.is_up`).
+        may_have: tells whether the disk of the second member is worth a request (`FoundChunks.may_have`).
+        for_peer: whether only peers wait for the chunk, and no session here.
     """
     if order[0].id == me.id:
         second = next((member for member in order[1:] if is_up(member) and may_have(member)), None)
@@ -224,13 +243,16 @@ def choose_peer(
 
 
 class FoundChunks:
-    """Remembers whether chunks were found where their home looked for them. One for each set of members."""
+    """Remembers, by second member and dataset, whether it had the chunks that their home looked for there.
+
+    There is one for each set of members.
+    """
 
     def __init__(self) -> None:
         self._misses: Counter[tuple[str, str]] = Counter()
 
     def may_have(self, member: PeerMember, dataset: str) -> bool:
-        """Whether a member is asked for a chunk of this dataset; counts those for which it is not."""
+        """Whether a member is worth a request for a chunk of this dataset. Counts the calls, as every 32nd may be."""
         misses = self._misses[member.id, dataset]
         if misses < _TRIES:
             return True
@@ -238,7 +260,7 @@ class FoundChunks:
         return (misses - _TRIES) % _PAUSE == _PAUSE - 1
 
     def record(self, member: PeerMember, dataset: str, found: bool) -> None:
-        """Records whether a member had a chunk that it was asked for."""
+        """Records whether a member had the chunk of a dataset that it was asked for."""
         self._misses[member.id, dataset] = 0 if found else self._misses[member.id, dataset] + 1
 
 
@@ -246,12 +268,13 @@ class FoundChunks:
 
 
 class Received(msgspec.Struct, frozen=True):
-    """Holds a chunk file that a peer sent, in a buffer; close it when it is written.
+    """Holds the file of a chunk that a peer sent and that was checked, in a buffer, until `close`.
 
     Attributes:
-        file: the buffer.
-        content: the chunk's bytes as they are stored.
-        offsets: int64, (entries + 1,): the boundaries of its samples; of a recoded chunk of all its entries.
+        file: the buffer with the whole file.
+        content: bytes of the chunk as the cache stores them: a view of the buffer.
+        offsets: int64, (entries + 1,), boundaries in `content`: those of the samples, or, of a recoded chunk, of all
+            its entries.
     """
 
     file: Fetched
@@ -259,15 +282,21 @@ class Received(msgspec.Struct, frozen=True):
     offsets: NDArray[np.int64]
 
     def close(self) -> None:
-        """Gives the memory back."""
+        """Gives the memory of the buffer back."""
         self.file.close()
 
 
 def check_file(file: Fetched, dataset: Dataset, chunk: int, where: str) -> Received:
-    """Returns the content of a chunk file, if it is that of the chunk.
+    """Checks that a file is that of the wanted chunk, with its checksums, and returns its content. For a thread.
+
+    Args:
+        file: the file as the peer sent it. The result takes it over; after an error the caller closes it.
+        dataset: dataset of the chunk.
+        chunk: number of the chunk in the dataset.
+        where: beginning of an error's message.
 
     Raises:
-        IntegrityError: another chunk, other lengths, or bytes that differ from their checksums; says which.
+        IntegrityError: it is the file of another chunk, has other lengths, or bytes that differ from their checksums.
     """
     wanted = dataset.manifest.chunk(chunk)
     [raw] = file.parts

@@ -127,8 +127,8 @@ class Watch:
         # The answer began since the last look, or its body arrives fast enough.
         began = self._has_answer and (not self._mark.has_answer or self._transfer.is_waiting_for_memory)
         has_progress = began or self._is_enough(self._transfer.received - self._mark.received)
-        # A peer that sends to others is busy. Its budget bounds how often the store is asked as well: asking for all its
-        # chunks would double the work.
+        # A peer that sends to others is busy. Its budget bounds how often the store is asked as well, since asking for
+        # all its chunks would double the work.
         if not has_progress and (self._is_silent() or self._looks >= _MAX_LOOKS or self._peer.budget.take(0)):
             self._is_late = True
             self._peer.count.peer_hedges += 1

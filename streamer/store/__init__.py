@@ -1,16 +1,24 @@
-"""Stores: one ranged GET, pinned to a version, for many kinds of url.
+"""Reads, lists and writes objects of many kinds of url through one protocol, each read pinned to a version.
 
-base.py             the protocol
-root.py             what a url and its options mean, resolved once; options.py has the table of options
+The engine, its fetch processes, indexing and the tools open stores with `open_store` or `open_root`; the requests to
+them are sent by `fetch/`.
+
+base.py             the protocol of all stores
+root.py             what a url and its storage options mean, resolved once
+options.py          the table of storage options
 curl/               S3 and web servers by libcurl
-obstore_store.py    S3, Google, Azure, web servers by obstore (Rust); obstore_clients.py builds its clients
+obstore_store.py    S3, Google, Azure, web servers by obstore (Rust)
+obstore_clients.py  obstore's clients
 fsspec_store.py     any url that fsspec knows
+fsspec_errors.py    errors of fsspec and of the disk
 hub_store.py        the Hugging Face Hub, pinned to commits
-local_store.py      files
-credentials/        how they are found and renewed
-places.py           the address and region of a bucket of S3
+local_store.py      files of this machine
+credentials/        how credentials are found and renewed
+places.py           address and region of a bucket of S3
 addresses/          the grammar of urls, hosts and patterns
-versions, redirects, failures, guard     pure parts
+versions.py         the texts that pin reads to a version
+failures.py         errors for the answers of stores
+guard.py            refuses addresses of this machine where clients choose the urls
 """
 
 from __future__ import annotations
@@ -48,32 +56,34 @@ def open_store(
 ) -> ObjectStore:
     """Opens the store that serves the bucket, container, host or file system of a url.
 
+    It sends nothing. The caller closes the store (`aclose`).
+
     Args:
-        url: any url below the root, or the parts of one. Only its root matters.
-        storage_options: the options that fsspec takes, and the logins of urls (`base.logins`).
+        url: any url in the bucket, container, host or file system, or the parts of one.
+        storage_options: the user's storage options, as fsspec takes them, with the logins of urls (`base/logins.py`).
         client: the client for S3 and web servers, see `open_root`.
-        refuse_local: whether to refuse local files, loopback, link-local and metadata addresses, because a client has
-            chosen url and options.
+        refuse_local: whether to refuse local files, loopback, link-local and metadata addresses, because a client of a
+            service has chosen url and options.
 
     Raises:
-        ConfigError: an empty url, one without a bucket, an option that the store does not have, a `client` that cannot
-            serve it, or one that is not installed.
-        AccessDeniedError: the url is of this machine, and `refuse_local` is set.
+        ConfigError: the url is empty or has no bucket, the store has no such option, or `client` cannot serve the url
+            or is not installed.
+        AccessDeniedError: the url leads to this machine, and `refuse_local` is set.
     """
     return open_root(StoreRoot.resolve(url, storage_options), client=client, refuse_local=refuse_local)
 
 
 def open_root(root: StoreRoot, *, client: Client = "auto", refuse_local: bool = False) -> ObjectStore:
-    """Opens the store of a root.
+    """Opens the store of a root (a bucket, a container, a host or a file system, with its storage options).
 
-    Does no I/O: connections are opened at the first request, on the loop that makes it.
+    It sends nothing: connections are opened at the first request, on the event loop that makes it. A login of a url, or
+    of netrc, becomes a header in the root's settings.
 
     Args:
         root: the root, which the store keeps.
-        client: the client for S3 and web servers. "auto": libcurl on Linux, elsewhere obstore, or fsspec (with a line
-            in the log) if an option has no counterpart. "curl" or "obstore": that one, or a ConfigError if it cannot
-            serve the url. "fsspec": for every url but files. Google and Azure are read by obstore, other urls by
-            fsspec.
+        client: the client for S3 and web servers. "auto" means libcurl on Linux, elsewhere obstore, or fsspec (with a
+            warning in the log) if an option has no counterpart. "curl" and "obstore" mean this client alone. "fsspec"
+            means fsspec for every url but files. Google and Azure are read by obstore, other urls by fsspec.
         refuse_local: see `open_store`.
 
     Raises:
@@ -117,7 +127,7 @@ def _open_native(root: StoreRoot, client: Client, *, refuse_local: bool) -> Obje
     if root.is_web:
         from streamer.store.credentials.web_login import sign_in
 
-        # The login of the url becomes a header.
+        # The login of the url, or of netrc, becomes a header.
         sign_in(root.url, root.login, root.settings, refuse_local=refuse_local)
         if not is_curl:
             unknown += own_headers(cast("dict[str, str]", root.settings.client.get("default_headers", {})))
@@ -137,7 +147,8 @@ def _open_native(root: StoreRoot, client: Client, *, refuse_local: bool) -> Obje
         )
         return None
     require_modules(root.url, _extra(root), *(["obstore", "pycurl"] if is_curl else ["obstore"]), field="url")
-    # Imported here: the engine then spends 4 ms while its client makes the order, not while it starts (2026-11-22).
+    # The import takes 4 ms: here the engine spends them while its client makes the order, not while it starts
+    # (2026-11-22).
     if not is_curl:
         from streamer.store.obstore_store import ObstoreStore
 
@@ -156,6 +167,7 @@ def _extra(root: StoreRoot) -> str:
 
 
 def _refuse_redirects(root: StoreRoot) -> None:
+    """Raises ConfigError if the option `redirects` is set, which only libcurl has."""
     if root.options.get("redirects"):
         raise ConfigError(
             f"{root.url}: only libcurl follows redirects, which does not read this root: it needs Linux, "
@@ -166,7 +178,7 @@ def _refuse_redirects(root: StoreRoot) -> None:
 
 
 def _is_curl(client: Client) -> bool:
-    """Whether libcurl is the client; its event loop integration needs epoll."""
+    """Whether libcurl is the client, which needs Linux (epoll). Raises ConfigError if "curl" is asked for elsewhere."""
     if client == "curl" and sys.platform != "linux":
         raise ConfigError('client="curl" needs Linux; take "auto" or "obstore"', field="client")
     return client == "curl" or (client == "auto" and sys.platform == "linux")

@@ -1,4 +1,7 @@
-"""The protocol of the stores: one ranged GET, pinned to a version."""
+"""Defines the protocol of all stores: reads of ranges pinned to a version, listings, and writes.
+
+The stores of this folder implement it (`store/__init__.py` opens them), and `fetch/` sends requests through it.
+"""
 
 from __future__ import annotations
 
@@ -11,17 +14,23 @@ import msgspec
 
 from streamer.manifest.model import ObjectRecord
 
-# Receives a piece of a body; must not keep a view of it after the call.
+# Receives a piece of a body. It must not keep a view of the piece after the call.
 Take = Callable[[bytes | memoryview], None]
 
-# CPU s/GB of 8 MiB ranges, 16 in flight, obstore (loopback, 2026-11-20): pieces of 64 KiB 0.41-0.47, 256 KiB 0.33,
-# 1 MiB 0.39, 8 MiB 0.85, the whole body as bytes 0.34-0.99.
+# The size of pieces that takes the least CPU: in s/GB 0.41-0.47 with 64 KiB, 0.33 with 256 KiB, 0.39 with 1 MiB, 0.85
+# with 8 MiB, 0.34-0.99 with the whole body as bytes (ranges of 8 MiB, 16 in flight, obstore, loopback, 2026-11-20).
 PIECE_BYTES = 256 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class StoreStatistics:
-    """Counts of a store since it was opened."""
+    """Holds the counts of a store since it was opened.
+
+    Attributes:
+        requests: requests for objects, that is reads, writes and heads.
+        lists: listings.
+        received_bytes: bytes of bodies of reads.
+    """
 
     requests: int
     lists: int
@@ -29,14 +38,14 @@ class StoreStatistics:
 
 
 class StoreCounters(msgspec.Struct):
-    """Mutable counterpart of StoreStatistics; one owner, one loop."""
+    """Counts what one store does, on its event loop: the changing form of `StoreStatistics`, with the same fields."""
 
     requests: int = 0
     lists: int = 0
     received_bytes: int = 0
 
     def count_received(self, piece: bytes | memoryview) -> int:
-        """Counts a piece; returns its length."""
+        """Adds the bytes of a piece to `received_bytes`; returns their number."""
         self.received_bytes += len(piece)
         return len(piece)
 
@@ -46,15 +55,15 @@ class StoreCounters(msgspec.Struct):
 
 
 class Get(msgspec.Struct, frozen=True):
-    """Asks for a range of an object in its version.
+    """Describes a read of a range of an object in its version.
 
     Attributes:
         target: the object and its version.
-        start: first byte.
-        stop: end in bytes, exclusive.
-        piece_bytes: approximate size of a piece, if the client leaves the choice. Small pieces show sooner that a slow
-            body makes progress, and cost more.
-        fresh: whether to use a new connection, if the client leaves the choice, because the last one did not serve.
+        start: offset of the first byte.
+        stop: offset behind the last byte.
+        piece_bytes: approximate size of the pieces that are passed on, where the store's client lets it be chosen.
+            Small pieces show sooner that a slow body makes progress, and take more CPU.
+        fresh: whether to use a new connection, because the last one did not serve. Some clients cannot.
     """
 
     target: ObjectRecord
@@ -71,68 +80,76 @@ class Get(msgspec.Struct, frozen=True):
 
 @runtime_checkable
 class ObjectStore(Protocol):
-    """Reads one kind of url. Lives on the event loop that created it; must be created after the process starts.
+    """Reads, lists and writes the objects of one bucket, container, host or file system.
 
-    Every read is pinned: a store that finds another version raises ObjectChangedError, and one that cannot find out
-    compares size and Last-Modified. Nothing here retries.
+    It belongs to one event loop and one process: a store made before a fork is not used after it. Every read is pinned:
+    if the object has another version now, it raises ObjectChangedError. A store without versions compares size and time
+    of the last change. No call is tried again here.
     """
 
     async def get(self, asked: Get, take: Take) -> None:
         """Passes the bytes of a range to `take` in order, in pieces as they arrive.
 
-        A task that is cancelled here abandons the request (a hedge that lost, a body that stalled), and so does a
-        `take` that raises; nothing is taken afterwards.
+        The request ends if the task is cancelled or `take` raises; `take` is not called after that.
 
         Args:
             asked: the range.
-            take: called on the loop with each piece.
+            take: called with each piece, on the event loop.
 
         Raises:
-            ObjectNotFoundError, ObjectChangedError: permanent.
-            AccessDeniedError: permanent, unless other credentials are found after a `refresh`.
-            ThrottledError, ShortReadError, StoreTimeoutError, StoreError: worth another try.
+            ObjectNotFoundError, ObjectChangedError: another try does not help.
+            AccessDeniedError: another try helps only if `refresh` finds other credentials.
+            ConfigError: url, options or environment make no usable request.
+            ThrottledError, ShortReadError, StoreTimeoutError, StoreError: another try may help.
         """
         ...
 
     def list(self, url: str) -> AsyncGenerator[Sequence[ObjectRecord], None]:
-        """Yields pages of the objects below `url` (a prefix, an object, or a glob), with size and version.
+        """Yields pages of the objects that a url names, with size and version.
+
+        Args:
+            url: a folder (all below it), an object, or a pattern with globs and braces.
 
         Raises:
-            ObjectNotFoundError: the bucket or folder does not exist.
+            ObjectNotFoundError: the bucket or folder does not exist, or an object that braces name.
             AccessDeniedError: the store refuses.
+            ConfigError: this store cannot list such a url.
+            StoreError: the store failed; another try may help.
         """
         ...
 
     async def put(self, url: str, content: bytes) -> None:
-        """Writes a small object (manifest parts) in one step."""
+        """Writes an object from memory; one that exists is replaced. Raises the errors of `get`."""
         ...
 
     async def put_file(self, url: str, path: Path) -> ObjectRecord:
-        """Writes a local file as an object, which appears as a whole or not at all.
+        """Writes a local file as an object, which appears as a whole or not at all. Raises the errors of `get`.
 
         Args:
-            url: url of the object, of which an existing one is replaced.
-            path: path of the file, which the local store may move away.
+            url: url of the object. One that exists is replaced.
+            path: path of the file. The store of local files moves it away if it can.
 
         Returns:
-            The object as a listing shows it.
+            The object with size and version, as a listing shows it.
         """
         ...
 
     def statistics(self) -> StoreStatistics:
-        """Counts since the store was opened."""
+        """Returns the counts since the store was opened."""
         ...
 
     async def prepare(self) -> None:
-        """Prepares everything but the network that the first request needs: address, credentials, a client.
+        """Prepares what the first request needs, except connections to the store: address, credentials, a client.
+
+        A call is not necessary: the first request does the same.
 
         Raises:
-            ConfigError, StoreError: the errors of that request, which will try again.
+            ConfigError, StoreError: as the first request, which tries again.
         """
         ...
 
     async def refresh(self) -> None:
-        """Forgets client and credentials that have expired; the next request makes new ones."""
+        """Forgets client and credentials, which the store has refused; the next request makes new ones."""
         ...
 
     async def aclose(self) -> None:
@@ -142,23 +159,23 @@ class ObjectStore(Protocol):
 
 @runtime_checkable
 class OrderedLister(Protocol):
-    """A store that lists keys in order, and can begin behind any of them."""
+    """Is implemented by stores that list keys in order, and can begin behind any of them."""
 
     def list_after(self, folder: str, after: str) -> AsyncGenerator[Sequence[ObjectRecord], None]:
-        """Yields pages of the objects below a folder whose urls sort after this one.
+        """Yields pages of the objects below a folder whose urls sort after the url `after`.
 
         Raises:
-            ObjectNotFoundError, AccessDeniedError: as `ObjectStore.list`.
+            ObjectNotFoundError, AccessDeniedError, ConfigError, StoreError: as `ObjectStore.list`.
         """
         ...
 
 
 class Upload(msgspec.Struct, frozen=True):
-    """An upload in parts that was begun and not finished: the store keeps its parts, and no listing has them.
+    """Names an upload in parts that was begun and not finished: the store keeps its parts, and no listing shows them.
 
     Attributes:
-        url: url of the object that it would become.
-        id: the store's id of it.
+        url: url of the object that it would have become.
+        id: the store's id of the upload.
     """
 
     url: str
@@ -167,10 +184,10 @@ class Upload(msgspec.Struct, frozen=True):
 
 @runtime_checkable
 class PartsKeeper(Protocol):
-    """A store that keeps the parts of unfinished uploads until they are removed."""
+    """Is implemented by stores that keep the parts of unfinished uploads until they are removed."""
 
     async def list_unfinished(self, prefix: str) -> Sequence[Upload]:
-        """Returns the uploads to urls with this prefix.
+        """Returns the unfinished uploads to urls with this prefix; an empty list if the store has no such uploads.
 
         Raises:
             AccessDeniedError, StoreError: the store refuses to tell.
@@ -178,7 +195,7 @@ class PartsKeeper(Protocol):
         ...
 
     async def abort(self, upload: Upload) -> None:
-        """Removes the parts of an upload; one that is finished, or removed already, is left as it is.
+        """Removes the parts of an upload; does nothing if the upload is finished or its parts are removed already.
 
         Raises:
             AccessDeniedError, StoreError: the store refuses.

@@ -1,4 +1,8 @@
-"""Maps the exceptions of fsspec and the libraries below it to ours, in this one place."""
+"""Maps the exceptions of fsspec, the libraries below it, and the disk to the errors of streamer.
+
+Used by the stores that read through fsspec (`store/fsspec_store.py`, `store/hub_store.py`) and by
+`store/local_store.py`.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +21,13 @@ _STATUS_OF_ERRNO = {errno.ENOENT: 404, errno.EACCES: 403, errno.EPERM: 403, errn
 
 
 def map_error(url: str, error: Exception, target: ObjectRecord | None) -> StreamerError:
-    """Returns our error for a foreign one: by the HTTP answer in its chain, otherwise by type and errno."""
+    """Returns the error of streamer for another one: by the HTTP answer in its causes, otherwise by type and errno.
+
+    Args:
+        url: url of the request.
+        error: the exception.
+        target: the object and version that was read, or None for other requests.
+    """
     from streamer.store.credentials import issuers  # local files need none of these
 
     if any(type(step).__name__ in _NO_CREDENTIALS for step in _chain(error)):
@@ -44,7 +54,7 @@ def map_error(url: str, error: Exception, target: ObjectRecord | None) -> Stream
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """Yields the error and its causes."""
+    """Yields the error and its causes, outermost first."""
     step: BaseException | None = error
     while step is not None:
         yield step
@@ -52,7 +62,10 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def _answer(error: BaseException) -> failures.StoreAnswer:
-    """Returns the first HTTP answer in the chain of causes: s3fs and gcsfs make OSErrors and keep it there."""
+    """Returns the first HTTP answer in the error and its causes, where s3fs and gcsfs keep it.
+
+    Without one, the status is that of the error's type or errno, or None.
+    """
     for step in _chain(error):
         if (found := _http_answer(step)) is not None:
             return found
@@ -64,6 +77,7 @@ def _answer(error: BaseException) -> failures.StoreAnswer:
 
 
 def _http_answer(error: BaseException) -> failures.StoreAnswer | None:
+    """Returns the HTTP answer that an exception of a known library holds, or None."""
     response = getattr(error, "response", None)  # botocore's ClientError: a dict
     if isinstance(response, Mapping) and "ResponseMetadata" in response:
         metadata = response["ResponseMetadata"]
@@ -78,7 +92,7 @@ def _http_answer(error: BaseException) -> failures.StoreAnswer | None:
             status, "", failures.parse_retry_after(getattr(response, "headers", {}).get("Retry-After"))
         )
     for name in ("status", "status_code", "code"):  # aiohttp, azure, gcsfs
-        # aiohttp calls a truncated body "code 400" of its own making: `code` is a status only of gcsfs.
+        # Only gcsfs has a status in `code`: aiohttp sets it to 400 for a truncated body.
         is_status = name != "code" or type(error).__module__.startswith("gcsfs")
         status = getattr(error, name, None) if is_status else None
         if isinstance(status, int) and 300 <= status < 600:
@@ -87,8 +101,9 @@ def _http_answer(error: BaseException) -> failures.StoreAnswer | None:
     return None
 
 
-# Errors of foreign libraries that another try would repeat, except where they could not parse a server's answer.
+# Types of errors that another try would meet again.
 _FINAL = (ImportError, AttributeError, TypeError, ValueError, NotImplementedError)
+# Types among them after which another try may succeed: a server's answer could not be parsed.
 _UNREADABLE = (json.JSONDecodeError, UnicodeError)
 _NO_CREDENTIALS = ("NoCredentialsError",)
 _REFUSED_CREDENTIALS = ("PartialCredentialsError", "ClientAuthenticationError")

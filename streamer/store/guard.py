@@ -1,8 +1,9 @@
-"""Refuses this machine's own addresses in a service without [[datasets]], whose clients choose the urls. Pure.
+"""Refuses urls that lead to this machine, for a service whose clients choose the urls. No I/O.
 
-A client of such a service acts with the service's rights. Without this rule it could read the service's files,
-including mounted secrets, and through loopback and link-local addresses reach other containers of its pod and the
-credentials that clouds hand out to machines.
+That is a service without `[[datasets]]` in its configuration. Its clients act with its rights. Without this rule they
+could read the service's files, including mounted secrets, and reach, through loopback and link-local addresses, other
+containers of its pod and the credentials that clouds hand out to machines. `store/__init__.py` checks a root before it
+opens the store, `store/curl/` each connection.
 """
 
 from __future__ import annotations
@@ -32,16 +33,19 @@ _OWN_NETWORKS = tuple(
         ),
     )
 )
-# Addresses that end in one of IPv4: NAT64 (RFC 6052, RFC 8215), the compatible ones (RFC 4291, 2.5.5.1), and those of
+# Addresses of IPv6 that end in one of IPv4: NAT64 (RFC 6052, RFC 8215), IPv4-compatible ones (RFC 4291, 2.5.5.1), and
 # SIIT (RFC 2765).
 _TRANSLATED = tuple(map(ip_network, ("64:ff9b::/96", "64:ff9b:1::/48", "::/96", "::ffff:0:0:0/96")))
-# A site chooses how long the prefix of this network before the address of IPv4 is (RFC 8215; RFC 6052, 2.2).
+# In this network a site chooses how many bytes stand before the address of IPv4 (RFC 8215; RFC 6052, 2.2).
 _OF_SITE = ip_network("64:ff9b:1::/48")
 _PREFIX_BYTES = (6, 7, 8)
 
 
 def is_own(host: str) -> bool:
-    """Whether an IP address belongs to this machine, to its link, or to the server of its cloud's credentials."""
+    """Whether a host, an IP address or a name, is this machine, on its link, or the server of its cloud's credentials.
+
+    Names are not resolved: of these only localhost is.
+    """
     with suppress(ValueError):
         found = _readings(ip_address(host.partition("%")[0]))
         return any(address in network for address in found for network in _OWN_NETWORKS)
@@ -56,14 +60,14 @@ def _readings(address: IPv4Address | IPv6Address) -> list[IPv4Address | IPv6Addr
     if any(address in network for network in _TRANSLATED):
         others += [IPv4Address(end)] if (end := int(address) & 0xFFFFFFFF) or address not in _OF_SITE else []
     if address in _OF_SITE:
-        # The byte between the halves is none of the address. What begins with zeros is read with a longer prefix.
+        # Byte 8 is not part of the address of IPv4. One that begins with a zero byte is read with a longer prefix.
         behind = [address.packed[start:8] + address.packed[9:] for start in _PREFIX_BYTES]
         others += [IPv4Address(part[:4]) for part in behind if part[0]]
     return [address, *(other for other in others if other is not None)]
 
 
 def refusal(url: str, what: str) -> AccessDeniedError:
-    """Returns the error for a client that asks for something of this machine."""
+    """Returns the error for a client that asks for something of this machine; `what` says what it is."""
     return AccessDeniedError(
         f"{shown(url)}: {what}; a service without [[datasets]] reads no local files, no loopback and no link-local "
         "addresses for its clients: name the url in [[datasets]] of its configuration",
@@ -72,14 +76,15 @@ def refusal(url: str, what: str) -> AccessDeniedError:
 
 
 def check(root: StoreRoot, *, is_curl: bool) -> None:
-    """Refuses what can be recognised without resolving a name.
+    """Refuses a root that leads to this machine, as far as that can be seen without resolving a name.
 
     Args:
         root: root of a url that a client names, with the options that it has sent.
-        is_curl: whether libcurl reads S3 and web servers: it asks before each connection, obstore does not.
+        is_curl: whether libcurl reads the root. Only its stores check each connection.
 
     Raises:
-        AccessDeniedError: a local file, an address of this machine, or one that would not be asked about.
+        AccessDeniedError: the root or an option is a local file, the address is this machine's, or the client chooses
+            an address whose connections would not be checked.
     """
     if root.scheme == "file":
         raise refusal(root.url, "it is a local file")
@@ -99,7 +104,7 @@ def check(root: StoreRoot, *, is_curl: bool) -> None:
 
 
 def find_client_place(root: StoreRoot) -> str | None:
-    """Returns the place to which a client's url and options lead; None if the environment or the cloud decides."""
+    """Returns the url of the host to which a client's url and options lead; None if the service or the cloud decides."""
     if root.is_web:
         return root.url
     endpoint = root.chosen.config.get("endpoint") or root.chosen.config.get("base_url")

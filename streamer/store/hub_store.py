@@ -1,6 +1,8 @@
-"""The Hugging Face Hub: listed by its own library, read by https ranges of the commit in which a file last changed.
+"""Reads the Hugging Face Hub: lists by its own library, and reads a file from the commit in which it last changed.
 
-A branch moves, a commit does not: an object pinned to a commit stays readable, and no read can return other bytes.
+`store/__init__.py` opens it for urls with hf://. A branch moves, a commit does not: an object pinned to a commit stays
+readable, and no read can return other bytes.
+
 Source: Hugging Face, "Hub API Endpoints" (tree) and "Download files from the Hub" (resolve).
 """
 
@@ -24,10 +26,13 @@ _BUCKETS = "hf://buckets"
 
 
 class HubStore(FsspecStore):
-    """The Hub as FsspecStore lists it; its buckets, which have no commits, are read like any filesystem.
+    """Lists the Hub through fsspec, and reads files of commits by https. Its buckets, without commits, are read by fsspec.
 
     Args:
-        options: options of HfFileSystem; a token there takes precedence over HF_TOKEN and the sign-in.
+        root: root of the urls.
+        protocol: name of fsspec's filesystem, "hf".
+        options: options of HfFileSystem. A token there takes precedence over HF_TOKEN and the user's sign-in.
+        open_web: opens the store of a web server, given its url and storage options.
     """
 
     def __init__(
@@ -42,7 +47,7 @@ class HubStore(FsspecStore):
         self._finding = asyncio.Lock()
 
     async def get(self, asked: Get, take: Take) -> None:
-        """See ObjectStore.get."""
+        """Reads a range (see `ObjectStore.get`); the first read of a repository asks the Hub for its address."""
         target = asked.target
         if not target.version.startswith(versions.COMMIT):
             await super().get(asked, take)
@@ -59,7 +64,7 @@ class HubStore(FsspecStore):
         await self._web.get(replace(asked, target=pinned), take)
 
     async def list(self, url: str) -> AsyncGenerator[Sequence[ObjectRecord], None]:
-        """See ObjectStore.list; never from HfFileSystem's own cache, and all pages as of one commit."""
+        """Lists objects (see `ObjectStore.list`): never from HfFileSystem's own cache, and all pages as of one commit."""
         self._connect().filesystem.invalidate_cache()
         with translate_errors(map_error, url):
             repository, pinned = await asyncio.to_thread(self._resolve_commit, url)
@@ -67,7 +72,7 @@ class HubStore(FsspecStore):
             yield [replace(record, url=repository + record.url.removeprefix(pinned)) for record in page]
 
     def statistics(self) -> StoreStatistics:
-        """See ObjectStore.statistics."""
+        """Returns the counts since the store was opened, with those of its reads by https."""
         own = super().statistics()
         webs = [web.statistics() for web in (self._web, *self._old) if web is not None]
         return StoreStatistics(
@@ -77,20 +82,20 @@ class HubStore(FsspecStore):
         )
 
     async def refresh(self) -> None:
-        """See ObjectStore.refresh; the token is looked up again."""
+        """Forgets the clients (see `ObjectStore.refresh`); the token is looked up again."""
         await super().refresh()
         if self._web is not None:
             self._old.append(self._web)
         self._web = None
 
     async def aclose(self) -> None:
-        """Closes the connections."""
+        """Closes the connections of fsspec, and those of https that `refresh` has replaced."""
         await super().aclose()
         while self._old:
             await self._old.pop().aclose()
 
     def _address(self, target: ObjectRecord) -> str | None:
-        """Returns the web address of the file in its commit; None if its repository is not known yet."""
+        """Returns the web address of the file in its commit; None before `_find` was called for its repository."""
         for repository, web in self._repositories.items():
             if target.url.startswith(repository):
                 commit = target.version.removeprefix(versions.COMMIT)
@@ -98,7 +103,10 @@ class HubStore(FsspecStore):
         return None
 
     def _resolve_commit(self, url: str) -> tuple[str, str]:
-        """Returns the url of the repository, and the one of its branch's present commit; twice "" for a bucket."""
+        """Returns the url of the repository, and its url at the branch's present commit; twice "" for a bucket.
+
+        Sends a request. Blocking.
+        """
         from huggingface_hub import HfApi
 
         files = self._connect().filesystem
@@ -111,7 +119,10 @@ class HubStore(FsspecStore):
         return repository, f"{repository.partition('@')[0]}@{commit}"
 
     def _find(self, url: str) -> None:
-        """Finds, with one request of the library, which part of the url is the repository, and where its token is."""
+        """Finds which part of a url is the repository, for `_address`, and opens the store for https with the token.
+
+        The library may send a request. Blocking.
+        """
         from huggingface_hub import constants, get_token
 
         files = self._connect().filesystem

@@ -1,4 +1,8 @@
-"""The text that pins a read: etag, generation, version id, commit, or size and time."""
+"""Makes and compares the texts that pin a read to a version: ETag, generation, version id, commit, or size and time.
+
+All stores use it. A manifest keeps the text of each object (`ObjectRecord.version`), and every read compares it with
+what the store has now.
+"""
 
 from __future__ import annotations
 
@@ -19,24 +23,27 @@ _TIME_NAMES = ("mtime", "LastModified", "last_modified", "updated", "created")
 
 
 def etag_version(etag: str) -> str:
-    """Returns `etag:` and the tag without quotes; a weak tag keeps its W/ and its quotes."""
+    """Returns the version for an ETag: `etag:` and the tag without quotes. A weak tag keeps its W/ and its quotes."""
     return ETAG + (etag if etag.startswith("W/") else etag.strip('"'))
 
 
 def stat_version(size: int, modified_ns: int) -> str:
-    """Returns `stat:<size>:<mtime_ns>`, for stores without versions."""
+    """Returns the version for a size in bytes and the time of the last change in ns, for stores without versions.
+
+    A time of 0 means that the size alone pins the object (`pin_by_size`).
+    """
     return f"{STAT}{size}:{modified_ns}"
 
 
 def nanoseconds(moment: datetime | float) -> int:
-    """Returns a time in nanoseconds, of whole microseconds: the precision of a float, on which all infos agree."""
+    """Returns a time in nanoseconds since 1970, rounded to microseconds, which a float of seconds can hold."""
     if isinstance(moment, datetime):
         return int(moment.timestamp()) * 1_000_000_000 + moment.microsecond * 1000
     return round(moment * 1e6) * 1000
 
 
 def choose_version(tag: str | None, version: str | None, size: int, modified: datetime | None) -> str:
-    """Returns the version that an object store reports: its ETag, otherwise its version id, otherwise size and time."""
+    """Returns the version for what an object store reports: by its ETag, else its version id, else size and time."""
     if tag:
         return etag_version(tag)
     if version:
@@ -45,7 +52,10 @@ def choose_version(tag: str | None, version: str | None, size: int, modified: da
 
 
 def read_version(entry: Mapping[str, object]) -> str:
-    """Returns the version in an fsspec info, whatever the filesystem calls it."""
+    """Returns the version for an entry of fsspec's `info` or `ls`, by the names that its filesystems use.
+
+    These are an ETag, else a generation, else a commit, else size and time; what is missing counts as 0.
+    """
     for name in ("ETag", "etag", "e_tag"):
         if isinstance(etag := entry.get(name), str) and etag:
             return etag_version(etag)
@@ -63,17 +73,19 @@ def read_version(entry: Mapping[str, object]) -> str:
 
 
 def if_match(version: str) -> str | None:
-    """Returns the If-Match header that pins `version`; None if there is no strong tag (RFC 9110 13.1.1)."""
+    """Returns the value of the If-Match header that pins a version; None if it is no strong ETag (RFC 9110 13.1.1)."""
     if not version.startswith(ETAG) or version.startswith(ETAG + "W/"):
         return None
     return f'"{version.removeprefix(ETAG)}"'
 
 
 def require(target: ObjectRecord, found: str) -> None:
-    """Compares the store's version with the manifest's.
+    """Compares the version that the store has now (`found`) with that of the manifest.
+
+    Does not compare an object that is pinned by its size. Weak and strong ETags count as equal if their text is.
 
     Raises:
-        ObjectChangedError: they differ; names both.
+        ObjectChangedError: they differ. The message names both.
     """
     if target.version == stat_version(target.size, 0):  # pinned by its size, which each store compares
         return
@@ -82,18 +94,23 @@ def require(target: ObjectRecord, found: str) -> None:
 
 
 def _strip_weakness(version: str) -> str:
-    """Returns the tag for a weak comparison (RFC 9110 8.8.3.2): a proxy may weaken a tag and leave the bytes as is."""
+    """Returns a version without the mark of a weak ETag: a proxy may weaken a tag and leave the bytes as they are."""
     weak = ETAG + "W/"
     return ETAG + version.removeprefix(weak).strip('"') if version.startswith(weak) else version
 
 
 def pin_by_size(record: ObjectRecord) -> ObjectRecord:
-    """Returns the record of an object that is pinned by its size alone."""
+    """Returns the same record, pinned by its size alone."""
     return ObjectRecord(record.url, record.size, stat_version(record.size, 0))
 
 
 def make_disagreement(target: ObjectRecord, read: object) -> ObjectChangedError:
-    """Returns the error for an unchanged object whose heads or listings name another version than its reads."""
+    """Returns the error for an object that the store lists with the manifest's version, but reads with another one.
+
+    Args:
+        target: the object of the manifest.
+        read: the version in the answer to a read, or None if the read was refused.
+    """
     return ObjectChangedError(
         f"{shown(target.url)}: the store still lists the version that the manifest has, {target.version} "
         f"({target.size} bytes), but reads {f'answer {read}' if read else 'refuse it'}: to index it again does not "
@@ -107,7 +124,7 @@ def make_disagreement(target: ObjectRecord, read: object) -> ObjectChangedError:
 
 
 def make_change_error(target: ObjectRecord, found: str | None) -> ObjectChangedError:
-    """Returns the error for an object that is no longer the manifest's."""
+    """Returns the error for an object that changed since it was indexed; `found` is its version now, None if unknown."""
     return ObjectChangedError(
         f"{shown(target.url)} changed since it was indexed: the manifest has {target.version} "
         f"({target.size} bytes), the store {found or 'another version'}; index it again",

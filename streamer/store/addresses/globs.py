@@ -1,8 +1,8 @@
-"""Matches urls with globs in time that grows with the url alone: automata without backtracking. Pure.
+"""Matches urls with globs, in a time that grows with the length of the url alone. No I/O.
 
-A glob comes from a client and a url from a bucket, so that neither may choose how long a comparison takes. Python's
-regular expressions try `*a*a*a*a*b` in exponentially many ways; here all ways are followed at once, as bits of a
-number.
+Used by `store/addresses/patterns.py`. Globs come from clients and urls from buckets, and neither may choose how long a
+comparison takes. Python's regular expressions try `*a*a*a*a*b` in exponentially many ways. Here an automaton follows
+all ways at once, as bits of a number.
 """
 
 from __future__ import annotations
@@ -14,20 +14,28 @@ import msgspec
 
 from streamer.errors import ConfigError
 
+# Matches the first letter of a glob's wildcard.
 GLOB = re.compile(r"[*?\[]")
-# Letters that the automata of one url follow: 0.005 s for a key of 1,024 letters that are all new to them (2026-11-28).
+# The globs of one url may have this many letters behind their first wildcards. A comparison then takes at most 0.005 s,
+# for a key of 1,024 letters that are all new to the automata (2026-11-28).
 MAX_LETTERS = 1 << 16
-# Transitions that one automaton remembers, times its size: 1 MB.
+# An automaton remembers this many transitions, divided by its size in letters: about 1 MB.
 _MOST_REMEMBERED = 1 << 20
 
 
 class _Class(msgspec.Struct, frozen=True):
-    """The letters between brackets; a slash is never one of them."""
+    """Holds the letters between brackets of a glob (`[a-z]`, `[!0]`).
+
+    Attributes:
+        inside: the text between the brackets, without the sign of a negation.
+        negated: whether it matches all other letters.
+    """
 
     inside: str
     negated: bool
 
     def matches(self, letter: str) -> bool:
+        """Whether a letter fits; a slash never does."""
         if letter == "/":
             return False
         inside = self.inside
@@ -42,7 +50,7 @@ class _Class(msgspec.Struct, frozen=True):
 
 
 def _tokens(glob: str) -> Iterator[str]:
-    """Yields `**/`, `**`, `*`, `?`, `[...]` and single letters."""
+    """Yields the parts of a glob: `**/`, `**`, `*`, `?`, `[...]` and single letters."""
     i = 0
     while i < len(glob):
         length = 1
@@ -55,7 +63,12 @@ def _tokens(glob: str) -> Iterator[str]:
 
 
 class _AutomatonState(dict[str, "_AutomatonState"]):
-    """One state of an automaton: letters lead to the next ones, which are computed when they are first needed."""
+    """Maps letters to the next states; a next state is computed when it is first needed.
+
+    Attributes:
+        owner: the automaton.
+        bits: the places of the globs that are reached in this state.
+    """
 
     __slots__ = ("bits", "owner")
 
@@ -69,9 +82,16 @@ class _AutomatonState(dict[str, "_AutomatonState"]):
 
 
 class Automaton:
-    """Follows several globs at once.
+    """Compares a text with several globs at once.
 
-    Each place of a glob is a bit. A letter moves the bits whose place it fits, and keeps those of stars.
+    Each place of a glob is a bit. A letter moves the bits whose place it fits, and keeps those of stars. States are
+    remembered, so that most letters cost one look-up.
+
+    Args:
+        globs: the globs; `*` and `?` match no slash, `**` matches any text.
+
+    Attributes:
+        globs: the globs as a tuple.
     """
 
     def __init__(self, globs: Sequence[str]) -> None:
@@ -79,7 +99,7 @@ class Automaton:
         self._letters: dict[str, int] = {}
         self._classes: list[tuple[int, _Class]] = []
         self._fitting: dict[str, int] = {}
-        # Places of stars, and of question marks.
+        # The places of `**`, of `*`, and of `?`.
         self._any = 0
         self._any_but_slash = 0
         self._any_once = 0
@@ -103,7 +123,7 @@ class Automaton:
         return f"Automaton({len(self.globs)} globs, {len(self._states)} states)"
 
     def find_matches(self, text: str) -> int:
-        """Returns the bits of the globs that match the whole text; 0 if there are none."""
+        """Returns a bit for each glob that matches the whole text; 0 if none does."""
         state = self._start
         for letter in text:
             if not state.bits:
@@ -112,15 +132,15 @@ class Automaton:
         return state.bits & self._final
 
     def list_unmatched(self, find_matches: int) -> list[str]:
-        """Returns the globs whose bit is not among those that `find_matches` returned."""
+        """Returns the globs that did not match, given what `find_matches` returned, joined by `|` for several texts."""
         return [glob for glob, final in zip(self.globs, self._finals, strict=True) if not final & find_matches]
 
     def follow(self, state: _AutomatonState, letter: str) -> _AutomatonState:
-        """Computes the state behind a letter."""
+        """Computes the state that a letter leads to, and remembers it; forgets all states if there are too many."""
         bits = state.bits
         stay = bits & (self._any if letter == "/" else self._any | self._any_but_slash)
         if self._remembered >= self._most:
-            # All that was remembered goes, also what states say of each other.
+            # All states are forgotten, and their next states, too.
             for known in self._states.values():
                 known.clear()
             self._states = {self._start.bits: self._start}
@@ -133,7 +153,7 @@ class Automaton:
     # ------------------------------------------------------------ inside
 
     def _add(self, glob: str, place: int) -> int:
-        """Adds the places of a glob from `place` on; returns the first free one, behind its last."""
+        """Adds the places of a glob from the number `place` on; returns the first number behind them."""
         for token in _tokens(glob):
             bit = 1 << place
             if token == "**/":  # nothing, or anything that ends with a slash
@@ -159,11 +179,15 @@ class Automaton:
         return place + 1
 
     def _skip(self, place: int, to: int) -> None:
+        """Lets a place lead to others (bits of `to`) without a letter."""
         self._skips[1 << place] = to
         self._skipping |= 1 << place
 
     def _close(self, bits: int) -> int:
-        """Adds the places that are reached without a letter; they are all behind those that lead to them."""
+        """Returns the bits with those of the places that are reached without a letter.
+
+        One pass suffices, because these places are behind those that lead to them.
+        """
         pending = bits & self._skipping
         while pending:
             first = pending & -pending
@@ -173,7 +197,7 @@ class Automaton:
         return bits
 
     def _fits(self, letter: str) -> int:
-        """Returns the places that this letter fits."""
+        """Returns the bits of all places that a letter fits."""
         if (known := self._fitting.get(letter)) is not None:
             return known
         fitting = self._letters.get(letter, 0)
@@ -193,15 +217,15 @@ class Automaton:
 
 
 class GlobSet:
-    """Globs, most of which differ in the letters before their first star: `{0000..9999}/*.tar`.
+    """Compares urls with many globs, most of which differ only before their first wildcard: `{0000..9999}/*.tar`.
 
-    Those letters are looked up, and globs whose rest is the same share its automaton.
+    The letters before the first wildcard are looked up in a dict, and globs with equal rests share an automaton.
 
     Args:
-        globs: each once.
+        globs: the globs, each once.
 
     Raises:
-        ConfigError: the globs are too long, or differ too much behind their first star.
+        ConfigError: the rests that differ have more than `MAX_LETTERS` letters together.
     """
 
     def __init__(self, globs: Iterable[str]) -> None:
@@ -225,7 +249,7 @@ class GlobSet:
         return f"GlobSet({len(self._automata)} stems)"
 
     def matches(self, url: str) -> bool:
-        """Whether a glob matches the whole url."""
+        """Whether one of the globs matches the whole url."""
         return any(automaton.find_matches(rest) for _, automaton, rest in self._candidates(url))
 
     def list_unmatched(self, urls: Iterable[str]) -> list[str]:
@@ -241,6 +265,7 @@ class GlobSet:
         ]
 
     def _candidates(self, url: str) -> Iterator[tuple[str, Automaton, str]]:
+        """Yields each beginning of the url that is one of globs, the automaton of their rests, and the url's rest."""
         for length in self._lengths:
             stem = url[:length]
             if (automaton := self._automata.get(stem)) is not None:

@@ -1,4 +1,8 @@
-"""Globs and brace ranges in urls: what to list and what to keep. Pure functions."""
+"""Handles globs and braces in urls: what to list for a url, which objects to keep, and in which order. No I/O.
+
+The stores list by `UrlPattern`. `engine/` and `service/` count and check the urls of clients, and indexing orders
+objects by `brace_order`.
+"""
 
 from __future__ import annotations
 
@@ -17,41 +21,45 @@ from streamer.store.addresses.urls import find_bucket_url, shown, split
 
 _BRACE = re.compile(r"\{([^{}]*)\}")
 _RANGE = re.compile(r"(\d+)\.\.(\d+)")
-# Braces that stand for more urls than this are taken for a typing mistake; so are longer texts, and more braces.
+# Braces may stand for this many urls, with this many letters together. More is taken for a typing mistake.
 MAX_URLS = 1_000_000
 MAX_EXPANDED_LETTERS = 256 << 20
+# A url may have this many braces.
 _MOST_BRACES = 64
+# Braces inside of braces may stand for this many urls.
 _MOST_NESTED = 10_000
 # An end of a range has at most this many digits.
 _MOST_DIGITS = 18
-# A choice of a brace that is a part of a name for each server, whatever stands beside it.
+# Matches a choice of a brace that is a part of a file's name for every server, whatever stands beside it.
 _PART_OF_NAME = re.compile(r"[\w.=+*~@-]*")
 # Names of the parameters of signatures: AWS, Google, Azure, CloudFront, tokens of other services.
 _SIGNED = re.compile(r"sig|token|credential|expires|policy|key|auth", re.IGNORECASE)
+# An error names this many missing objects.
 _MISSING_SHOWN = 5
-# A page has 1,000; stores without pages give all at once.
+# Up to this many objects are compared on the event loop. A page has 1,000; stores without pages have all at once.
 _MOST_AT_ONCE = 10_000
+# Messages show this many letters of a url.
 _MOST_SHOWN = 500
 
 
 def expand(url: str) -> list[str]:
-    """Returns all urls of `a{000..127}.tar` and `a{x,y}`, in order; the url itself if it has no braces.
+    """Returns all urls that braces stand for (`a{000..127}.tar`, `a{x,y}`), in order; the url itself without braces.
 
     Leading zeros fix the width, as in bash.
 
     Raises:
-        ConfigError: a range that runs backwards, more than a million urls or 256 MiB of them.
+        ConfigError: as `count_urls`.
     """
     count_urls(url)
     return list(_expand(url, url))
 
 
 def count_urls(url: str) -> tuple[int, int]:
-    """Returns how many urls the braces of a url stand for, and the most letters of all together, without making them.
+    """Returns how many urls the braces of a url stand for, and at most how many letters these have together.
 
     Raises:
-        ConfigError: a range that runs backwards, more than a million urls or 256 MiB of them, or more than 10,000 by
-            braces inside of braces.
+        ConfigError: a range runs backwards, the urls are more than a million or longer than 256 MiB together, there are
+            more than 64 braces, or more than 10,000 urls by braces inside of braces.
     """
     count = 1
     letters = len(url)
@@ -78,7 +86,7 @@ def count_urls(url: str) -> tuple[int, int]:
 
 
 def _count_inner_braces(url: str) -> tuple[int, int]:
-    """Counts by expanding: what stands in outer braces is known when the inner ones are gone."""
+    """Counts as `count_urls`, by expanding: the choices of outer braces are known only when the inner ones are gone."""
     if url.count("{") > _MOST_BRACES:
         raise _too_many(url, f"a product of more than {_MOST_BRACES} braces")
     count = 0
@@ -92,9 +100,13 @@ def _count_inner_braces(url: str) -> tuple[int, int]:
 
 
 def one_of_all(url: str) -> str | None:
-    """Returns one of the urls that braces stand for, whose folders are like those of all others; None if there is none.
+    """Returns one of the urls that braces stand for, which can stand for all in a check of folders.
 
-    No choice makes a dot segment, another folder or an escaped letter.
+    That is so if the braces only choose parts of names: no choice makes another folder, a segment of dots or an escaped
+    letter. None if it is not so. A url without braces is returned as it is.
+
+    Raises:
+        ConfigError: as `count_urls`.
     """
     if count_urls(url)[0] > 1 and any(letter in url for letter in "%?#\\\0"):
         return None
@@ -123,10 +135,10 @@ def _abridge(text: str) -> str:
 
 
 def require_file_url(url: str) -> str:
-    """Returns the url of a store that cannot list.
+    """Returns the url if it may name files of a web server, which cannot be listed.
 
     Raises:
-        ConfigError: the url has a glob, names a folder, or is signed.
+        ConfigError: the url has a glob or a query, or names a folder. The message says what to write instead.
     """
     beginning = _after_host(url)
     path, mark, query = url[beginning:].partition("?")
@@ -152,12 +164,13 @@ def require_file_url(url: str) -> str:
 
 
 def _after_host(url: str) -> int:
-    """Returns where the path of a url begins: the address of an IPv6 host is in square brackets."""
+    """Returns the index at which the path of a url begins. Before it, brackets are no glob, but those of an IPv6 host."""
     scheme, separator, rest = url.partition("://")
     return len(scheme) + len(separator) + len(rest.partition("/")[0]) if separator else 0
 
 
 def _expand(url: str, whole: str) -> Iterator[str]:
+    """Yields the urls that the braces of `url` stand for; `whole` is the user's url, for messages."""
     found = _BRACE.search(url)
     if found is None:
         yield url
@@ -173,7 +186,11 @@ def _expand(url: str, whole: str) -> Iterator[str]:
 
 
 def _range(inside: str, whole: str) -> tuple[int, int, int] | None:
-    """Returns the first and last number of a range, and their width; None if it is none."""
+    """Returns first and last number of a range (`000..127`) and the width, 0 without leading zeros; None if it is none.
+
+    Raises:
+        ConfigError: the range runs backwards, or has more than a million numbers.
+    """
     numbers = _RANGE.fullmatch(inside)
     if numbers is None:
         return None
@@ -188,20 +205,21 @@ def _range(inside: str, whole: str) -> tuple[int, int, int] | None:
 
 
 async def parse_pattern(url: str) -> UrlPattern:
-    """Parses a url as `UrlPattern.parse`, in a thread where braces may stand for many."""
+    """Parses a url as `UrlPattern.parse` does, in a thread if it has braces, which may stand for many urls."""
     return await asyncio.to_thread(UrlPattern.parse, url) if "{" in url else UrlPattern.parse(url)
 
 
 class UrlPattern(msgspec.Struct, frozen=True):
-    """The folder to list for a url, and the objects to keep.
+    """Says which folder to list for a url, and which of its objects to keep.
 
     Attributes:
-        folder: the deepest folder that contains everything, ending in "/" (or the root).
-        single: whether the url has neither glob nor braces: an object or a folder, of which everything is kept.
-        named: the urls that braces stand for, with their globs; each must exist. A dict without values, because the
-            garbage collector goes through a set of 10^6 urls again and again, 0.1 s each time, but not through a dict
-            of texts.
-        globs: objects to keep, if there is a glob; None: the named ones.
+        folder: url of the deepest folder that contains everything that the url names, ending in "/".
+        single: whether the url has neither globs nor braces. It names an object or a folder then, and everything below
+            `folder` is kept.
+        named: the urls that braces stand for, with their globs; each must exist. Empty without braces. It is a dict
+            without values: the garbage collector goes through a set of 10^6 urls again and again, 0.1 s each time, but
+            not through a dict of texts.
+        globs: compares urls of objects with the globs. None means that there is no glob.
     """
 
     folder: str
@@ -211,24 +229,28 @@ class UrlPattern(msgspec.Struct, frozen=True):
 
     @classmethod
     def parse(cls, url: str) -> UrlPattern:
-        """Parses a url with `*`, `?`, `**`, `[...]`, `{a,b}`, `{00..99}`."""
+        """Parses a url with `*`, `?`, `**`, `[...]`, `{a,b}`, `{00..99}`.
+
+        Raises:
+            ConfigError: the braces stand for too many urls (`count_urls`), or the globs are too long (`GlobSet`).
+        """
         special = re.search(r"[*?\[{]", url)
         if special is None:
             return cls(url if url.endswith("/") else url + "/", single=True)
         folder = url[: special.start()].rpartition("/")[0] + "/"
         count_urls(url)
-        # An iterator gives them, between whose steps other threads go on.
+        # They come from an iterator, between whose steps other threads can run.
         named = dict.fromkeys(_expand(url, url))
         if GLOB.search(url) is None:
             return cls(folder, single=False, named=named)
         return cls(folder, single=False, named=named if "{" in url else {}, globs=GlobSet(named))
 
     def may_be_asked_for_each(self, refusal: AccessDeniedError) -> bool:
-        """Whether the braces name every object, so that a store that refuses to list can be asked for each."""
+        """Whether each object may be asked for instead: the store refused to list (403), and braces name all objects."""
         return bool(self.named) and self.globs is None and refusal.details.get("status") == 403
 
     def matches(self, url: str) -> bool:
-        """Whether the object belongs to the pattern; folder markers (keys that end in "/") never do."""
+        """Whether the object with this url is one to keep; folder markers (urls that end in "/") never are."""
         if url.endswith("/"):
             return False
         if self.globs is not None:
@@ -236,17 +258,20 @@ class UrlPattern(msgspec.Struct, frozen=True):
         return self.single or url in self.named
 
     async def filter_records(self, records: Sequence[ObjectRecord]) -> list[ObjectRecord]:
-        """Returns the records that belong to the pattern; a thread compares globs, or very many, as that takes long."""
+        """Returns the records of objects to keep. Globs, or very many objects, are compared in a thread."""
         if self.globs is None and len(records) <= _MOST_AT_ONCE:
             return [record for record in records if self.matches(record.url)]
         return await asyncio.to_thread(lambda: [record for record in records if self.matches(record.url)])
 
     def require(self, found: Collection[str]) -> None:
-        """Checks that everything that braces name is among the listed urls, since braces are short for a list of urls.
+        """Checks that everything that braces name was found, since braces are short for a list of urls.
+
+        Args:
+            found: urls of all objects that were kept.
 
         Raises:
-            ObjectNotFoundError: objects that braces name are missing, or one of their globs matches nothing; names the
-                first of them.
+            ObjectNotFoundError: objects that braces name are missing, or one of their globs matches nothing. The
+                message names the first ones.
         """
         missing: list[str] = []
         if self.globs is None:
@@ -256,7 +281,7 @@ class UrlPattern(msgspec.Struct, frozen=True):
             missing = self.globs.list_unmatched(found)
         if not missing:
             return
-        # They are not sorted: that holds up all threads for a second if 10^6 are missing.
+        # The missing urls are not sorted, which would hold up all threads for a second if there are 10^6.
         first = heapq.nsmallest(_MISSING_SHOWN, missing)
         what = "objects that the braces name are missing"
         if self.globs is not None:
@@ -272,19 +297,22 @@ class UrlPattern(msgspec.Struct, frozen=True):
 
 
 def brace_order(url: str) -> Callable[[str], int] | None:
-    """Returns the place of an object's url among those that braces stand for, or None if there are no braces.
+    """Returns a function that gives the place of an object's url in the order of braces; None without braces.
 
-    `b{8..11}.tar` is b8, b9, b10, b11; of `{b,a}/*.tar` all objects below b come first. An object that none of them
-    names is behind all others.
+    The places of `b{8..11}.tar` are those of b8, b9, b10, b11; of `{b,a}/*.tar` all objects below b have the first one.
+    An object that the braces do not name has a place behind all others.
+
+    Raises:
+        ConfigError: as `count_urls`.
     """
     if "{" not in url:
         return None
     address = split(url)
     every = expand(address.key if address.scheme == "file" else url)
-    # They are found by what is before the first wildcard: of a thousand patterns a url is compared with one or two.
+    # Patterns are looked up by their letters before the first wildcard: of a thousand, a url is compared with one or two.
     named: dict[str, int] = {}
     globs: defaultdict[str, list[tuple[int, Automaton]]] = defaultdict(list)
-    # Equal rests share what follows them: `{0000..9999}/*.tar` has one.
+    # Patterns with equal rests share an automaton: `{0000..9999}/*.tar` has one.
     shared: dict[str, Automaton] = {}
     for place, each in enumerate(every):
         magic = GLOB.search(each, _after_host(each))

@@ -1,4 +1,7 @@
-"""Splits urls into scheme, root (the part that one client serves) and key."""
+"""Splits a url into its scheme, its root (the part that one client serves, such as a bucket) and its key.
+
+Used wherever urls are handled: by the stores, the fetcher, the engine, indexing and the commands.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,8 @@ from streamer.errors import ConfigError
 
 __all__ = ["Address", "find_bucket_url", "shown", "split", "without_login"]
 
-# The hosts of buckets' web addresses. Each part is what one label of a name may be, so that nothing is tried twice.
+# The hosts of buckets' web addresses, and the url of the bucket. Each part matches one label of a name, so that the
+# patterns need no backtracking.
 _LABELS = r"(?:\.[\w-]+)*"
 _WEB_HOSTS = [
     (re.compile(rf"(?P<bucket>.+?)\.s3(?:-[\w-]+)?{_LABELS}\.amazonaws\.com"), "s3://{bucket}/{path}"),
@@ -25,10 +29,10 @@ _WEB_HOSTS = [
         "abfs://{container}@{bucket}.dfs.core.windows.net/{key}",
     ),
 ]
-# The longest name of a host (RFC 1035); a longer one is the web address of nothing.
+# The longest name of a host (RFC 1035); a longer one is not compared.
 _MOST_HOST_LETTERS = 255
 
-# The ARN of an access point stands for a bucket; its own name may follow a slash.
+# The ARN of an access point stands for a bucket, and may itself have a slash before its last part.
 _ACCESS_POINT = re.compile(r"(arn:[^/]+:accesspoint[:/][^/]+)/?(.*)", re.DOTALL)
 
 S3_SCHEMES = ("s3", "s3a")
@@ -44,12 +48,12 @@ _FAMILIES = {
 
 
 class Address(msgspec.Struct, frozen=True):
-    """The parts of a url.
+    """Holds the parts of a url.
 
     Attributes:
-        scheme: "s3", "https", ...; "file" for a bare path.
+        scheme: "s3", "https" and so on, in lower case. It is "file" for a bare path.
         root: the part that one client serves: "s3://bucket", "https://host:port", "file://".
-        key: the rest without a leading slash, as the store knows it; an absolute path for "file".
+        key: the rest without a leading slash, as the store knows it. For "file" it is an absolute path.
     """
 
     scheme: str
@@ -58,12 +62,14 @@ class Address(msgspec.Struct, frozen=True):
 
     @property
     def family(self) -> str | None:
-        """The family "s3", "gs", "az" or "http"; None for schemes that only fsspec or the disk serves."""
+        """Family of storage options: "s3", "gs", "az" or "http"; None if only fsspec or the disk serves the scheme."""
         return _FAMILIES.get(self.scheme)
 
 
 def split(url: str) -> Address:
-    """Splits a url; a bare path is a file. A login is not a part of the address: see `base.logins`.
+    """Splits a url; a bare path is a file. A login before the host (`user:password@`) is dropped (`base/logins.py`).
+
+    Escapes (%20) in the key of a web url are decoded, unless it has a query.
 
     Raises:
         ConfigError: the url is empty, or has a scheme without a bucket or host.
@@ -90,7 +96,10 @@ def split(url: str) -> Address:
 
 
 def find_bucket_url(url: str) -> str | None:
-    """Returns the url of a bucket or container given by a web address that cannot list; None for other addresses."""
+    """Returns the url (s3://, gs://, abfs://) of what a cloud's web address names; None for any other address.
+
+    A web address cannot be listed, so messages advise to write this url.
+    """
     scheme, _, rest = url.partition("://")
     host, slash, path = rest.partition("/")
     if scheme not in HTTP_SCHEMES or not slash or len(host) > _MOST_HOST_LETTERS:

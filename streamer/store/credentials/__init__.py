@@ -1,9 +1,12 @@
-"""Credentials that are not among the options: how they are found and renewed.
+"""Finds and renews credentials that are not among the storage options.
 
-boto_keys.py    AWS; google_tokens.py, azure_tokens.py: the other clouds
-key_ring.py     renews them while the last ones are still valid
-issuers.py      says why none were given
-web_login.py    the login of a web server, from its url or from netrc
+Used by the stores of `store/`, and by `streamer doctor`. `StoreRoot.make_credentials_finder` (`store/root.py`) decides
+which buckets need them.
 
-`StoreRoot.make_credentials_finder` decides which roots need them.
+boto_keys.py        keys of AWS
+google_tokens.py    tokens of Google
+azure_tokens.py     tokens of Azure
+key_ring.py         renews them while the last ones are still valid
+issuers.py          says why none were given
+web_login.py        the login of a web server, from its url or from netrc
 """

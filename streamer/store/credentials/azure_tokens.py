@@ -1,4 +1,8 @@
-"""Tokens of Azure, found as its own library does: environment, workload identity, managed identity, `az login`."""
+"""Finds tokens of Azure as Azure's own library does: environment, workload identity, managed identity, `az login`.
+
+`store/root.py` passes `find` to the key ring of a container, and adds the environment's variables to its options.
+`store/obstore_clients.py` asks whether an account is named.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +16,7 @@ from streamer.store.credentials.key_ring import Issued
 
 _SCOPE = "https://storage.azure.com/.default"
 _SECRETS = ("account_key", "sas_key", "client_secret")
-# These are their names in obstore.
+# Variables of the environment with which obstore signs requests by itself.
 _VARIABLES = (
     *("AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_ACCESS_KEY", "AZURE_STORAGE_MASTER_KEY"),
     *("AZURE_STORAGE_SAS_KEY", "AZURE_STORAGE_SAS_TOKEN", "AZURE_STORAGE_TOKEN"),
@@ -23,9 +27,10 @@ _TOKEN = "/metadata/identity/oauth2/token?api-version=2018-02-01&resource=https:
 
 
 def add_variables(options: Mapping[str, object], variables: Mapping[str, str] = os.environ) -> Mapping[str, object]:
-    """Adds the variables of the Azure CLI to the options where these have no value; obstore reads other variables.
+    """Returns the storage options with account and key of the environment (the variables of the Azure CLI).
 
-    A key belongs to the account beside it: it is not sent to an account that the options name.
+    Options that name an account or credentials are returned as they are: a key of the environment must not be sent to
+    an account that the options name. obstore reads other variables by itself.
     """
     if not any(options.get(name) for name in _IDENTIFYING):
         if connection := variables.get("AZURE_STORAGE_CONNECTION_STRING"):
@@ -36,19 +41,27 @@ def add_variables(options: Mapping[str, object], variables: Mapping[str, str] = 
 
 
 def has_account(config: Mapping[str, object], variables: Mapping[str, str] = os.environ) -> bool:
-    """Whether a storage account is named."""
+    """Whether a storage account is named by the settings in obstore's names (`config`) or by the environment."""
     return any(name in config for name in ("account_name", "endpoint")) or bool(
         variables.get("AZURE_STORAGE_ACCOUNT_NAME")
     )
 
 
 def has_secret(config: Mapping[str, object], variables: Mapping[str, str] = os.environ) -> bool:
-    """Whether options or environment have something that signs requests, which obstore uses by itself."""
+    """Whether the settings (`config`) or the environment have what signs requests, so that no token is needed."""
     return any(name in config for name in _SECRETS) or any(map(variables.get, _VARIABLES))
 
 
 def find(root: str, config: Mapping[str, object], variables: Mapping[str, str] = os.environ) -> Issued[str | None]:
-    """Looks as Azure's library does, and asks the issuer. Without azure-identity there is no token, and obstore looks.
+    """Looks for a token as Azure's library does, once, and asks its issuer. Blocking.
+
+    Args:
+        root: root of the urls, for messages.
+        config: settings in obstore's names, of which client_id and tenant_id are used.
+        variables: environment.
+
+    Returns:
+        The token with its end. The token is None if azure-identity is not installed: obstore then looks by itself.
 
     Raises:
         AccessDeniedError: there are no credentials, or their issuer refuses.
@@ -59,7 +72,7 @@ def find(root: str, config: Mapping[str, object], variables: Mapping[str, str] =
         from azure.identity import DefaultAzureCredential
     except ImportError:
         return Issued(None)
-    # A way is tried once: the ring tries again, and meanwhile those who wait learn the reason.
+    # The library tries each way once. The key ring tries again, and requests that wait get the reason meanwhile.
     client: dict[str, object] = {"retry_total": 0}
     if "client_id" in config:
         client["managed_identity_client_id"] = str(config["client_id"])
@@ -68,7 +81,7 @@ def find(root: str, config: Mapping[str, object], variables: Mapping[str, str] =
     try:
         with DefaultAzureCredential(**client) as credential:
             token = credential.get_token(_SCOPE, tenant_id=tenant)
-    except ClientAuthenticationError as error:  # the library and the ring retry anything else that fails
+    except ClientAuthenticationError as error:  # the key ring tries again after any other error
         if "AADSTS" in str(error):  # Entra ID has answered
             code = str(error).partition("AADSTS")[2].partition(":")[0]
             raise failures.refused_by_issuer(

@@ -1,4 +1,7 @@
-"""Tokens of Google, found as its own library finds them: files, federation, impersonation, metadata server."""
+"""Finds tokens of Google as Google's own library does: files, federation, impersonation, metadata server.
+
+`store/root.py` passes `find` to the key ring of a bucket, and adds an emulator that the environment names.
+"""
 
 from __future__ import annotations
 
@@ -24,15 +27,17 @@ _OF_OBSTORE = ("GOOGLE_SERVICE_ACCOUNT", "GOOGLE_SERVICE_ACCOUNT_PATH", "GOOGLE_
 _FILE = "GOOGLE_APPLICATION_CREDENTIALS"
 _USER_ISSUER = "https://oauth2.googleapis.com/token"
 _METADATA = "169.254.169.254"
-# Words in the texts of RefreshError, which has no status: from the metadata server, or from a failing issuer.
+# Words in the texts of RefreshError, which has no status, that tell of a metadata server or issuer that is failing.
 _IS_BUSY = re.compile(r"metadata server|compute engine|: 5\d\d|status: 5\d\d|unavailable|internal").search
-# Codes of OAuth 2.0 (RFC 6749, 5.2 and RFC 8693, 2.2.2).
+# Codes of OAuth 2.0 (RFC 6749, 5.2 and RFC 8693, 2.2.2) for a refusal.
 _IS_REFUSED = re.compile(r"invalid_\w+|unauthorized_client|unsupported_grant_type|access_denied").search
 _AWS = "aws:token-type:aws4_request"
 
 
 def add_emulator(options: Mapping[str, object], variables: Mapping[str, str] = os.environ) -> Mapping[str, object]:
-    """Adds the emulator that STORAGE_EMULATOR_HOST names to options that have no endpoint; it gets no token.
+    """Returns the storage options with the emulator that STORAGE_EMULATOR_HOST names, if they have no endpoint.
+
+    Without a token in the options, requests to the emulator have none.
 
     Source: Google, "google-cloud-storage" (Python): the endpoint, and anonymous credentials.
     """
@@ -49,12 +54,22 @@ def find(
     *,
     user: Mapping[str, str] | None = None,
 ) -> Issued[str | None]:
-    """Looks as Google's library does, and asks the issuer. Without a token obstore looks by itself.
+    """Looks for a token as Google's library does, once, and asks its issuer. Blocking.
 
-    It does so if a key of a service account is given, with which obstore signs by itself, or if google-auth is missing.
+    Args:
+        root: root of the urls, for messages.
+        config: settings in obstore's names.
+        variables: environment.
+        user: a user's sign-in that the storage options hold, as arguments of google-auth's user credentials. None means
+            that they hold none.
+
+    Returns:
+        The token with its end. The token is None if obstore finds credentials by itself: there is a key of a service
+        account, or google-auth is not installed.
 
     Raises:
-        ConfigError: obstore does not know the file of credentials, which is an option, or google-auth is missing.
+        ConfigError: credentials of this type are not taken from the options, a file of them is invalid, or google-auth
+            is not installed and obstore cannot read them.
         AccessDeniedError: there are no credentials, or their issuer refuses.
         StoreError: the issuer could not be reached; another try may succeed.
     """
@@ -93,7 +108,7 @@ def find(
 
 
 def _find_user_token(root: str, user: Mapping[str, str], variables: Mapping[str, str]) -> Issued[str | None]:
-    """Returns the token of a user's sign-in in the options, from Google's issuer, whatever issuer the options name."""
+    """Returns a token for a user's sign-in in the storage options; asks only Google's own issuer. Raises as `find`."""
     try:
         from google.auth.transport.requests import Request
         from google.oauth2.credentials import Credentials as UserCredentials
@@ -114,7 +129,7 @@ def _wrap_token(credentials: Credentials) -> Issued[str | None]:
 
 
 def _read_type(path: str) -> str:
-    """Returns the type of a file of credentials; "" if it has none or cannot be read, which its reader reports."""
+    """Returns the type that a file of credentials names; "" if it names none or cannot be read."""
     try:
         content = json.loads(Path(path).read_bytes())
     except (OSError, ValueError):
@@ -123,7 +138,10 @@ def _read_type(path: str) -> str:
 
 
 def _load_external_account(path: str) -> Credentials:
-    """Loads the identity of another cloud. `google.auth.default` would ask for its project as well, which may fail."""
+    """Loads a file that names the identity of another cloud.
+
+    `google.auth.default` is not used, since it asks for the identity's project as well, which may fail.
+    """
     from google.auth import aws, identity_pool, pluggable
 
     info = json.loads(Path(path).read_bytes())
@@ -135,6 +153,7 @@ def _load_external_account(path: str) -> Credentials:
 
 @contextmanager
 def _map_errors(root: str, path: object, variables: Mapping[str, str]) -> Iterator[None]:
+    """Maps whatever google-auth raises inside its `with` to an error of streamer; `path`: the file of credentials."""
     try:
         yield
     except Exception as error:  # noqa: BLE001 - the edge: whatever the library raises becomes ours
@@ -142,6 +161,7 @@ def _map_errors(root: str, path: object, variables: Mapping[str, str]) -> Iterat
 
 
 def _failure(root: str, error: Exception, path: object, variables: Mapping[str, str]) -> StreamerError:
+    """Returns the error for one of google-auth; may ask the metadata server for the reason."""
     kind = type(error).__name__
     text = str(error).lower()
     if kind == "DefaultCredentialsError" and not path:

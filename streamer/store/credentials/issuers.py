@@ -1,10 +1,9 @@
-"""Says why no credentials were given: by the errors of the clouds' own libraries, and by the metadata server itself.
+"""Explains why no credentials were given: maps the errors of the clouds' libraries, and asks the metadata server.
 
-Messages do not contain the text of a foreign error, which may quote the output of a program or a token; the text, with
-secrets removed, stays in `__cause__`.
-
-The libraries take a metadata server that is busy or not ready for a machine without a role, so it is asked for the
-reason.
+Used by the modules that look for credentials (`store/credentials/`), and for errors of stores that look by themselves
+(`store/fsspec_errors.py`, `store/obstore_clients.py`). Messages do not contain the text of a foreign error, which may
+quote the output of a program or a token. The text, with secrets removed, stays in `__cause__`. The libraries mistake a
+metadata server that is busy or not ready for a machine without a role, so the server is asked for the reason.
 
 Sources: AWS, "Use the Instance Metadata Service to access instance metadata"; Google, "Troubleshoot GKE authentication"
 (the metadata server of a node takes some seconds after a pod's start); Azure, "How to use managed identities for Azure
@@ -24,7 +23,7 @@ import msgspec
 from streamer.errors import ConfigError, StreamerError
 from streamer.store import failures
 
-# Answers of STS after which another try may succeed.
+# Codes of AWS's token service (STS) after which another try may succeed.
 _BUSY_CODES = ("Throttling", "ThrottlingException", "RequestLimitExceeded", "IDPCommunicationError", "InternalFailure")
 _WRONG = ("ProfileNotFound", "PartialCredentialsError", "InvalidConfigError", "ConfigParseError", "NoRegionError")
 _SIGN_IN = (
@@ -36,7 +35,10 @@ _STATUS = re.compile(r"non 200 response (\d{3})")
 
 
 def silence_library(library: str) -> None:
-    """Silences the libraries, which log a page or a traceback for each failed look; the ring warns."""
+    """Sets a library's logger to errors only, unless the user has set its level.
+
+    The libraries log a page or a traceback for each failed look for credentials; the key ring warns instead.
+    """
     logger = logging.getLogger(library)
     if logger.level == logging.NOTSET:
         logger.setLevel(logging.ERROR)
@@ -44,7 +46,12 @@ def silence_library(library: str) -> None:
 
 @contextmanager
 def map_aws_errors(root: str, profile: str | None) -> Iterator[None]:
-    """Maps the errors that boto raises while it looks for keys."""
+    """Maps whatever boto raises inside its `with` to a ConfigError, an AccessDeniedError or another StoreError.
+
+    Args:
+        root: root of the urls, for messages.
+        profile: name of the profile that the options name, for messages, or None.
+    """
     try:
         yield
     except StreamerError:
@@ -54,7 +61,12 @@ def map_aws_errors(root: str, profile: str | None) -> Iterator[None]:
 
 
 def find_issuer_error(root: str, errors: Sequence[BaseException]) -> StreamerError | None:
-    """Returns the error if the issuer that s3fs asked for keys failed; None if the store did."""
+    """Returns the error of streamer if an issuer of AWS's keys failed, not the store; None if the store did.
+
+    Args:
+        root: root of the urls, for messages.
+        errors: an error of s3fs with its causes.
+    """
     for error in errors:
         response = getattr(error, "response", None)
         if getattr(error, "operation_name", "") in _OPERATIONS and isinstance(response, Mapping):
@@ -65,6 +77,7 @@ def find_issuer_error(root: str, errors: Sequence[BaseException]) -> StreamerErr
 
 
 def _explain_boto(root: str, profile: str | None, error: BaseException) -> StreamerError:
+    """Returns the error for one that boto raised while it looked for keys."""
     kind = type(error).__name__
     if kind in _WRONG:
         named = f"profile={profile!r}: " if profile is not None else ""
@@ -79,7 +92,7 @@ def _explain_boto(root: str, profile: str | None, error: BaseException) -> Strea
     response = getattr(error, "response", None)
     if isinstance(response, Mapping):
         return _explain_answer(root, error, response)
-    # There is no answer, or one that boto does not understand.
+    # The issuer has not answered, or boto does not understand its answer.
     known = getattr(error, "kwargs", None)
     facts = known if isinstance(known, Mapping) else {}
     if facts.get("provider") == "custom-process":
@@ -92,6 +105,7 @@ def _explain_boto(root: str, profile: str | None, error: BaseException) -> Strea
 
 
 def _explain_answer(root: str, error: BaseException, response: Mapping[str, Mapping[str, object]]) -> StreamerError:
+    """Returns the error for an answer of the issuer, as boto has parsed it."""
     code = str(response.get("Error", {}).get("Code", ""))
     status = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
     what = f"{getattr(error, 'operation_name', 'it')} was answered with {code}"
@@ -104,16 +118,18 @@ def _explain_answer(root: str, error: BaseException, response: Mapping[str, Mapp
 
 # ---------------------------------------------------------------- the metadata server of a machine
 
-# The server is one hop away; botocore waits as long.
+# Time for each step of a request: the server is one hop away, and botocore waits as long.
 _SECONDS = 1.0
 _MOST_BYTES = 4096
 
 
 class MetadataAnswer(msgspec.Struct, frozen=True):
-    """An answer, or the reason why there is none.
+    """Holds the answer of a metadata server, or why there is none.
 
     Attributes:
-        is_connected: whether something listens there.
+        status: HTTP status, or None if there was no answer.
+        text: body of the answer, at most 4 KiB.
+        is_connected: whether a connection was made.
     """
 
     status: int | None
@@ -122,7 +138,7 @@ class MetadataAnswer(msgspec.Struct, frozen=True):
 
 
 def ask_metadata(url: str, headers: Mapping[str, str], method: str = "GET") -> MetadataAnswer:
-    """Asks once, past every proxy."""
+    """Sends one request to a metadata server, without a proxy. Blocking, for a few seconds at most. Raises nothing."""
     import http.client  # slow, and rarely needed
 
     parts = urlsplit(url)
@@ -144,7 +160,14 @@ def ask_metadata(url: str, headers: Mapping[str, str], method: str = "GET") -> M
 def explain_metadata(
     root: str, answer: MetadataAnswer, hint: str = "", *, missing_is_busy: bool = False
 ) -> StreamerError:
-    """Returns the error for a server that gave no credentials; `missing_is_busy`: whether 404 asks for another try."""
+    """Returns the error for a metadata server that gave no credentials.
+
+    Args:
+        root: root of the urls, for messages.
+        answer: its answer.
+        hint: advice for the message if the server takes connections and does not answer.
+        missing_is_busy: whether its status 404 asks for another try.
+    """
     if answer.status is None:
         silence = "its metadata server takes the connection and does not answer" + (f"; {hint}" if hint else "")
         why = silence if answer.is_connected else "no metadata server answers"

@@ -1,4 +1,7 @@
-"""Basic authentication of a web server, with the login in its url or the one that netrc has for its host."""
+"""Logs in to a web server by basic authentication, with the login in its url or the one that netrc has for its host.
+
+Used when a store of a web server is opened (`store/__init__.py`), and by `store/fsspec_store.py`.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,7 @@ from streamer.store.options import Translation
 
 _log = logging.getLogger(__name__)
 
+# A user and a password.
 Login = tuple[str, str]
 
 
@@ -26,19 +30,22 @@ def sign_in(
     refuse_local: bool,
     variables: Mapping[str, str] = os.environ,
 ) -> None:
-    """Adds the header that logs in to a web server, unless the user's headers do. The url takes precedence over netrc.
+    """Adds the header that logs in to a web server to its settings, unless the user's headers have one.
+
+    The login of the url takes precedence over that of netrc. Without either, nothing is added.
 
     Args:
-        root: root of the server.
-        login_text: the login of its url, or "" if it had none.
-        translation: its options, which receive the header, and its description for messages.
-        refuse_local: whether a client has chosen the url: then it gets no login from the service's files.
-        variables: the environment, where NETRC names the file, as for curl and requests.
+        root: root of the server's urls.
+        login_text: the login of the url, "user:password" with escapes, or "" if it had none.
+        translation: settings of the server. Its headers get the login, and its `login` says for messages where that is
+            from.
+        refuse_local: whether a client of a service has chosen the url. Then netrc, a file of the service, is not read.
+        variables: environment, in which NETRC may name the file, as for curl and requests.
     """
     headers = cast("dict[str, str]", translation.client.get("default_headers", {}))
     login = cast("Login | None", None)
     if any(name.lower() == "authorization" for name in headers):
-        # It may be this function's own: a root may have several stores, one after the other.
+        # The header may be this function's own, as a root may have several stores, one after the other.
         translation.login = translation.login or "with the header Authorization of storage_options"
     elif login_text:
         login = _parse_login(login_text)
@@ -50,7 +57,7 @@ def sign_in(
 
 
 def encode_login(login_text: str) -> str:
-    """Returns the header's value for the login of a url."""
+    """Returns the value of the header Authorization for the login of a url, "user:password" with escapes."""
     return _encode_basic(_parse_login(login_text))
 
 
@@ -64,7 +71,7 @@ def _encode_basic(login: Login) -> str:
 
 
 def _find_in_netrc(root: str, variables: Mapping[str, str]) -> Login | None:
-    """Returns the login of the host. A file that cannot be read causes a warning: most servers ask for none."""
+    """Returns the login that netrc has for the host of a root, or None. An unreadable file is only a warning."""
     named = variables.get("NETRC")
     path = Path(os.path.expanduser(named)) if named else find_in_home(".netrc")
     if path is None or not path.is_file():
