@@ -104,7 +104,7 @@ def check(root: StoreRoot, *, is_curl: bool) -> None:
 
 
 def find_client_place(root: StoreRoot) -> str | None:
-    """Returns the url of the host to which a client's url and options lead; None if the service or the cloud decides."""
+    """Returns the url to which a client's url and options lead; None if service or cloud decide on the host."""
     if root.is_web:
         return root.url
     endpoint = root.chosen.config.get("endpoint") or root.chosen.config.get("base_url")

@@ -26,7 +26,7 @@ _BUCKETS = "hf://buckets"
 
 
 class HubStore(FsspecStore):
-    """Lists the Hub through fsspec, and reads files of commits by https. Its buckets, without commits, are read by fsspec.
+    """Lists the Hub through fsspec, and reads files of commits by https. The Hub's buckets are read through fsspec.
 
     Args:
         root: root of the urls.
@@ -64,7 +64,7 @@ class HubStore(FsspecStore):
         await self._web.get(replace(asked, target=pinned), take)
 
     async def list(self, url: str) -> AsyncGenerator[Sequence[ObjectRecord], None]:
-        """Lists objects (see `ObjectStore.list`): never from HfFileSystem's own cache, and all pages as of one commit."""
+        """Lists objects (see `ObjectStore.list`), never from HfFileSystem's own cache, all pages as of one commit."""
         self._connect().filesystem.invalidate_cache()
         with translate_errors(map_error, url):
             repository, pinned = await asyncio.to_thread(self._resolve_commit, url)

@@ -93,7 +93,9 @@ class LocalStore:
 
 
 def read_files(extents: Sequence[Extent], views: Sequence[memoryview]) -> None:
-    """Reads ranges of files one after the other in this thread. Reads by `LocalStore.get` take 100 us more for 110 KB each.
+    """Reads ranges of files one after the other in this thread.
+
+    For ranges of 110 KB, `LocalStore.get` takes 100 us more for each (2026-11-23).
 
     Args:
         extents: the ranges.
@@ -113,7 +115,7 @@ def read_files(extents: Sequence[Extent], views: Sequence[memoryview]) -> None:
 def _read_into(target: ObjectRecord, start: int, view: memoryview) -> int:
     """Reads a file from `start` until the view is full or the file ends; returns the number of bytes.
 
-    Compares the open file's version before and after; raises ObjectChangedError, StoreError and OSError.
+    Compares the open file's version before and after that. Raises ObjectChangedError, StoreError and OSError.
     """
     # A manifest may name a pipe, whose opening would wait for a writer and hold the thread for ever (hence O_NONBLOCK).
     descriptor = os.open(urls.split(target.url).key, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -129,7 +131,7 @@ def _read_into(target: ObjectRecord, start: int, view: memoryview) -> int:
 
 
 def _require(target: ObjectRecord, descriptor: int) -> None:
-    """Raises StoreError if an open file is not a regular one, and ObjectChangedError if it is not the target's version."""
+    """Raises StoreError if an open file is not a regular one, ObjectChangedError if it has another version."""
     status = os.fstat(descriptor)
     if not stat.S_ISREG(status.st_mode):
         raise StoreError(f"{target.url} is not a regular file any more; index the data again", url=target.url)
@@ -155,8 +157,8 @@ def _walk(path: str, pattern: patterns.UrlPattern) -> list[ObjectRecord]:
 def files_below(start: str) -> Iterator[str]:
     """Yields the paths of all files below a folder, in no order. Links to folders are followed.
 
-    A link to a folder that contains the link is not followed, which is a warning in the log. A folder that several links
-    name is walked for each of them, as ImageFolder does. A cache folder of streamer is left out.
+    A link to a folder that contains the link is not followed, which is a warning in the log. A folder that several
+    links name is walked for each of them, as ImageFolder does. A cache folder of streamer is left out.
 
     Raises:
         StoreError: links lead to one folder from more than `MOST_VISITS` places.

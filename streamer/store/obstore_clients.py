@@ -1,4 +1,7 @@
-"""Builds obstore's clients, one per bucket, container or host, and maps the errors of obstore to ours."""
+"""Builds obstore's clients, one per bucket, container or host, and maps obstore's errors to those of streamer.
+
+Used by `store/obstore_store.py`; `store/curl/access.py` reads files of certificates with it.
+"""
 
 from __future__ import annotations
 
@@ -34,37 +37,44 @@ if TYPE_CHECKING:
 
 
 class TokenCredential(TypedDict):
-    """A bearer token in obstore's form, for Google's and Azure's stores."""
+    """Holds a bearer token in obstore's form, for stores of Google and Azure.
+
+    Attributes:
+        token: the token.
+        expires_at: time at which it expires, in UTC, or None if it does not.
+    """
 
     token: str
     expires_at: datetime | None
 
 
-# The library's timeout covers a whole body and would break a good one on a slow link. Our own deadline is on progress.
+# obstore's timeout covers a whole body, and would break a good one on a slow link. `fetch/` has deadlines on progress.
 _REQUEST_TIMEOUT = timedelta(hours=1)
-# Our own retries see each 503.
+# `fetch/` repeats requests, and must see each 503.
 _NO_RETRIES: RetryConfig = {"max_retries": 0}
 
-# The parts of obstore's texts that contain no value: a missing setting, and types of Google's files.
-# The system's own file has 0.2 MB.
+# A longer file of certificates is refused; the system's own has 0.2 MB.
 _MOST_CA_BYTES = 16 << 20
+# The parts of obstore's texts that contain no value of an option: a missing setting, and types of Google's files.
 _WITHOUT_VALUES = re.compile(r"[\w ]+ must be (?:specified|provided)|unknown variant `\w+`|missing field `\w+`")
-# A part of 8 MiB at 28 kB/s; a shard of a gigabyte must not begin again for one of its parts.
+# Uploads repeat their parts, so that a shard of a gigabyte does not begin again for one of them. In this time a part of
+# 8 MiB is sent at 28 kB/s.
 _PART_TIMEOUT = timedelta(minutes=5)
 _PART_RETRIES: RetryConfig = {"max_retries": 10, "retry_timeout": timedelta(minutes=10)}
 
 
 def make_client(root: StoreRoot, ring: AnyRing | None = None, *, uploads: bool = False) -> ObjectStore:
-    """Builds the client for one root.
+    """Builds obstore's client for one root. It sends nothing, but may read the AWS configuration and a CA file.
 
     Args:
         root: the root.
-        ring: Credentials, which the caller has waited for, or None if options have them or obstore finds them by
-            itself.
-        uploads: whether to repeat a part that fails, and to give up one that hangs.
+        ring: the ring of its credentials, whose first look the caller has waited for (`KeyRing.keys`). None means that
+            options have them, or that obstore finds them by itself.
+        uploads: whether the client is for uploads in parts: it repeats a part that fails, and gives up one that hangs.
 
     Raises:
-        ConfigError: an option that obstore refuses, or an unreadable CA file; names the url, not the values.
+        ConfigError: obstore refuses an option, options make no address, or a CA file cannot be read. The message names
+            no values.
     """
     from obstore.exceptions import BaseError
 
@@ -86,6 +96,7 @@ def make_client(root: StoreRoot, ring: AnyRing | None = None, *, uploads: bool =
 
 
 def _client_options(root: StoreRoot, timeout: timedelta, ca_file: str | None, **more: object) -> ClientConfig:
+    """Returns obstore's settings for its HTTP client: timeout, trusted certificates, and those of the root."""
     options: dict[str, object] = {"timeout": timeout, **root.settings.client, **more}
     if ca_file is not None:
         options["root_certificate"] = certificates(ca_file)
@@ -93,10 +104,10 @@ def _client_options(root: StoreRoot, timeout: timedelta, ca_file: str | None, **
 
 
 def certificates(path: str) -> bytes:
-    """Reads a PEM file.
+    """Returns the content of a PEM file of certificates.
 
     Raises:
-        ConfigError: it cannot be read, or contains no certificates.
+        ConfigError: the file cannot be read, is no regular file, is longer than 16 MiB, or has no certificates.
     """
     try:
         content = _read_regular(path)
@@ -109,10 +120,10 @@ def certificates(path: str) -> bytes:
 
 
 def _read_regular(path: str) -> bytes:
-    """Reads a file; a pipe or a device would hold the thread for ever.
+    """Returns the content of a regular file. A pipe or a device is refused, since it may hold the thread for ever.
 
     Raises:
-        OSError: it is no regular file, longer than any file of certificates, or cannot be read.
+        OSError: it is no regular file, longer than `_MOST_CA_BYTES`, or cannot be read.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
@@ -134,14 +145,15 @@ def _make_s3(root: StoreRoot, ring: AnyRing | None, timeout: timedelta, retries:
     provider: S3CredentialProvider | None = None
     keys = boto_keys.find_in_options(root.settings.config)
     if keys is not None and keys.secret:
-        # A provider gives them: to options alone obstore would add the environment's session token.
+        # Keys of options are given by a function: obstore would add the environment's session token to mere options.
         provider = partial(_give_credential, Issued(keys))
     elif ring is not None and ring.issued.credentials is not None:
         provider = lambda: _give_credential(ring.issued)  # noqa: E731
-    # If left alone, obstore would put the bucket into the path of an endpoint, or nowhere (object_store 0.12).
+    # By itself obstore would put the bucket into the path of an endpoint, or nowhere (object_store 0.12). So it is told
+    # that the address has the bucket already.
     base = place.base.rstrip("/")
     where = {"endpoint": base, "virtual_hosted_style_request": True, "region": place.region}
-    if "AWS_ENDPOINT_URL_S3" in os.environ:  # obstore prefers it to options
+    if "AWS_ENDPOINT_URL_S3" in os.environ:  # obstore prefers this variable to options
         where["aws_endpoint_url_s3"] = base
     return S3Store(
         root.name,
@@ -153,6 +165,7 @@ def _make_s3(root: StoreRoot, ring: AnyRing | None, timeout: timedelta, retries:
 
 
 def _give_credential(issued: Issued[AwsKeys]) -> S3Credential:
+    """Returns keys in obstore's form."""
     keys = issued.credentials
     return {
         "access_key_id": keys.key,
@@ -213,13 +226,13 @@ def _make_http(root: StoreRoot, ring: AnyRing | None, timeout: timedelta, retrie
 
 # ---------------------------------------------------------------- errors
 
-# obstore 0.12 has no attribute for the status; its message begins "... status code: 503 Service Unavailable: <body>".
+# obstore 0.12 has no attribute for the status. Its message begins "... status code: 503 Service Unavailable: <body>".
 _STATUS = re.compile(r"status code: (\d{3})")
 # obstore's words for a bucket in another region, instead of a status.
 _ELSEWHERE = "redirect without LOCATION"
-# obstore asks for credentials by itself at these: a machine's metadata server, or an issuer of tokens.
-# It strikes the url of STS out of its texts.
+# The host that obstore asked, in its texts. It strikes out the url of AWS's token service (STS).
 _ASKED = re.compile(r"Error performing \w+ (?:https?://([^/\s]+)|REDACTED)")
+# Hosts that obstore asks for credentials by itself: metadata servers of machines, and issuers of tokens.
 _METADATA = ("169.254.169.254", "169.254.170.2", "169.254.170.23", "metadata.google.internal", "metadata")
 _ISSUERS = re.compile(r"sts|oauth2\.googleapis\.com|login\.\w+\.\w+|sts[\w.-]*\.amazonaws\.com[\w.]*")
 _STATUS_OF_TYPE = {
@@ -231,7 +244,13 @@ _STATUS_OF_TYPE = {
 
 
 def map_error(url: str, error: Exception, target: ObjectRecord | None) -> StreamerError:
-    """Returns our error for obstore's, by type first, then by the status in the first line of its text."""
+    """Returns the error of streamer for one of obstore, by its type, and by the status in its text.
+
+    Args:
+        url: url of the request.
+        error: the exception.
+        target: the object and version that was read, or None for other requests.
+    """
     text = str(error).partition("\n\nDebug source")[0]
     if type(error).__name__ == "NotSupportedError":
         return failures.make_ranges_error(url)
@@ -253,13 +272,13 @@ def map_error(url: str, error: Exception, target: ObjectRecord | None) -> Stream
         return failures.error_of(url, answer)
     reason = next((reason for sign, reason in _REASONS.items() if sign in str(error)), "the request failed")
     if reason == failures.NO_LENGTH and url.startswith("gs://"):
-        # Google decompresses what is stored with this header for each request that does not accept gzip.
+        # Google decompresses an object that is stored with Content-Encoding: gzip, and then names no length.
         return failures.make_encoding_error(url, "gzip")
     return failures.unreachable(url, reason)
 
 
 def _explain_issuer(url: str, host: str, answer: failures.StoreAnswer) -> StreamerError | None:
-    """Returns the error if an issuer was asked and not the store."""
+    """Returns the error if an issuer or metadata server was asked, not the store; None if it was the store."""
     if host in _METADATA:
         is_azure = url.startswith(("az://", "abfs"))
         return issuers.explain_metadata(
@@ -272,7 +291,7 @@ def _explain_issuer(url: str, host: str, answer: failures.StoreAnswer) -> Stream
     return failures.refused_by_issuer(url, f"{host} answered {answer.status}")
 
 
-# There is no status if there is no answer; obstore 0.12 tells the causes only in its text. The first match wins.
+# Causes of failures without an answer, by words in obstore's text (0.12). The first match wins.
 _REASONS = {
     "dns error": failures.UNRESOLVED,
     "UnknownIssuer": failures.UNTRUSTED,

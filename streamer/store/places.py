@@ -1,6 +1,7 @@
-"""Finds address and region of a bucket of S3, as botocore computes them without sending anything.
+"""Finds address and region of a bucket of S3 as botocore does, from options, AWS configuration and environment.
 
-Options that name an endpoint and have keys need no botocore. Without it the public hosts of AWS are known.
+`store/root.py` keeps what is found for its bucket. Options that name an endpoint and have keys need no botocore. If
+botocore is not installed, the usual addresses of AWS are computed here.
 """
 
 from __future__ import annotations
@@ -26,20 +27,20 @@ if TYPE_CHECKING:
     from botocore.client import BaseClient
     from botocore.session import Session
 
-# Other partitions: no keys are valid in two of them.
+# How regions of AWS's separate partitions begin. Keys of one partition are not valid in another.
 _PARTITIONS = ("cn-", "eusc-", "us-gov-", "us-iso")
-# All other regions belong to amazonaws.com.
+# The domains of regions by their beginnings. All other regions belong to amazonaws.com.
 _DOMAINS = {"cn-": "amazonaws.com.cn", "eusc-": "amazonaws.eu"}
 _DEFAULT_REGION = "us-east-1"
-# Names that can be part of a host name; for one with a dot no TLS certificate is valid.
+# Names of buckets that can be part of a host name. With a dot in it, no TLS certificate would be valid.
 _HOST_PART = re.compile(r"[a-z0-9][a-z0-9-]{1,61}[a-z0-9]")
 _REGION_HEADER = "x-amz-bucket-region"
 _REGION_SECONDS = 5.0
 _SCOPE = re.compile(r"Credential=[^/]+/\d+/([^/]+)/")
-# These options change the host in ways that only botocore knows.
+# Variables that change the host in ways that only botocore knows.
 _HOST_VARIABLES = ("AWS_USE_FIPS_ENDPOINT", "AWS_USE_DUALSTACK_ENDPOINT")
 _ENDPOINT_RULES = ("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS", "AWS_S3_US_EAST_1_REGIONAL_ENDPOINT", "AWS_DEFAULTS_MODE")
-# The same in a profile, with its endpoints.
+# Settings of a profile that do so, or name endpoints.
 _HOST_SETTINGS = (
     "defaults_mode",
     "endpoint_url",
@@ -49,16 +50,17 @@ _HOST_SETTINGS = (
     "use_dualstack_endpoint",
     "use_fips_endpoint",
 )
-# Prefixes and suffixes of access points and directory buckets.
+# Endings of the names of access points and directory buckets, whose hosts only botocore knows.
 _ALIASES = ("-s3alias", "--x-s3", "--ol-s3")
 
 
 class BucketPlace(msgspec.Struct, frozen=True):
-    """Address and region of a bucket.
+    """Says where a bucket is.
 
     Attributes:
-        base: url to which the escaped key is appended, e.g. "https://bucket.s3.eu-west-1.amazonaws.com/".
-        ca_file: PEM file to trust, from the AWS configuration.
+        base: url to which the escaped key is appended, such as "https://bucket.s3.eu-west-1.amazonaws.com/".
+        region: region in the signatures of requests.
+        ca_file: PEM file of certificates to trust, by the AWS configuration, or None if it names none.
     """
 
     base: str
@@ -67,7 +69,16 @@ class BucketPlace(msgspec.Struct, frozen=True):
 
 
 def join_endpoint(root: str, translation: Translation, endpoint: str) -> str:
-    """Returns the url to which keys are appended at an endpoint: the bucket is in the path, or in the host if asked."""
+    """Returns the url to which keys are appended at an endpoint.
+
+    The bucket is in its path; it is in the host if the settings ask for that (virtual_hosted_style_request) and the
+    bucket's name allows it.
+
+    Args:
+        root: root of the urls, such as "s3://bucket".
+        translation: settings of the root.
+        endpoint: url of the server.
+    """
     bucket = root.partition("://")[2]
     parts = urlsplit(endpoint)
     plain_host = _HOST_PART.fullmatch(bucket) and not is_ip(parts.hostname or "")
@@ -79,10 +90,16 @@ def join_endpoint(root: str, translation: Translation, endpoint: str) -> str:
 def find_place(
     root: str, translation: Translation, region: str | None, variables: Mapping[str, str] = os.environ
 ) -> BucketPlace:
-    """Finds the place of a bucket from options, AWS configuration and environment. `StoreRoot` calls it, and keeps it.
+    """Finds the place of a bucket from options, AWS configuration and environment. It reads files, and sends nothing.
+
+    Args:
+        root: root of the urls, such as "s3://bucket".
+        translation: settings of the root.
+        region: region if it is known. None means that of the configuration or environment, else us-east-1.
+        variables: environment.
 
     Raises:
-        ConfigError: they do not make an address, or only botocore could compute it, which is not installed.
+        ConfigError: these make no address, or only botocore could compute it, which is not installed.
     """
     config = translation.config
     endpoint = config.get("endpoint")
@@ -112,12 +129,12 @@ def find_place(
 def _is_plain(
     session: Session, root: str, translation: Translation, region: str | None, variables: Mapping[str, str]
 ) -> bool:
-    """Whether the usual address applies, for which botocore's client would take 85 ms of CPU (2026-11-24)."""
+    """Whether the bucket has the usual address, without botocore's client, which takes 85 ms of CPU (2026-11-24)."""
     bucket = root.partition("://")[2]
     is_named = any(map(variables.get, ENDPOINT_VARIABLES))
     return not (
         translation.boto
-        # botocore uses the global host if there is no region, and in this one.
+        # Without a region, and in us-east-1, botocore uses the global host.
         or ((region or _DEFAULT_REGION) == _DEFAULT_REGION and not is_named)
         or any(map(variables.get, (*_HOST_VARIABLES, *_ENDPOINT_RULES)))
         or set(session.get_scoped_config()).intersection(_HOST_SETTINGS)
@@ -133,6 +150,11 @@ def _region(known: str | None, variables: Mapping[str, str]) -> str:
 def _compute_place(
     root: str, translation: Translation, region: str | None, variables: Mapping[str, str]
 ) -> BucketPlace:
+    """Computes the place without botocore: at the endpoint that options or environment name, or at AWS.
+
+    Raises:
+        ConfigError: only botocore knows the host, or the names make no address of AWS.
+    """
     wanted = [name for name in _HOST_VARIABLES if variables.get(name, "").lower() == "true"]
     bucket = root.partition("://")[2]
     ca_file = variables.get("AWS_CA_BUNDLE")
@@ -159,6 +181,7 @@ def _compute_place(
 
 
 def _ask_boto(session: Session, root: str, translation: Translation, region: str | None) -> BucketPlace:
+    """Returns the place of a bucket that botocore computes, by a request that it prepares and does not send."""
     from botocore.config import Config
 
     virtual = translation.config.get("virtual_hosted_style_request")
@@ -166,7 +189,7 @@ def _ask_boto(session: Session, root: str, translation: Translation, region: str
     of_s3 = {**style, **cast("dict[str, object]", translation.boto.get("s3", {}))}
     endpoint = translation.config.get("endpoint")
     ca_file = session.get_config_variable("ca_bundle")
-    # S3 Express would be asked for a session token.
+    # Otherwise botocore would ask S3 Express for a session token.
     session.set_config_variable("s3_disable_express_session_auth", True)
     client = session.create_client(
         "s3",
@@ -186,7 +209,7 @@ def _ask_boto(session: Session, root: str, translation: Translation, region: str
 
 
 def _prepare_request(client: BaseClient, bucket: str) -> AWSPreparedRequest:
-    """Returns the request that botocore would send for the key "x"."""
+    """Returns the request that botocore would send for the key "x"; nothing is sent."""
     from botocore.awsrequest import AWSResponse
 
     asked: list[AWSPreparedRequest] = []
@@ -208,18 +231,18 @@ class _NoBody:
 
 
 def ask_region(base: str, ca_file: str | None) -> str:
-    """Returns the region in the answer to an unsigned HEAD of a bucket; "" if it names none, or there is no answer.
+    """Sends an unsigned HEAD for a bucket, and returns the region that the answer names, or "" if it names none.
 
-    For clients that do not show the headers of an answer: it is there whatever the status is. It is blocking I/O of a
-    few seconds at most.
+    Used for clients that do not show the headers of an answer; the header is there whatever the status is. It blocks
+    for a few seconds at most. Without an answer the result is "", too.
 
     Source: AWS, "HeadBucket" (Amazon S3 API Reference).
 
     Args:
         base: url of the bucket at the host of any region.
-        ca_file: PEM file to trust besides those of the system.
+        ca_file: PEM file of certificates to trust besides those of the system, or None.
     """
-    # Imported here: 15 ms of an engine's start, and libcurl asks wherever it reads.
+    # The import takes 15 ms, which most engines save: where libcurl reads, it asks for the region itself.
     from urllib.error import HTTPError
     from urllib.request import HTTPRedirectHandler, HTTPSHandler, Request, build_opener
 
@@ -239,17 +262,17 @@ def ask_region(base: str, ca_file: str | None) -> str:
     except HTTPError as refusal:
         with refusal:
             return str(refusal.headers.get(_REGION_HEADER, ""))
-    except OSError:  # the request that follows meets the same, and is the one that reports and waits
+    except OSError:  # the caller's next request meets the same error, and reports it
         return ""
 
 
 def partition(region: str) -> str:
-    """Returns the beginning of the names of the regions of one partition of AWS; "" for the usual one."""
+    """Returns how the names of the regions of a region's partition begin, such as "cn-"; "" for the usual partition."""
     return next(filter(region.startswith, _PARTITIONS), "")
 
 
 def is_ip(host: str) -> bool:
-    """Whether a host is an IP address."""
+    """Whether a host is an IP address, not a name."""
     try:
         ip_address(host)
     except ValueError:

@@ -1,7 +1,7 @@
-"""Resolves a root once: what its url and its storage options mean is read here, and nowhere else.
+"""Resolves what the url and the storage options of a root mean: where its requests go, and what signs them.
 
-A root is the part of a url that one client serves: a bucket, a container, a server, a file system. Everybody who has
-to know where its requests go, what signs them or what it is called in messages takes a `StoreRoot`.
+A root is the part of a url that one client serves: a bucket, a container, a server, a file system. The engine makes a
+`StoreRoot` for each (`engine/url_allowlist.py`). The stores read and sign by it, and messages describe it by it.
 """
 
 from __future__ import annotations
@@ -22,25 +22,31 @@ from streamer.store.credentials.key_ring import AnyRing, Issued, KeyRing
 from streamer.store.options import ENDPOINT_VARIABLES, Options, Translation, translate
 from streamer.store.places import BucketPlace, ask_region, find_place, partition
 
-# Hosts of AWS, which alone tells the region of a bucket.
+# Hosts of AWS. Only AWS tells the region of a bucket.
 _AWS_HOST = re.compile(r"\.amazonaws\.(?:com|com\.cn|eu)$")
 
 
 class StoreRoot:
-    """One root with the options that lead to it.
+    """Holds one root, its storage options, and what both mean.
+
+    Args:
+        address: parts of any url of the root.
+        options: the user's storage options without logins.
+        login: login of the urls, or "".
+        variables: environment.
 
     Attributes:
-        scheme: "s3", "https", ...; "file" for a bare path.
-        family: "s3", "gs", "az" or "http", whose options have counterparts; None if only fsspec or the disk serves it.
+        scheme: "s3", "https" and so on. It is "file" for a bare path.
+        family: "s3", "gs", "az" or "http", or None if only fsspec or the disk serves the root.
         is_web: whether it is a web server, whose objects are named by whole urls.
-        url: common beginning of its urls, "s3://bucket", "https://host:port" or "file://".
+        url: common beginning of its urls: "s3://bucket", "https://host:port" or "file://".
         prefix: the same with a slash.
-        name: what stands behind the scheme: bucket, container@account or host.
-        label: what it is called in messages.
-        login: the login that its urls had, "user:password"; "" if they had none.
+        name: the url without its scheme: bucket, container@account or host.
+        label: the url without secrets, for messages.
+        login: login that its urls had, "user:password", or "" if they had none.
         options: the storage options without logins, as fsspec takes them.
-        chosen: the meaning of url and options alone, which their sender has chosen.
-        settings: the same together with what the environment adds; requests are made by it.
+        chosen: settings by url and options alone, which the client of a service may have chosen.
+        settings: settings by which requests are made: `chosen`, and what the environment adds.
     """
 
     def __init__(
@@ -56,11 +62,12 @@ class StoreRoot:
         self.login = login
         self.options = options
         self.chosen = Translation() if self.family is None else translate(address, options)
-        # The chosen ones are judged alone: what the operator's environment names is not the choice of a client.
+        # What the service's environment adds is kept apart: a client that sent url and options did not choose it.
         complete = _add_variables(address, options, variables)
         self.settings = self.chosen if complete == options else translate(address, complete)
-        # A bucket of S3 has places, by region, and the store may name regions.
+        # The places of a bucket of S3, by region.
         self._places: dict[str, BucketPlace] = {}
+        # The regions that the store named, the present one last.
         self._moved: list[str] = []
 
     @classmethod
@@ -69,9 +76,14 @@ class StoreRoot:
     ) -> StoreRoot:
         """Resolves the root of a url, which may have a login, or of its parts.
 
+        Args:
+            url: any url of the root, or its parts.
+            options: storage options, perhaps with logins of urls (`base/logins.py`). None means none.
+            variables: environment.
+
         Raises:
-            ConfigError: an empty url, one without a bucket, a login that can be read in several ways, or an option
-                that can have no such value.
+            ConfigError: the url is empty or has no bucket, its login can be read in several ways, or an option cannot
+                have such a value.
         """
         given = options or {}
         if isinstance(url, str):
@@ -84,7 +96,10 @@ class StoreRoot:
         return f"StoreRoot({self.label!r}, {list(self._places.values())})"
 
     def key(self, url: str) -> str:
-        """Returns the name of an object in its store. Most urls need no parsing: 2 us of 200 for a small object."""
+        """Returns the key of an object from its url.
+
+        Most urls are not parsed for that, which saves 2 us of 200 for a small object.
+        """
         if not self.is_web and url.startswith(self.prefix):
             return url[len(self.prefix) :]
         return split(url).key
@@ -93,17 +108,17 @@ class StoreRoot:
 
     @property
     def has_own_endpoint(self) -> bool:
-        """Whether options name the endpoint of S3."""
+        """Whether the options name an endpoint of S3."""
         return "endpoint" in self.settings.config
 
     def find_place(self, region: str | None) -> BucketPlace:
         """Returns address and region of a bucket of S3; the first call may read the AWS configuration.
 
         Args:
-            region: Region if neither the options nor the store name one. By default that of the configuration.
+            region: region to use if neither the store nor the options name one. None means that of the configuration.
 
         Raises:
-            ConfigError: options or AWS configuration do not make an address.
+            ConfigError: options, AWS configuration and environment make no address.
         """
         known = self._moved[-1] if self._moved else str(self.settings.config.get("region") or region or "")
         if known not in self._places:
@@ -118,21 +133,21 @@ class StoreRoot:
         return self._places[known]
 
     def may_move(self, region: str | None) -> bool:
-        """Whether AWS can say that the bucket is in another region: no other store has more than one."""
+        """Whether the bucket is at AWS, and so may be in another region. `region` as in `find_place`."""
         if self.family != "s3" or self.has_own_endpoint:
             return False
         return _AWS_HOST.search(urlsplit(self.find_place(region).base).hostname or "") is not None
 
     def ask_region(self, region: str | None) -> str:
-        """Asks AWS as `places.ask_region` does, at the place of a region."""
+        """Asks AWS for the bucket's region, "" if it tells none (`places.ask_region`); `region` as in `find_place`."""
         place = self.find_place(region)
         return ask_region(place.base, self.settings.ca_file or place.ca_file)
 
     def move(self, region: str) -> bool:
-        """Goes to the region that the store names.
+        """Makes `find_place` give the place in a region that the store has named, from now on.
 
         Returns:
-            False if it was known already, or if the present keys are not valid there.
+            Whether it does. False if the store had named the region before, or the keys are not valid there.
         """
         partitions = {partition(place.region) for place in self._places.values()}
         if region in self._moved or not is_region(region, own_endpoint=False) or partitions != {partition(region)}:
@@ -141,13 +156,12 @@ class StoreRoot:
         return True
 
     def describe_chosen_endpoint(self, variables: Mapping[str, str] = os.environ) -> str:
-        """Returns what the options say of the root's place; "" if the environment or the cloud decides.
+        """Returns what the options say of where the root is, without credentials; "" if environment or cloud decide.
 
-        The same url is another object at another place, so a shared cache keeps this text with the manifest. It has no
-        credentials.
+        The same url names another object elsewhere, so a shared cache keeps this text with the manifest.
 
         Raises:
-            ConfigError: a name in url or options is not one.
+            ConfigError: a name in url or options has not the form of its cloud (`check_names`).
         """
         if not self.options or self.family is None:
             return ""
@@ -176,21 +190,21 @@ class StoreRoot:
     # ------------------------------------------------------------ what signs its requests
 
     def make_key_ring(self) -> AnyRing | None:
-        """Returns the ring of its credentials, or None if requests are not signed or the options have what signs them.
+        """Returns the ring of its credentials; None if requests are not signed, or the options have what signs them.
 
-        It does not look for credentials yet.
+        The ring begins to look for credentials when it is first asked.
         """
         find = self.make_credentials_finder()
         return None if find is None else KeyRing(self.label, find)
 
     def make_credentials_finder(self) -> Callable[[], Issued[Any]] | None:
-        """Returns the function that looks for credentials once, or None as `make_ring` does."""
+        """Returns the blocking function that looks for credentials once; None as `make_key_ring`."""
         settings = self.settings
         if settings.config.get("skip_signature"):
             return None
         if self.family == "s3" and boto_keys.find_in_options(settings.config) is None:
             return partial(boto_keys.find, self.label, settings.profile)
-        # The others are imported when they are needed: 2 ms of an engine's start (2026-11-24).
+        # The modules of the other clouds are imported when they are needed, as they take 2 ms (2026-11-24).
         if self.family == "gs":
             from streamer.store.credentials import google_tokens
 
@@ -205,7 +219,10 @@ class StoreRoot:
     # ------------------------------------------------------------ what messages say of it
 
     def explain(self, error: StreamerError) -> StreamerError:
-        """Returns the same error; a refusal names the credentials, a missing connection the address. Never a secret."""
+        """Returns an error whose message says more: a refusal names the credentials, a missing connection the address.
+
+        Other errors are returned as they are. The message has no secrets.
+        """
         if isinstance(error, AccessDeniedError):
             credentials, fixed = self.describe_credentials()
             text = error.message
@@ -218,7 +235,7 @@ class StoreRoot:
         return error
 
     def describe_credentials(self, variables: Mapping[str, str] = os.environ) -> tuple[str, bool]:
-        """Describes what signs requests, and says whether it stays the same until this process ends."""
+        """Returns words for what signs requests, and whether that stays the same until this process ends."""
         settings = self.settings
         if self.is_web:
             unknown = "without credentials (a server that asks: headers in storage_options, or ~/.netrc)"
@@ -235,7 +252,7 @@ class StoreRoot:
         return "with the credentials that this machine has (default profile or role)", False
 
     def describe_endpoint(self, variables: Mapping[str, str] = os.environ) -> str:
-        """Describes the address, and the setting that names it."""
+        """Returns words for the address of its server, and the setting that names it, for messages."""
         if self.is_web:
             return self.url
         if given := self.settings.config.get("endpoint") or self.settings.config.get("base_url"):
@@ -250,8 +267,8 @@ class StoreRoot:
 
 
 def _add_variables(address: Address, options: Options, variables: Mapping[str, str]) -> Options:
-    """Adds what the environment says to the options of Google and Azure; obstore reads other variables by itself."""
-    # Imported here: see `StoreRoot.make_credentials_finder`.
+    """Returns options of Google and Azure with what the environment adds; obstore reads other variables by itself."""
+    # The modules are imported here for the reason given in `StoreRoot.make_credentials_finder`.
     if address.family == "az" and "@" not in address.root:
         from streamer.store.credentials.azure_tokens import add_variables
 
@@ -263,17 +280,19 @@ def _add_variables(address: Address, options: Options, variables: Mapping[str, s
     return options
 
 
+# Settings, by family, that hold credentials.
 _OPTIONS = {
     "s3": ("access_key_id",),
     "gs": ("service_account_key", "application_credentials"),
     "az": ("account_key", "sas_key", "client_secret"),
 }
+# Variables, by family, that name credentials or hold them.
 _VARIABLES = {
     "s3": ("AWS_ACCESS_KEY_ID", "AWS_PROFILE", "AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI"),
     "gs": ("GOOGLE_APPLICATION_CREDENTIALS", "GOOGLE_SERVICE_ACCOUNT"),
     "az": ("AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_SAS_TOKEN", "AZURE_CLIENT_SECRET"),
 }
-# Variables that contain a secret, not its place.
+# Variables that hold the secret itself, so that it does not change.
 _VALUES = ("AWS_ACCESS_KEY_ID", "AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_SAS_TOKEN", "AZURE_CLIENT_SECRET")
 _CLOUDS = {
     "gs": "Google, because storage_options names no endpoint_url",

@@ -124,7 +124,7 @@ def make_disagreement(target: ObjectRecord, read: object) -> ObjectChangedError:
 
 
 def make_change_error(target: ObjectRecord, found: str | None) -> ObjectChangedError:
-    """Returns the error for an object that changed since it was indexed; `found` is its version now, None if unknown."""
+    """Returns the error for an object that changed since it was indexed; `found`: its version now, None if unknown."""
     return ObjectChangedError(
         f"{shown(target.url)} changed since it was indexed: the manifest has {target.version} "
         f"({target.size} bytes), the store {found or 'another version'}; index it again",

@@ -9,7 +9,7 @@ A web server may redirect its clients anywhere: it serves data of others, and ge
 cluster of caches (AIStore, Alluxio) redirects to its own servers. Any other S3 endpoint redirects to another region,
 where a request needs another signature.
 
-Sources: AWS, "General purpose bucket naming rules"; Google, "About Cloud Storage buckets"; Microsoft, "Naming rules and
+Sources: AWS, "General purpose bucket naming rules". Google, "About Cloud Storage buckets". Microsoft, "Naming rules and
 restrictions for Azure resources", "Compare Azure Government and global Azure", "OneLake access and APIs".
 """
 
@@ -192,7 +192,7 @@ def host_of(address: str) -> str:
 
 
 def unusable(hosts: Sequence[object]) -> str | None:
-    """Returns the `repr` of the first entry that is neither a name nor a network; None if all may be `Redirects.hosts`."""
+    """Returns the `repr` of the first entry that is neither a name nor a network; None if there is no such entry."""
     return next((repr(one) for one in hosts if not isinstance(one, str) or not _is_host(one)), None)
 
 

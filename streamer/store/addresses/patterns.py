@@ -186,7 +186,7 @@ def _expand(url: str, whole: str) -> Iterator[str]:
 
 
 def _range(inside: str, whole: str) -> tuple[int, int, int] | None:
-    """Returns first and last number of a range (`000..127`) and the width, 0 without leading zeros; None if it is none.
+    """Returns first and last number of a range (`000..127`) and its width (0 without leading zeros); else None.
 
     Raises:
         ConfigError: the range runs backwards, or has more than a million numbers.
@@ -246,7 +246,7 @@ class UrlPattern(msgspec.Struct, frozen=True):
         return cls(folder, single=False, named=named if "{" in url else {}, globs=GlobSet(named))
 
     def may_be_asked_for_each(self, refusal: AccessDeniedError) -> bool:
-        """Whether each object may be asked for instead: the store refused to list (403), and braces name all objects."""
+        """Whether each object may be asked for by itself: the store refuses to list (403), and braces name them all."""
         return bool(self.named) and self.globs is None and refusal.details.get("status") == 403
 
     def matches(self, url: str) -> bool:
@@ -299,8 +299,8 @@ class UrlPattern(msgspec.Struct, frozen=True):
 def brace_order(url: str) -> Callable[[str], int] | None:
     """Returns a function that gives the place of an object's url in the order of braces; None without braces.
 
-    The places of `b{8..11}.tar` are those of b8, b9, b10, b11; of `{b,a}/*.tar` all objects below b have the first one.
-    An object that the braces do not name has a place behind all others.
+    `b{8..11}.tar` has the order b8, b9, b10, b11. In that of `{b,a}/*.tar` all objects below b have the first place. An
+    object that the braces do not name has a place behind all others.
 
     Raises:
         ConfigError: as `count_urls`.
@@ -309,7 +309,7 @@ def brace_order(url: str) -> Callable[[str], int] | None:
         return None
     address = split(url)
     every = expand(address.key if address.scheme == "file" else url)
-    # Patterns are looked up by their letters before the first wildcard: of a thousand, a url is compared with one or two.
+    # Patterns are found by their letters before the first wildcard: a url is compared with one or two of a thousand.
     named: dict[str, int] = {}
     globs: defaultdict[str, list[tuple[int, Automaton]]] = defaultdict(list)
     # Patterns with equal rests share an automaton: `{0000..9999}/*.tar` has one.

@@ -5,8 +5,8 @@ Used by the modules that look for credentials (`store/credentials/`), and for er
 quote the output of a program or a token. The text, with secrets removed, stays in `__cause__`. The libraries mistake a
 metadata server that is busy or not ready for a machine without a role, so the server is asked for the reason.
 
-Sources: AWS, "Use the Instance Metadata Service to access instance metadata"; Google, "Troubleshoot GKE authentication"
-(the metadata server of a node takes some seconds after a pod's start); Azure, "How to use managed identities for Azure
+Sources: AWS, "Use the Instance Metadata Service to access instance metadata". Google, "Troubleshoot GKE authentication"
+(the metadata server of a node takes some seconds after a pod's start). Azure, "How to use managed identities for Azure
 resources on an Azure VM to acquire an access token" (404, 410, 429 and 5xx: try again).
 """
 

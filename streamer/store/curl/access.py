@@ -1,8 +1,9 @@
-"""Derives how libcurl reaches one bucket or host from its root: address, headers, trust, and what signs requests.
+"""Derives from a root how libcurl reaches it: address, headers, trusted certificates, and what signs requests.
 
-Nothing here sends a request. The signature is AWS's, of a request without a body (Signature Version 4, in headers).
-libcurl signs as well, but derives the key of the day and looks up its hash functions for each request, which was 12 of
-the 62 us of an object of 100 KB (now 56, 2026-11-22), and it would read "a/b" for the key "a/./b".
+Used by `store/curl/store.py` and `store/curl/handle.py`. It sends nothing. The signature is that of AWS for a request
+without a body (Signature Version 4, in headers). libcurl signs as well, but derives the key of the day and looks up its
+hash functions for each request: with it an object of 100 KB takes 62 us instead of 56 (2026-11-22). It would also read
+"a/b" for the key "a/./b".
 
 Source: AWS, "Signature Calculations for the Authorization Header" (Amazon S3 API Reference).
 """
@@ -38,10 +39,10 @@ _BUNDLES = (
     "/etc/ssl/ca-bundle.pem",
     "/etc/ssl/cert.pem",
 )
-# Characters of a web url besides letters and digits; escaped ones stay as they are. A # is part of the name, as it is
-# for obstore, which finds the object.
+# Signs that are not escaped in a web url, besides letters and digits. A # is escaped, because it is a part of the name,
+# as it is for obstore, which looks for the object.
 _URL_SIGNS = "%/:=&?~+!$,;'@()*[]"
-# Most keys need no escaping, which takes a third of the time.
+# Matches keys that need no escaping, which are most. To test that takes a third of the time of escaping.
 _PLAIN = re.compile(r"[A-Za-z0-9/_.~-]*")
 _NO_ESCAPE = re.compile(r"%(?![0-9A-Fa-f]{2})")
 _CONNECT_SECONDS = 5.0
@@ -49,15 +50,19 @@ _MAX_CONNECT_SECONDS = 86400.0
 
 
 class Access(Discreet, msgspec.Struct, frozen=True, kw_only=True):
-    """The settings with which the objects of one root are read.
+    """Holds the settings with which the objects of one root are read.
 
     Attributes:
-        base: url to which the escaped key is appended; empty if objects are named by whole urls.
-        signer: signs requests; None: they are not signed.
-        keys: keys from the options; None: there are none, or a ring has them.
-        bundle, folder: file and folder of trusted certificates.
-        proxy: url of the proxy; None: libcurl reads the environment.
-        refuse_local: whether connections to this machine are refused; see `store.guard`.
+        base: url to which the escaped key is appended, or "" if objects are named by whole urls.
+        region: region of a bucket of S3, or "".
+        signer: signs requests, or None if they are not signed.
+        keys: keys from the options. None means that there are none, or that a key ring has them.
+        headers: lines of the head of each request.
+        bundle, folder: file and folder of trusted certificates. None means libcurl's own.
+        connect_seconds: timeout of connecting.
+        redirects: which redirects are followed.
+        proxy: url of the proxy. None means that libcurl reads the environment.
+        refuse_local: whether connections to this machine are refused (`store/guard.py`).
     """
 
     base: str = ""
@@ -73,22 +78,32 @@ class Access(Discreet, msgspec.Struct, frozen=True, kw_only=True):
     refuse_local: bool = False
 
     def address(self, name: str) -> str:
-        """Returns the url of an object, from its key or its url."""
+        """Returns the escaped url of an object, given its key in a bucket, or its url on a web server."""
         if self.base:
             return self.base + (name if _PLAIN.fullmatch(name) else quote(name, safe="/~"))
         name = without_login(name) if "@" in name else name
         return quote(_NO_ESCAPE.sub("%25", name) if "%" in name else name, safe=_URL_SIGNS)
 
     def sign(self, address: str, keys: AwsKeys | None, method: str = "GET") -> Sequence[str]:
-        """Returns the header lines of a request, with a signature if there are keys."""
+        """Returns the lines of a request's head, with a signature if there are keys and a signer.
+
+        Args:
+            address: escaped url of the request.
+            keys: keys to sign with, or None.
+            method: HTTP method.
+        """
         return self.headers if self.signer is None or keys is None else self.signer.sign(address, keys, method)
 
 
 def make_access(root: StoreRoot, issued: Issued[AwsKeys | None] | None = None) -> Access | None:
-    """Returns the access to a root, given the result of its ring, if any; None if only obstore finds the credentials.
+    """Returns the access to a root; None if only obstore finds its credentials. Reads files, and sends nothing.
+
+    Args:
+        root: the root.
+        issued: result of its key ring. None means that it has no ring, since options have keys or none are needed.
 
     Raises:
-        ConfigError: the options do not make an address, a header is invalid in HTTP, or a CA file is unreadable.
+        ConfigError: the options make no address, a header or a timeout is invalid, or a CA file is unreadable.
     """
     if issued is not None and issued.credentials is None:
         return None
@@ -124,7 +139,7 @@ def make_access(root: StoreRoot, issued: Issued[AwsKeys | None] | None = None) -
 
 
 def _connect_seconds(root: StoreRoot) -> float:
-    """Returns the time for a connection; refuses what is none, as a client of a service may send it."""
+    """Returns the timeout of connecting in seconds. Raises ConfigError for an option that is not one."""
     text = str(root.settings.client.get("connect_timeout", _CONNECT_SECONDS)).removesuffix("s")
     try:
         seconds = float(text)
@@ -140,7 +155,7 @@ def _connect_seconds(root: StoreRoot) -> float:
 
 
 def _header_lines(root: StoreRoot) -> tuple[str, ...]:
-    """Returns the lines of the user's headers; refuses line breaks, which libcurl would write as they are."""
+    """Returns the lines of the user's headers. Raises ConfigError for signs such as line breaks, which libcurl sends."""
     lines = []
     for name, value in cast("dict[str, str]", root.settings.client.get("default_headers", {})).items():
         if not (name + value).isascii() or not (name + value).isprintable():
@@ -150,12 +165,12 @@ def _header_lines(root: StoreRoot) -> tuple[str, ...]:
 
 
 def _proxy(url: str, variables: Mapping[str, str] = os.environ) -> str | None:
-    """Returns the proxy for a url. libcurl knows HTTP_PROXY only in lower case, obstore in both cases."""
+    """Returns the proxy for an http url that the environment names, or None: libcurl does not read HTTP_PROXY itself."""
     return variables.get("http_proxy") or variables.get("HTTP_PROXY") if url.startswith("http://") else None
 
 
 def find_trusted_certificates(variables: Mapping[str, str] = os.environ) -> tuple[str | None, str | None]:
-    """Returns the file and the folder of certificates that this machine trusts.
+    """Returns the file and the folder of certificates that this machine trusts; None for one that there is not.
 
     SSL_CERT_FILE and SSL_CERT_DIR take precedence over the variables of Python's other HTTP clients.
     """
@@ -172,13 +187,13 @@ _NO_BODY = sha256(b"").hexdigest()
 
 
 class Signer:
-    """Signs requests to one host and region. The parts that do not depend on the path are reused for a second.
+    """Signs requests to one host and region. The parts that do not depend on the path are reused within a second.
 
     Args:
-        base: common beginning of the addresses, e.g. "https://host/bucket/".
+        base: common beginning of the addresses, such as "https://host/bucket/".
         region: region in the scope of the signature.
-        headers: header lines of each request that are signed: those with AWS's own names.
-        now: returns the seconds since the epoch.
+        headers: lines that are added to the head of each request and signed: those with AWS's own names.
+        now: returns the seconds since 1970.
     """
 
     def __init__(self, base: str, region: str, headers: Sequence[str], now: Callable[[], float] = time.time) -> None:
@@ -197,12 +212,12 @@ class Signer:
         self._authorization = ""
 
     def sign(self, address: str, keys: AwsKeys, method: str = "GET") -> list[str]:
-        """Returns the header lines of a request, with its signature.
+        """Returns the lines of a request's head, with its signature.
 
         Args:
-            address: an escaped url below the base; a query must be escaped and sorted as AWS requires.
-            keys: the present keys.
-            method: the HTTP method.
+            address: escaped url below the base. A query must be escaped and sorted as AWS requires.
+            keys: the keys.
+            method: HTTP method.
         """
         second = int(self._now())
         if second != self._second or keys is not self._keys:
@@ -214,6 +229,7 @@ class Signer:
         return [self._authorization + signature, *self._lines]
 
     def _prepare(self, second: int, keys: AwsKeys) -> None:
+        """Computes the parts of signatures that are equal for all paths, for this second (since 1970) and these keys."""
         self._second = second
         self._keys = keys
         moment = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(second))

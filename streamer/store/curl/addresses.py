@@ -1,10 +1,11 @@
-"""Decides which address a request goes to: each connection another one of a store's name, or where it was redirected.
+"""Spreads connections over the addresses of a store's name, and remembers where reads of an object were redirected.
 
-At S3 a name has up to eight addresses. libcurl keeps their order for a minute, so that every connection, retry and
-duplicate went to the first: when that one was slow by 3 s, there were 266 reads in 6 s instead of 3,359 (2026-11-24).
-Without that minute libcurl 8.23 loses one of fifty look-ups in quick succession, and times out after 5 s.
+`store/curl/store.py` uses both. At S3 a name has up to eight addresses. libcurl keeps their order for a minute, so that
+every connection, retry and duplicate went to the first one: when that was slow by 3 s, there were 266 reads in 6 s
+instead of 3,359 (2026-11-24). If libcurl 8.23 keeps nothing, it loses one of fifty look-ups in quick succession, and
+times out after 5 s.
 
-A hub of data sets answers each read with a signed address: one request to it per object, instead of one per range of 8
+A hub of data sets redirects each read to a signed address. To ask it once for each object, and not for each range of 8
 MiB, stays below its limit of requests per five minutes (Hugging Face, "Hub rate limits").
 """
 
@@ -21,22 +22,28 @@ from urllib.parse import parse_qsl, urlsplit
 
 from streamer.store.places import is_ip
 
-# libcurl keeps them as long.
+# The addresses of a name are looked up again after this time, for which libcurl keeps them, too.
 _KEPT_SECONDS = 60.0
-# The first request waits at most this long for them; if the resolver is silent, libcurl resolves the name.
+# The first request waits at most this long for the addresses. After that libcurl resolves the name.
 _WAIT_SECONDS = 0.25
 _PORTS = {"http": 80, "https": 443}
 
 
 class Names:
-    """The addresses of one url's host. Lives on one event loop."""
+    """Looks up the addresses of one url's host, in a thread, again every minute. Lives on one event loop.
+
+    Nothing is looked up if the host is an IP address or the environment names a proxy.
+
+    Args:
+        url: any url with the host.
+    """
 
     def __init__(self, url: str) -> None:
         parts = urlsplit(url)
         self._host = parts.hostname or ""
         self._port = parts.port or _PORTS.get(parts.scheme, 0)
         self._addresses: list[str] = []
-        # Behind a proxy names may not resolve, and the proxy opens the connections.
+        # With a proxy the names may not be known here, and the proxy makes the connections.
         unused = is_ip(self._host) or {f"{parts.scheme}_proxy", "all_proxy"} & {
             name.lower() for name, value in os.environ.items() if value
         }
@@ -48,13 +55,16 @@ class Names:
         return f"Names({self._host!r}, {self._addresses})"
 
     async def ready(self) -> None:
-        """Waits for the first look-up, up to a limit."""
+        """Starts the first look-up, and waits for it, at most 0.25 s."""
         if self._look_if_due():
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._news.wait(), _WAIT_SECONDS)
 
     def lines(self) -> list[str]:
-        """Addresses for CURLOPT_RESOLVE, each time beginning with another one; empty if libcurl resolves the name."""
+        """Returns the value of CURLOPT_RESOLVE for a new connection: all addresses, each time beginning with another one.
+
+        The list is empty if the name has fewer than two known addresses: libcurl then resolves it. May start a look-up.
+        """
         self._look_if_due()
         if len(self._addresses) < 2:
             return []
@@ -64,16 +74,18 @@ class Names:
         return [f"+{self._host}:{self._port}:{order}"]
 
     def _look_if_due(self) -> bool:
+        """Starts a look-up if the last one is a minute ago; returns whether it did."""
         now = time.monotonic()
         if now < self._next:
             return False
         self._next = now + _KEPT_SECONDS
-        # It is not one of the loop's own threads, whose end would be waited for.
+        # The thread is not one of the loop's pool, for whose end the process would wait.
         loop = asyncio.get_running_loop()
         Thread(target=self._look, args=(loop,), name="streamer-names", daemon=True).start()
         return True
 
     def _look(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Looks the name up, in a thread, and hands the addresses to the loop, an empty list after a failure."""
         found: list[str] = []
         with suppress(OSError, UnicodeError):
             for family, *_, where in socket.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM):
@@ -88,13 +100,14 @@ class Names:
 
 # ---------------------------------------------------------------- redirects that are kept
 
-# A range takes time, and clocks differ.
+# A signed address is not used in the last seconds before it expires: a read takes time, and clocks differ.
 _SPARE_SECONDS = 60.0
+# When this many are kept, all are forgotten.
 _MOST = 10_000
 
 
 class Targets:
-    """Addresses by the urls of objects."""
+    """Remembers for objects of a web server the signed address that a read was redirected to, until it expires."""
 
     def __init__(self) -> None:
         self._known: dict[str, tuple[str, float]] = {}
@@ -103,23 +116,23 @@ class Targets:
         return f"Targets({len(self._known)} known)"
 
     def find_target(self, url: str) -> str:
-        """Returns the address to read from; empty if none is known or it has expired."""
+        """Returns the address from which an object is read; "" if none is known or it is about to expire."""
         address, until = self._known.get(url, ("", 0.0))
         return address if time.time() < until else ""
 
     def keep(self, url: str, address: str) -> None:
-        """Keeps an address that says how long it is valid."""
+        """Keeps an address for the url of an object; one that does not say when it expires is never found."""
         if len(self._known) >= _MOST:
             self._known.clear()
         self._known[url] = (address, read_expiry(address) - _SPARE_SECONDS)
 
     def drop(self, url: str) -> None:
-        """Drops the address after a refusal."""
+        """Forgets the address for the url of an object, if there is one."""
         self._known.pop(url, None)
 
 
 def read_expiry(address: str) -> float:
-    """Returns the end of a signed address in seconds since 1970; 0 if it names none.
+    """Returns when a signed address expires, in seconds since 1970; 0 if it does not say so.
 
     Source: AWS, "Use signed URLs" (CloudFront: Expires) and "Authenticating Requests: Using Query Parameters" (S3).
     """

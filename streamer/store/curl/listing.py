@@ -1,7 +1,8 @@
-"""Pages of S3's lists: of objects (version 2), and of uploads in parts that were begun and not finished. Pure.
+"""Makes queries for S3's lists and parses their pages: of objects (version 2), and of unfinished uploads. No I/O.
 
-Keys are escaped (encoding-type=url): XML cannot hold all of them, and obstore refuses those that are not a path (an
-empty segment, "..", a tab). A key that ends in "/" is a folder marker, not an object.
+`store/curl/store.py` sends the queries. Keys are asked for in escaped form (encoding-type=url), because XML cannot hold
+all of them. obstore does not list here: it refuses keys that are not a path (an empty segment, "..", a tab). A key that
+ends in "/" is a folder marker, not an object.
 
 Source: AWS, "ListObjectsV2", "ListMultipartUploads" and "AbortMultipartUpload" (Amazon S3 API Reference).
 """
@@ -24,21 +25,21 @@ from streamer.store.base import Upload
 
 Page = TypeVar("Page")
 
-# A page of 1,000 objects has 20,000; each costs 100 bytes when it is parsed.
+# An answer with more tags is refused. A page of 1,000 objects has 20,000, and each takes 100 bytes when it is parsed.
 _MAX_TAGS = 200_000
-# Tokens of S3 have 200 letters. Each is compared with all that follow.
+# A longer token is refused, because all tokens of a list are kept to be compared. Those of S3 have 200 letters.
 _MAX_TOKEN_LETTERS = 16 << 10
-# Exact as a floating-point number; no object is as long.
+# A larger size is refused: it is not exact as a floating-point number, and no object is as long.
 _MAX_SIZE = 1 << 53
 
 
 class ListedPage(msgspec.Struct, frozen=True):
-    """One page of a listing.
+    """Holds one page of a list of objects.
 
     Attributes:
         records: the objects, without folder markers.
-        is_empty: whether there was nothing, not even a marker.
-        token: token of the next page; empty if this is the last one.
+        is_empty: whether the page had nothing, not even a folder marker.
+        token: token that asks for the next page, or "" if this is the last one.
     """
 
     records: list[ObjectRecord]
@@ -47,14 +48,26 @@ class ListedPage(msgspec.Struct, frozen=True):
 
 
 def build_query(prefix: str, after: str = "", token: str = "", max_keys: int = 0) -> str:
-    """Returns the query for a page of objects, escaped and in the order that a signature requires."""
+    """Returns the query for a page of objects, escaped and in the order that a signature requires.
+
+    Args:
+        prefix: beginning of the keys.
+        after: key behind which the list begins; "" for the beginning.
+        token: token of the page before, for all pages but the first.
+        max_keys: number of objects on the page; 0 for S3's own, 1,000.
+    """
     asked = {"continuation-token": token, "encoding-type": "url", "list-type": "2", "prefix": prefix}
     asked |= {"max-keys": str(max_keys or ""), "start-after": "" if token else after}
     return _query(asked)
 
 
 def uploads_query(prefix: str, after: tuple[str, str]) -> str:
-    """Returns the query for a page of uploads; `after` has key and id of the last one of the page before, if any."""
+    """Returns the query for a page of unfinished uploads.
+
+    Args:
+        prefix: beginning of the keys.
+        after: key and id of the last upload of the page before, two empty texts for the first page.
+    """
     asked = {"encoding-type": "url", "key-marker": after[0], "prefix": prefix, "upload-id-marker": after[1]}
     return _query(asked, "uploads=")
 
@@ -65,10 +78,14 @@ def abort_query(upload: Upload) -> str:
 
 
 def parse_page(root: str, body: bytes) -> ListedPage:
-    """Parses a page of objects.
+    """Parses an answer that is a page of objects.
+
+    Args:
+        root: root of the urls, such as "s3://bucket".
+        body: body of the answer.
 
     Raises:
-        ConfigError: it is not a listing.
+        ConfigError: the answer is not such a page.
     """
 
     def parse(tree: ElementTree.Element, space: str) -> ListedPage:
@@ -84,10 +101,17 @@ def parse_page(root: str, body: bytes) -> ListedPage:
 
 
 def parse_uploads(root: str, body: bytes) -> tuple[list[Upload], tuple[str, str]]:
-    """Parses a page of uploads; returns them, and the `after` of the next page: empty texts if this is the last one.
+    """Parses an answer that is a page of unfinished uploads.
+
+    Args:
+        root: root of the urls, such as "s3://bucket".
+        body: body of the answer.
+
+    Returns:
+        The uploads, and the `after` that asks for the next page, two empty texts if this is the last one.
 
     Raises:
-        ConfigError: it is not such a list.
+        ConfigError: the answer is not such a page.
     """
 
     def parse(tree: ElementTree.Element, space: str) -> tuple[list[Upload], tuple[str, str]]:
@@ -110,10 +134,21 @@ def _query(asked: Mapping[str, str], *bare: str) -> str:
 
 
 def _parse(root: str, body: bytes, names: tuple[str, str], parse: Callable[[ElementTree.Element, str], Page]) -> Page:
-    """Parses an answer, given the name of its root element, and of what it is for messages."""
+    """Parses the XML of an answer, and returns what `parse` makes of it.
+
+    Args:
+        root: root of the urls, for messages.
+        body: body of the answer.
+        names: name of the root element, and words for the answer in messages.
+        parse: called with the root element and the prefix of its namespace, such as "{http://...}".
+
+    Raises:
+        ConfigError: it is not such an answer.
+    """
     element, what = names
     try:
-        # Entities of a document type stand for any number of letters. Other encodings would hide both.
+        # A document type is refused, because its entities may stand for any number of letters. So is a zero byte: an
+        # encoding with such bytes would hide document types and tags.
         if b"<!DOCTYPE" in body or b"\0" in body or body.count(b"<") > _MAX_TAGS:
             raise ValueError("no answer of S3")
         tree = ElementTree.fromstring(body)
@@ -129,6 +164,7 @@ def _parse(root: str, body: bytes, names: tuple[str, str], parse: Callable[[Elem
 
 
 def _record(root: str, entry: ElementTree.Element, space: str, *, escaped: bool) -> ObjectRecord:
+    """Returns the record of one entry of a list; ValueError or LookupError if it is none."""
     fields = {child.tag: child.text or "" for child in entry}
     key = fields[f"{space}Key"]
     size = int(fields[f"{space}Size"])

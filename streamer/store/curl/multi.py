@@ -1,8 +1,9 @@
-"""Transfers of libcurl on an event loop.
+"""Runs transfers of libcurl on an event loop.
 
-pycurl's own AsyncCurlMulti adds and removes a reader at the beginning and the end of each request: six system calls and
-two handles of the loop. Here one epoll watches the sockets, including idle ones, and the loop watches that epoll: one
-system call, and 12 us less of 76 for an object of 100 KB (2026-11-22).
+Each store that reads by libcurl (`store/curl/store.py`) and the client of peers (`peers/client.py`) have a `Multi`.
+pycurl's own AsyncCurlMulti adds a reader to the loop for each request and removes it again, by six system calls. Here
+one epoll watches the sockets, also idle ones, and the loop watches that epoll. This takes one system call, and an
+object of 100 KB takes 64 us instead of 76 (2026-11-22).
 """
 
 from __future__ import annotations
@@ -22,19 +23,24 @@ _WATCHED = {
     pycurl.POLL_OUT: select.POLLOUT,
     pycurl.POLL_INOUT: select.POLLIN | select.POLLOUT,
 }
-# The loop continues after this; sockets that were not served by then come first in the next turn. A socket delivers up
-# to 2 MB at once: with all of 120 in one turn the engine served no client for 250 ms, no complete chunk was written
-# meanwhile, and 300 MB of buffers were filled instead of 100: 8 % of a cold epoch's time (2026-11-22).
+# A turn of the event loop serves sockets for this long; those that are left come first in the next turn. A socket
+# delivers up to 2 MB at once. When all 120 were served in one turn, the engine served no client for 250 ms, wrote no
+# chunk meanwhile, and filled 300 MB of buffers instead of 100: that took 8 % of a cold epoch's time (2026-11-22).
 _TURN_SECONDS = 0.001
-# Sockets served between two readings of the clock.
+# This many sockets are served between two readings of the clock.
 _EVENTS = 2
 _NEVER = float("inf")
-# Closing waits for a name that is being resolved, 10 to 20 s if no resolver answers; `close` returns after this.
+# `close` waits at most this long for libcurl, which waits for a name that is being resolved: 10 to 20 s if no resolver
+# answers.
 _CLOSE_SECONDS = 1.0
 
 
 class Multi:
-    """The transfers of one store and the connections they share. Lives on the event loop that creates it."""
+    """Runs transfers that share their connections. Lives on the event loop that creates it.
+
+    Args:
+        idle_connections: how many idle connections are kept.
+    """
 
     def __init__(self, idle_connections: int) -> None:
         self._loop = asyncio.get_running_loop()
@@ -58,11 +64,11 @@ class Multi:
         return self._epoll.closed
 
     async def perform(self, easy: pycurl.Curl) -> None:
-        """Runs one transfer to its end; a cancelled call removes it.
+        """Runs the transfer of a handle to its end; a cancelled call ends the transfer.
 
         Raises:
             pycurl.error: the transfer failed.
-            asyncio.CancelledError: it was cancelled, or all were closed.
+            asyncio.CancelledError: the call was cancelled, or `close` was called.
         """
         try:
             await self.start(easy)
@@ -70,18 +76,18 @@ class Multi:
             self.remove(easy)
 
     def start(self, easy: pycurl.Curl) -> asyncio.Future[None]:
-        """Starts one transfer; the future ends as `perform` does. Its owner must call `remove` in the end."""
+        """Starts the transfer of a handle. The future ends as `perform` does; the caller must call `remove` in the end."""
         self._multi.add_handle(easy)
         ended = self._pending[easy] = self._loop.create_future()
         return ended
 
     def remove(self, easy: pycurl.Curl) -> None:
-        """Removes a transfer that has not ended; idempotent."""
+        """Ends the transfer of a handle, if it has not ended, and cancels its future; idempotent."""
         if easy in self._pending:
             self._take_out(easy).cancel()
 
     async def close(self) -> None:
-        """Cancels pending transfers and closes all connections; idempotent."""
+        """Cancels all transfers and closes all connections; idempotent. It returns after a second at the latest."""
         if self.closed:
             return
         self._loop.remove_reader(self._epoll.fileno())
@@ -113,13 +119,14 @@ class Multi:
             self._epoll.register(descriptor, events)
 
     def _ready(self) -> None:
+        """Serves ready sockets for a while, and ends transfers that are complete; called by the loop."""
         end = time.monotonic() + _TURN_SECONDS
         while self._serve() == _EVENTS and time.monotonic() < end:
             pass
         self._resolve()
 
     def _serve(self) -> int:
-        """Serves some of the ready sockets; epoll names those first that have waited longest."""
+        """Serves up to `_EVENTS` ready sockets, those first that have waited longest; returns their number."""
         ready = self._epoll.poll(0, _EVENTS)
         for descriptor, events in ready:
             if descriptor in self._busy:
@@ -133,9 +140,10 @@ class Multi:
         return len(ready)
 
     def _call_after(self, milliseconds: int) -> None:
-        """Sets libcurl's timer, which changes twice per request; -1 removes it.
+        """Sets the time at which libcurl wants to be called. libcurl calls this twice in each request, with -1 for never.
 
-        If libcurl is called too early it states the remaining time again, so a timer is only ever moved to earlier.
+        If libcurl is called too early it states the remaining time again. So the timer is only ever moved to earlier,
+        and never removed.
         """
         moment = self._loop.time() + milliseconds / 1000
         if milliseconds < 0 or moment >= self._timer_at:
@@ -152,13 +160,15 @@ class Multi:
         self._resolve()
 
     def _act(self, descriptor: int, bits: int) -> None:
+        """Lets libcurl read and write a socket, or handle its timer; ends all transfers if that fails."""
         try:
             self._multi.socket_action(descriptor, bits)
-        except pycurl.error as error:  # of all transfers: none of them would end
+        except pycurl.error as error:  # otherwise no transfer would ever end
             for easy in list(self._pending):
                 self._take_out(easy).set_exception(error)
 
     def _resolve(self) -> None:
+        """Takes the ended transfers from libcurl, and sets the results of their futures."""
         _, succeeded, failed = self._multi.info_read()
         for easy in succeeded:
             ended = self._take_out(easy)
@@ -170,5 +180,6 @@ class Multi:
                 ended.set_exception(pycurl.error(code, text))
 
     def _take_out(self, easy: pycurl.Curl) -> asyncio.Future[None]:
+        """Removes a handle, and returns its future."""
         self._multi.remove_handle(easy)
         return self._pending.pop(easy)

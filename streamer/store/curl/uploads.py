@@ -1,4 +1,4 @@
-"""Puts an object on a web server."""
+"""Writes an object to a web server by PUT; makes folders on a WebDAV server. Used by `store/curl/store.py`."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from typing import BinaryIO
 
 from streamer.errors import StoreError
 
-# The answers to an upload below a folder that is not there.
+# Statuses of a PUT below a folder that does not exist.
 _NO_FOLDER = (404, 409)
-# The answer to MKCOL where the folder is there already.
+# Status of MKCOL for a folder that exists.
 _IS_THERE = 405
 
 
 async def upload(url: str, prefix: str, content: BinaryIO, ask: Callable[..., Awaitable[object]]) -> None:
-    """Sends the bytes; makes the folders above the object where the server asks for them (WebDAV).
+    """Writes an object. If the server answers that its folder is missing, makes the folders and writes again (WebDAV).
 
     Args:
         url: url of the object.
-        prefix: beginning of the urls of its server.
-        content: bytes, from the beginning.
-        ask: makes a request, given a url, `method` and `content`.
+        prefix: beginning of the urls of its server, with a slash.
+        content: content of the object, a file that can be read twice.
+        ask: makes a request, given a url, `method` and `content`; raises StoreError for a refusal.
 
     Raises:
         StoreError: the server refuses.
