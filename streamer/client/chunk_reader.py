@@ -1,13 +1,12 @@
-"""Reads samples from chunk files: preadv into own buffers, with a check of every byte used.
+"""Reads samples from chunks' files in the cache folder, and compares every byte that is used with its checksum.
 
-The checksums of a file's samples are read once and kept for a while. It does not matter whether the file is still the
-same: other bytes do not match.
+The readers of samples use it (`batches/samples/`, `loader/scan_reader.py`). A file's checksums are read once and kept
+for a while, also if another file replaces it meanwhile: other bytes would not match. Files are not mapped: reading cold
+pages through a mapping holds the GIL for 13-15 ms at a time. Nor are they kept open: an open costs 8 us, and an evicted
+file that is still open would occupy space that the cache counts as free.
 
-There is no mmap: reading cold pages through a mapping holds the GIL for 13-15 ms at a time. No files are kept open: an
-open costs 8 us, and an evicted file that is still open would occupy space that the cache counts as free.
-
-A disk is a cache: what it fails to read, or reads wrong, is tried again at once, since many such failures pass. Then it
-is an IntegrityError, upon which the reader's session rejects the chunk and gets another copy.
+A read that fails or is wrong is repeated at once, because many failures of a disk pass. Then it is an IntegrityError,
+upon which the caller rejects the chunk and gets another copy.
 """
 
 from __future__ import annotations
@@ -31,23 +30,23 @@ from streamer.formats.chunkfile import COUNTS_BYTES, RecordTable, counts_of, tab
 from streamer.manifest.model import Codec
 
 _CRC = struct.Struct("<I")
-# Small samples read one by one cost more in calls than in bytes; longer runs gain nothing (read and checked: 55 us/MiB
-# of CPU in calls of 256 KiB, 48 of 1 MiB, 43 of 4 MiB, 2026-11-20).
+# Adjacent samples are read together, up to this many bytes. Longer calls gain nothing: reading and checking takes 55
+# us/MiB of CPU in calls of 256 KiB, 48 in calls of 1 MiB, 43 in calls of 4 MiB (2026-11-20).
 _RUN_BYTES = 4 << 20
 # The most buffers of one system call (IOV_MAX).
 _RUN_PIECES = 1024
-# Every user may make folders there, also one with the name of an engine's.
+# A folder in which every user may make folders, also one with the name of an engine's folder in memory.
 _SHARED_BY_ALL = "/dev/shm/"
 # Checksums of chunks of at most this many samples are kept, together 16 MiB: 40,000 chunks of 8 MiB in samples of
 # 100 KB. Reading header and checksums again cost 3 us of 38 for each of those (2026-11-22).
 _KEPT_BYTES = 16 << 20
 _KEPT_SAMPLES = 16 << 10
-# Bytes of an entry besides the checksums: key, tuple and place in the dict (CPython 3.11).
+# Memory of a chunk's kept checksums besides themselves: key, tuple and place in the dict (CPython 3.11).
 _ENTRY_BYTES = 320
-# The same for the tables of recoded chunks, which may have any number of samples.
+# The tables of recoded chunks are kept up to this size together. These may have any number of samples.
 _KEPT_RECORDS = _KEPT_BYTES
-# How often a file is read that cannot be read, or is wrong. Of a disk that fails at 1 % of all calls, three in a row
-# fail at 3e-5 of the reads of a sample, which takes three calls.
+# A file that cannot be read, or is wrong, is read this often. If a disk fails at 1 % of all calls, all tries fail for
+# 3e-5 of the samples, each of which takes three calls.
 _TRIES = 3
 # Errors of what this process lacks, which no other copy of the chunk would mend.
 _OWN_LIMITS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
@@ -56,7 +55,7 @@ T = TypeVar("T")
 
 
 class WantedSample(msgspec.Struct, frozen=True):
-    """One sample of a chunk: its number in the chunk and its chunk-local half-open byte range.
+    """Names a sample of a chunk: its number in the chunk, and its bytes, from `start` to `stop` in the chunk.
 
     In a recoded chunk the range is that of the record in `RecordTable.bounds`.
     """
@@ -70,10 +69,10 @@ _Target = tuple[WantedSample, Sequence[memoryview]]
 
 
 class ChunkReader:
-    """Reads chunk files from the folders that may hold them. Usable from any thread.
+    """Reads chunks' files from the folders that may hold them. Usable from any thread.
 
     Args:
-        roots: the cache folder, then memory and the read-only layers, in the order in which files are looked for.
+        roots: the cache folder, then those in memory and the read-only layers, in the order of looking for files.
     """
 
     def __init__(self, roots: Sequence[Path]) -> None:
@@ -93,14 +92,14 @@ class ChunkReader:
         """Returns the bytes of each wanted sample, checked.
 
         Args:
-            key: the chunk's 16 bytes.
-            local_bytes: the chunk's length according to the manifest, which has none for a recoded one: `read_records`.
+            key: key of the chunk, 16 bytes.
+            local_bytes: length of the chunk by the manifest. (For recoded chunks it has none: see `read_records`.)
             samples: number of samples in the chunk.
             wanted: samples of this chunk, in any order.
 
         Raises:
-            FileNotFoundError: the chunk is not local: lease it again.
-            IntegrityError: the file cannot be read, or is not what it claims to be: reject the chunk.
+            FileNotFoundError: the chunk is not on this machine. The caller leases it again.
+            IntegrityError: the file cannot be read, or is wrong. The caller rejects the chunk.
             CacheError: this process may open no more files, or has no memory.
         """
         buffers = [memoryview(bytearray(item.stop - item.start)) for item in wanted]
@@ -111,11 +110,11 @@ class ChunkReader:
     def read_into(
         self, key: bytes, local_bytes: int, samples: int, wanted: Sequence[tuple[WantedSample, Sequence[memoryview]]]
     ) -> None:
-        """Reads into the caller's memory, as `read` does. Opens the file once and reads adjacent samples together.
+        """Reads samples into the caller's memory; raises as `read`. Reads adjacent samples together.
 
         Args:
-            key: the chunk's 16 bytes.
-            local_bytes: the chunk's length according to the manifest.
+            key: key of the chunk, 16 bytes.
+            local_bytes: length of the chunk by the manifest.
             samples: number of samples in the chunk.
             wanted: samples of this chunk, each with memory (format "B") whose total length is the sample's.
         """
@@ -124,9 +123,9 @@ class ChunkReader:
     def read_records(
         self, key: bytes, samples: int, wanted: Sequence[tuple[WantedSample, Sequence[memoryview]]]
     ) -> None:
-        """Reads records of a recoded chunk into the caller's memory, as `read_into` does.
+        """Reads records of a recoded chunk into the caller's memory, as `read_into` does for other chunks.
 
-        Of records that share parts, the head and each range of parts are read with one call, to where they belong.
+        If records share parts, a call reads the head of a record or a range of its parts.
         """
         table = self.records(key, samples)
         ordered = sorted(wanted, key=_sample_number)
@@ -135,7 +134,7 @@ class ChunkReader:
         self._read(key, (table.local_bytes, table.entries), ordered)
 
     def _read(self, key: bytes, lengths: tuple[int, int], wanted: Iterable[_Target]) -> None:
-        """Reads entries of a file of these lengths (bytes, entries); those that follow each other together."""
+        """Reads entries of the file of a chunk of these lengths (bytes, entries), adjacent ones together."""
         entries = list(wanted)
         # A closure and a loop took 0.6 us of a call of 24 us.
         try:
@@ -146,16 +145,16 @@ class ChunkReader:
             self._try(key, lambda tries: self._read_once(key, lengths, entries, tries), first=1)
 
     def _try(self, key: bytes, read: Callable[[int], T], first: int = 0) -> T:
-        """Returns what `read`, called with the number of tries before, returns in one of a few tries.
+        """Calls `read` until it returns, at most `_TRIES` times, and returns its result.
 
         Args:
-            key: the chunk's 16 bytes.
-            read: reads from the file.
+            key: key of the chunk, 16 bytes.
+            read: reads from the file, given the number of tries before.
             first: number of tries that were made before this call.
 
         Raises:
-            FileNotFoundError: the chunk is not local.
-            IntegrityError: its file cannot be read, or is wrong, each time.
+            FileNotFoundError: the chunk is not on this machine.
+            IntegrityError: the file cannot be read, or is wrong, at the last try.
             CacheError: this process may open no more files, or has no memory.
         """
         for tries in range(first, _TRIES):
@@ -180,7 +179,7 @@ class ChunkReader:
         raise AssertionError("the last try returns or raises")
 
     def _read_once(self, key: bytes, lengths: tuple[int, int], wanted: Sequence[_Target], tries: int) -> None:
-        """Reads as `_read`, in a single try; after an IntegrityError the tables of the chunk are read anew."""
+        """Makes one try of `_read`; forgets the kept tables of the chunk if a byte is wrong."""
         descriptor, path = self._open(key, tries)
         chunk = key, *lengths
         try:
@@ -200,7 +199,7 @@ class ChunkReader:
             os.close(descriptor)
 
     def records(self, key: bytes, samples: int) -> RecordTable:
-        """Returns where the records of a recoded chunk are, from its file or as kept from an earlier read.
+        """Returns the table of a recoded chunk, which says where its records are; keeps it for later calls.
 
         Raises:
             FileNotFoundError, IntegrityError, CacheError: see `read`.
@@ -266,9 +265,9 @@ class ChunkReader:
         return table
 
     def _open(self, key: bytes, tries: int) -> tuple[int, str]:
-        """Opens a chunk's file; returns its descriptor and path.
+        """Opens a chunk's file; returns its descriptor, which the caller closes, and its path.
 
-        Every second try looks through the roots from the last one on: of two copies one may be damaged.
+        Every second try looks through the roots in reverse order, because one of two copies may be damaged.
 
         Raises:
             FileNotFoundError: no root has the chunk.
@@ -283,13 +282,13 @@ class ChunkReader:
             except FileNotFoundError:
                 continue
             except OSError as error:
-                # A folder in memory that is unused so far, or of another user, is no obstacle.
+                # A folder in memory that this process may not read, as it is another user's, is passed over.
                 if not (is_shared and isinstance(error, PermissionError)):
                     failure = error
                 continue
             if not is_shared or os.fstat(descriptor).st_uid == self._find_owner():
                 return descriptor, path
-            os.close(descriptor)  # it is of another user than the cache: not the engine's
+            os.close(descriptor)  # the file belongs to another user than the cache, so the engine did not write it
         raise failure or FileNotFoundError(errno.ENOENT, "chunk is not in the cache", name)
 
     def _find_owner(self) -> int:
@@ -303,7 +302,7 @@ class ChunkReader:
 
 
 def find_chunks(root: Path, keys: NDArray[np.uint8]) -> NDArray[np.bool_]:
-    """Returns which of the chunks have a file in a cache folder, bool (M,), from keys uint8 (M, 16); 2 us each."""
+    """Returns which chunks, given their keys, uint8 (M, 16), have a file in a cache folder: bool (M,); 2 us each."""
     paths = (f"{root}/{chunkfile.relative_path(key.tobytes())}" for key in keys)
     return np.fromiter(map(os.path.exists, paths), np.bool_, len(keys))
 
@@ -313,7 +312,7 @@ def _sample_number(target: _Target) -> int:
 
 
 def _measure(table: RecordTable) -> int:
-    """Returns the bytes of the arrays of a table; those of codec 1 share theirs."""
+    """Returns the size in bytes of a table's arrays; without shared parts `bounds` is the memory of `starts`."""
     return int(table.starts.nbytes + table.ranges.nbytes + (table.bounds.nbytes if table.is_shared else 0))
 
 
@@ -346,11 +345,11 @@ def _take(left: list[memoryview], length: int) -> list[memoryview]:
 
 
 def _group_runs(wanted: Iterable[_Target]) -> Iterator[list[_Target]]:
-    """Yields runs of adjacent samples, each at most as long as one call reads; `wanted` is sorted by sample."""
+    """Yields runs of adjacent samples, each as one call reads it; `wanted` is sorted by the samples' numbers."""
     run: list[_Target] = []
     begin = stop = pieces = sample = 0
-    # A loop without calls: with them everything but the copy (22 us) and the checksum (18) took 5.3 us for a MiB of
-    # samples of 100 KB, now 3.4 (2026-11-20).
+    # The loop calls no function: a MiB of samples of 100 KB takes 3.4 us instead of 5.3, besides 22 us for the copy and
+    # 18 for the checksums (2026-11-20).
     for one in wanted:
         item, parts = one
         pieces += len(parts)
@@ -389,13 +388,13 @@ def _read_run(descriptor: int, path: str, local_bytes: int, table: bytes, run: S
     else:
         stored = _pread(descriptor, chunkfile.CRC_BYTES * len(run), chunkfile.crc_offset(local_bytes, first.sample))
     actual = [crc32(pieces[0]) if len(pieces) == 1 else crc32_of(pieces) for _, pieces in run]
-    # All at once: comparing each took 1 us a sample, a tenth of the cost of reading one of 100 KB.
+    # All are compared at once: comparing each took 1 us a sample, a tenth of the cost of reading one of 100 KB.
     if got < length or stored != struct.pack(f"<{len(run)}I", *actual):
         _refuse(path, [item for item, _ in run], first.start + got, (stored, actual))
 
 
 def _pread(descriptor: int, length: int, offset: int) -> bytes:
-    """Reads this many bytes, fewer only at the file's end: a disk may answer with a part."""
+    """Reads `length` bytes from `offset` on, fewer only at the file's end; one call may return only a part."""
     content = os.pread(descriptor, length, offset)
     while len(content) < length and (more := os.pread(descriptor, length - len(content), offset + len(content))):
         content += more
@@ -403,7 +402,7 @@ def _pread(descriptor: int, length: int, offset: int) -> bytes:
 
 
 def _fill(descriptor: int, buffers: Sequence[memoryview], offset: int, got: int) -> int:
-    """Continues a read after `got` bytes from `offset` on; returns the bytes read in all, fewer at the file's end."""
+    """Continues a read from `offset` on that has `got` bytes so far; returns the number of bytes in all."""
     total = sum(map(len, buffers))
     while got < total:
         rest = []
@@ -419,7 +418,7 @@ def _fill(descriptor: int, buffers: Sequence[memoryview], offset: int, got: int)
 
 
 def _refuse(path: str, items: Sequence[WantedSample], end: int, sums: tuple[bytes, Sequence[int]]) -> None:
-    """Raises for the first wrong sample of a run.
+    """Raises the error for the first wrong sample of a run.
 
     Args:
         path: path of the file.

@@ -1,10 +1,10 @@
-"""One connection to an engine: who listens is checked before anything is said, then blocking sends, events in order.
+"""Connects to an engine's socket, checks which user listens there, and sends and receives messages.
 
-One request over a connection of its own reads the engine's counters or reports to it: it opens no session, starts no
-engine, and may be made from any thread, also while the job's own client waits.
+`client/launcher.py` makes the connections of clients. `read_statistics` and `report` make one of their own for a single
+request: they open no session, start no engine, and may be called from any thread, while the job's client waits.
 
-`/tmp/streamer-UID` has a name that every user knows, in a folder that all may write to. Who makes it first, or turns a
-link there, would otherwise be told a job's keys and the engine's token.
+The usual folder of sockets, `/tmp/streamer-UID`, has a name that every user knows, in a folder that all may write to.
+Without the check, a user who makes it first, or puts a link there, would be told a job's keys and the engine's token.
 """
 
 from __future__ import annotations
@@ -44,26 +44,30 @@ from streamer.wire.messages import (
 logger = logging.getLogger(__name__)
 
 _RECEIVE_BYTES = 256 * 1024
-# The engine always reads; only a stopped or killed one blocks a send.
+# A send fails after this time. A running engine always reads, so only a stopped one blocks a send.
 _SEND_SECONDS = 30.0
 _HELLO_SECONDS = 10.0
 
 
 class DisconnectedError(Exception):
-    """Raised where the engine does not answer or is gone; the client connects again."""
+    """Is raised if the engine does not answer or is gone. The caller connects again."""
 
 
 class Connection:
-    """A socket that has exchanged the greeting. Used by one thread at a time.
+    """Holds a socket over which the greeting has been exchanged. Making one connects. Used by one thread at a time.
 
     Args:
         path: path of the engine's socket.
-        job: job of this process.
-        token: token that the engine asks for.
-        timeout_seconds: time within which a send must make progress, and the hello be answered; None means 30 s for a
-            send and 10 s for the hello.
-        protocol: version that the client speaks.
-        external: whether the path was configured, and not made up from the user's number; see `check_server`.
+        job: text that all ranks of the job share, or "".
+        token: token that the engine may ask for, or "".
+        timeout_seconds: time within which a send must make progress, and the greeting be answered. None means 30 s for
+            a send and 10 s for the greeting.
+        protocol: version of the protocol that the client speaks.
+        external: whether the user named the path, so that other users may listen there, too (see `check_server`).
+
+    Attributes:
+        pid: id of the process that made the connection.
+        welcome: the engine's answer to the greeting.
 
     Raises:
         DisconnectedError: no engine answers at `path`.
@@ -98,7 +102,7 @@ class Connection:
                 folder = open_socket_folder(path.parent, on_exit, external=external)
                 self._socket.connect(linux.address_in(folder, path))
                 check_server(self._socket, folder, path, external=external)
-            # A timeout of its own would cost: Python asks with poll(2) before each call whether it would wait.
+            # Timeouts are this class's own: with those of the socket, Python would call poll(2) before each call.
             self._socket.setblocking(False)
             self.welcome = self._hello(job, token, timeout_seconds or _HELLO_SECONDS)
         except StreamerError:
@@ -121,7 +125,7 @@ class Connection:
         return f"Connection(fd={self._socket.fileno()}, pending={len(self._pending)})"
 
     def fileno(self) -> int:
-        """Returns the descriptor, for select; -1 when closed."""
+        """Returns the descriptor of the socket; -1 after `close`."""
         return self._socket.fileno()
 
     def send(self, message: Message) -> None:
@@ -143,13 +147,13 @@ class Connection:
             raise DisconnectedError(str(error)) from error
 
     def receive(self, timeout_seconds: float | None) -> list[Event]:
-        """Returns the events that have arrived, after waiting at most `timeout_seconds` for bytes (None: for ever).
+        """Returns the engine's messages that have arrived, after waiting at most `timeout_seconds` for some bytes.
 
-        The list is empty after the timeout, and while only a part of an event has arrived.
+        None means no limit. The list is empty after the timeout, or if only a part of a message has arrived.
 
         Raises:
             DisconnectedError: the engine is gone.
-            ProtocolError: what it sent is no event.
+            ProtocolError: the engine sent something that is not a message.
         """
         if self._pending:
             events, self._pending = self._pending, []
@@ -178,14 +182,14 @@ class Connection:
         self._socket.close()
 
     def _wait(self, event: int, timeout_seconds: float | None) -> bool:
-        """Waits until the socket can be read or written; returns False after the timeout (None: for ever)."""
+        """Waits until the socket can be read or written; returns False after the timeout (None means no limit)."""
         # select(2) fails for descriptors above 1023, and a trainer may have that many.
         poll = select.poll()
         poll.register(self._socket, event)
         return bool(poll.poll(None if timeout_seconds is None else timeout_seconds * 1000))
 
     def _hello(self, job: str, token: str, timeout_seconds: float) -> Welcome:
-        """Exchanges the greeting; keeps events that came with the answer. Raises as the class says, or ServiceError."""
+        """Exchanges the greeting; keeps messages that came with the answer. Raises as the class, or ServiceError."""
         self.send(Hello(protocol=self._protocol, version=VERSION, pid=self.pid, job=job, token=token))
         if not (events := self.receive(timeout_seconds)):
             raise DisconnectedError(f"no answer to hello in {timeout_seconds:g} s")
@@ -206,11 +210,11 @@ def open_socket_folder(folder: Path, on_exit: contextlib.ExitStack, *, external:
     Args:
         folder: path of the folder.
         on_exit: closes it.
-        external: whether it was configured, and may be a link, and any user's.
+        external: whether the user named the path. Then it may be a link, and belong to any user.
 
     Raises:
-        EngineUnavailableError: it is a link, or belongs to another user.
-        OSError: it is not there, or cannot be opened.
+        EngineUnavailableError: it is a link, or belongs to another user than this one and root.
+        OSError: it does not exist, or cannot be opened.
     """
     flags = os.O_DIRECTORY | os.O_CLOEXEC | getattr(os, "O_PATH", 0) | (0 if external else os.O_NOFOLLOW)
     try:
@@ -234,13 +238,19 @@ def open_socket_folder(folder: Path, on_exit: contextlib.ExitStack, *, external:
 
 
 def check_server(connection: socket.socket, folder: int, path: Path, *, external: bool) -> None:
-    """Checks by the kernel's word who listens at a socket: this user, or root.
+    """Checks, as the kernel tells it, that this user or root listens at the other end of a socket.
 
-    At a configured path (unix:) also the owner of its folder, or of its file unless all users may make files there and
-    remove only their own (/tmp).
+    If the user named the path (unix:), the owner of the socket's folder may listen as well. So may the owner of the
+    socket's file, unless the folder is one like /tmp, in which all users may make files.
+
+    Args:
+        connection: the connected socket.
+        folder: descriptor of the socket's folder.
+        path: path of the socket.
+        external: whether the user named the path.
 
     Raises:
-        EngineUnavailableError: it is another user.
+        EngineUnavailableError: another user listens.
     """
     found = linux.peer_credentials(connection)
     if found is None:
@@ -263,10 +273,14 @@ def check_server(connection: socket.socket, folder: int, path: Path, *, external
 
 
 def read_statistics(settings: ClientSettings, timeout_seconds: float) -> Mapping[str, object] | None:
-    """Asks a running engine for its counters (see `streamer.engine.statistics`), over a connection of its own.
+    """Asks a running engine for its statistics, over a connection of its own.
+
+    Args:
+        settings: which engine.
+        timeout_seconds: time for the greeting, and for everything together.
 
     Returns:
-        The counters, or None if no engine answers in time or it refuses.
+        The statistics by name (`engine/statistics.py`). None if no engine answers in time, or it refuses.
     """
     deadline = time.monotonic() + timeout_seconds
     try:
@@ -284,16 +298,18 @@ def read_statistics(settings: ClientSettings, timeout_seconds: float) -> Mapping
 def report(
     settings: ClientSettings, session: OpenSession, timeout_seconds: float, what: ReportFinding | Exception
 ) -> bool:
-    """Reports a loader's waiting to the engine, for `streamer top` and /metrics, or an error that the loader raises.
+    """Reports to the engine why a loader waits, for `streamer top` and /metrics, or an error that the loader raises.
+
+    It is sent over a connection of its own. A failure is not an error.
 
     Args:
-        settings: how to reach the engine, and the job.
+        settings: which engine, and the job.
         session: session of the loader.
         timeout_seconds: time for the greeting.
-        what: the report, without the session that it is about, or the error.
+        what: the finding, without its session, or the error.
 
     Returns:
-        Whether it was sent; a missing engine is not an error.
+        Whether it was sent.
     """
     try:
         with contextlib.closing(_connect(settings, timeout_seconds)) as connection:

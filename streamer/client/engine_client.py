@@ -1,7 +1,8 @@
-"""The synchronous client of the engine, for the trainer's processes.
+"""Sends requests to the engine and opens sessions with it: the client of every process that reads data.
 
-It has no event loop (Jupyter has one) and no thread. Its owner pumps it: every wait and `pump` reads what the engine
-has sent. If the engine has died, the next pump connects to a new one and opens the sessions again.
+The loader and the commands use it. It has no event loop (Jupyter has one) and no thread: messages of the engine are
+read while its owner waits for something, or calls `pump`. If the engine has died, such a call connects to the next one
+and opens the sessions again.
 """
 
 from __future__ import annotations
@@ -56,10 +57,17 @@ _Answer = TypeVar("_Answer", bound=Message)
 
 
 class EngineClient:
-    """One process's connection to its engine. Used by one thread at a time; the child of a fork connects anew.
+    """Talks to the engine over one connection, which it makes at its first use, and again if the engine is replaced.
+
+    Used by one thread at a time. The child of a fork makes a connection of its own. A method that needs the connection
+    raises ClosedError after `close` or `shut_down`, and the errors of `launcher.connect`.
 
     Args:
-        settings: how to reach or start the engine; nothing happens before the first use.
+        settings: how to reach or start the engine.
+
+    Attributes:
+        settings: see Args.
+        job: text that all ranks of the job share, or one with the pid of this process.
     """
 
     def __init__(self, settings: ClientSettings) -> None:
@@ -91,20 +99,20 @@ class EngineClient:
         progress: Callable[[IndexProgress], None] | None = None,
         on_note: Callable[[str], None] | None = None,
     ) -> Path:
-        """Waits for a manifest, found or built, and returns its folder as this process sees it; raises as `manifests`.
+        """Waits until the engine has found or built a manifest, and returns its folder; raises as `manifests`.
 
         Args:
-            request: what is asked for; its number and options are filled in.
+            request: the manifest that is asked for. Its number and options are filled in.
             progress: called with each report of progress.
             on_note: called with each line about objects that were left out.
         """
         return next(self.manifests([ManifestAsk(request, progress, on_note)]))
 
     def manifests(self, asks: Iterable[ManifestAsk]) -> Iterator[Path]:
-        """Yields each manifest's folder as this process sees it, in order; the engine finds or builds a few at a time.
+        """Yields the folder of each manifest as this process sees it, in order; asks for a few at a time.
 
         Raises:
-            ManifestError, StoreError, ConfigError: the engine's error for the first manifest that is not yielded.
+            ManifestError, StoreError, ConfigError: the engine's error for the first manifest that cannot be had.
         """
         options = self.settings.encode_options()
         sent, answered = itertools.tee(asks)
@@ -115,13 +123,13 @@ class EngineClient:
             yield ask.take_answer(answer, root)
 
     def open_session(self, request: OpenSession, cache_full_hint: str = "") -> Session:
-        """Opens a session with this client's job and storage options.
+        """Opens a session with this client's job and storage options, and returns it without waiting for an answer.
 
-        A refusal is raised by its first `ready` or `wait`.
+        If the engine refuses the session, its first `ready` or `wait` raises the error.
 
         Args:
-            request: what the session reads; its number, job and options are filled in.
-            cache_full_hint: what else helps where the cache is too small, a sentence.
+            request: what the session reads. Its number, job and options are filled in.
+            cache_full_hint: a sentence that says what else helps if the cache is too small, or "".
         """
         self._check_open()
         numbered = replace(request, session=next(self._numbers), job=self.job, options=self.settings.encode_options())
@@ -132,25 +140,28 @@ class EngineClient:
         return session
 
     def read(self, dataset: str, chunk: int, start: int, stop: int, *, boundaries: bool = False) -> bytes:
-        """Reads the chunk-local bytes [start, stop) of one chunk for one-off reads (`dataset[i]`), at most 64 MiB.
+        """Lets the engine read bytes of one chunk, for reads outside of a session (`dataset[i]`); waits for them.
 
         Args:
             dataset: digest of the manifest.
             chunk: number of the chunk.
-            start: first byte.
-            stop: end of the bytes.
-            boundaries: whether the boundaries of the samples of a recoded chunk are asked for instead; see `Read`.
+            start: offset of the first byte in the chunk.
+            stop: offset behind the last byte, at most 64 MiB later.
+            boundaries: whether to ask for the boundaries of a recoded chunk's samples instead (see `Read`).
+
+        Raises:
+            StreamerError: the engine's error.
         """
         options = self.settings.encode_options()
         wanted = Read(0, dataset=dataset, chunk=chunk, start=start, stop=stop, options=options, boundaries=boundaries)
         return self.ask(lambda number: replace(wanted, request=number), Content).content
 
     def statistics(self) -> dict[str, object]:
-        """Asks the engine for its counters and returns them; see `streamer.engine.statistics` for the names."""
+        """Asks the engine for its statistics, and returns them by name (`engine/statistics.py`)."""
         return dict(self.ask(GetStatistics, Statistics).values)
 
     def roots(self) -> list[Path]:
-        """Returns the cache folder as this process sees it, then the read-only layers.
+        """Returns the path of the engine's cache folder as this process sees it, then those of the read-only layers.
 
         Raises:
             EngineUnavailableError: this process sees the folder neither where the engine does nor in its settings.
@@ -168,20 +179,20 @@ class EngineClient:
 
     @property
     def fallback_dir(self) -> Path:
-        """Folder in which selections are written if the manifests' folder is read-only here; connects to the engine."""
+        """Folder for selections if this process may not write to the manifests' folder; connects to the engine."""
         return self.settings.runtime_dir / "selections" / self.welcome.root_id
 
     @property
     def welcome(self) -> Welcome:
-        """The engine's greeting; connects to the engine, and starts one, if necessary."""
+        """What the engine said of itself in its greeting; connects to the engine, and starts one, if necessary."""
         return self._connect().welcome
 
     # ------------------------------------------------------------ events
 
     def fileno(self) -> int:
-        """Connects if necessary, and returns a descriptor that is readable if there is something to pump.
+        """Connects if necessary, and returns a descriptor that is readable when a message waits for `pump`.
 
-        The descriptor stays the same when the engine is replaced.
+        It stays the same if the engine is replaced.
         """
         connection = self._connect()
         if self._poll is None:
@@ -190,12 +201,13 @@ class EngineClient:
         return self._poll.fileno()
 
     def pump(self, timeout_seconds: float | None = 0.0) -> None:
-        """Handles the engine's messages, after waiting at most `timeout_seconds` for one (or None for no limit).
+        """Handles the engine's messages, after waiting at most `timeout_seconds` for one (None means no limit).
 
-        If the engine is gone, connects to the next one and opens the sessions there.
+        If the engine is gone, this connects to the next one and opens the sessions there.
 
         Raises:
-            StreamerError: what the engine reports of the connection; errors of sessions and requests are kept for them.
+            StreamerError: what the engine reports of the connection. (Errors of sessions and requests are kept for
+                their users.)
             EngineUnavailableError: engines crash again and again.
             ClosedError: the client is closed.
         """
@@ -228,15 +240,15 @@ class EngineClient:
                     raise ServiceError(f"the engine sent {type(event).__name__} out of turn")
 
     def pump_until(self, reached: Callable[[], bool], timeout_seconds: float | None, what: str) -> None:
-        """Pumps until `reached()`; raises as `pump` does.
+        """Handles messages until `reached()` is true; raises as `pump` does.
 
         Args:
-            reached: is asked after each message.
-            timeout_seconds: most seconds that it waits, or None for no limit.
-            what: begins the text of the TimeoutError.
+            reached: called before each wait.
+            timeout_seconds: seconds to wait at most. None means no limit.
+            what: beginning of the text of the TimeoutError.
 
         Raises:
-            TimeoutError: it was not reached in time.
+            TimeoutError: it was not true in time.
         """
         deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
         while not reached():
@@ -246,9 +258,9 @@ class EngineClient:
             self.pump(left)
 
     def post(self, message: Message, quietly: bool = False) -> None:
-        """Sends a message; if the engine is gone, connects to the next one and sends it the sessions' state instead.
+        """Sends a message. If the engine is gone, connects to the next one and opens the sessions there instead.
 
-        With `quietly` it never connects: the message is dropped if there is no engine or the client is closed.
+        With `quietly` it never connects: the message is dropped if there is no connection or the client is closed.
         """
         if quietly and (self._connection is None or self._closed):
             return
@@ -268,12 +280,12 @@ class EngineClient:
             self._reconnect()
 
     def forget(self, session: Session) -> None:
-        """Removes a closed session."""
+        """Passes no more messages to a session, which is closed."""
         self._sessions.pop(session.number, None)
 
     @property
     def connected(self) -> bool:
-        """Whether there is a connection to an engine; any thread."""
+        """Whether there is a connection to an engine. May be read on any thread."""
         return self._connection is not None
 
     @property
@@ -283,11 +295,11 @@ class EngineClient:
 
     @property
     def in_use(self) -> bool:
-        """Whether it has a connection, and has not been closed or shut down; any thread."""
+        """Whether there is a connection, and the client is not closed or shut down. May be read on any thread."""
         return self.connected and not self.closed
 
     def shut_down(self) -> None:
-        """Shuts it down, from any thread: threads that use it get a ClosedError. Call `close` afterwards."""
+        """Shuts the client down, from any thread: threads that use it get a ClosedError. `close` must follow."""
         self._closed = True
         if (connection := self._connection) is not None:
             connection.shut_down()
@@ -339,10 +351,10 @@ class EngineClient:
         )
 
     def _reconnect(self) -> None:
-        """Connects to the next engine and opens the sessions there.
+        """Counts a crash, connects to the next engine, and opens the sessions there.
 
         Raises:
-            EngineUnavailableError: engines crash again and again; the sessions have ended.
+            EngineUnavailableError: engines crash again and again. All sessions have ended with this error.
         """
         self._check_open()
         logger.warning("the engine of %s went away; connecting again", self.settings.cache_dir)
@@ -377,10 +389,10 @@ class EngineClient:
             self._poll = None
 
     def ask(self, request: Callable[[int], Message], kind: type[_Answer]) -> _Answer:
-        """Sends a request and waits for its answer; sends it again if the engine dies meanwhile.
+        """Sends a request and waits for its answer; sends it to the next engine if this one dies meanwhile.
 
         Args:
-            request: makes the message with a given number.
+            request: makes the message, given its number.
             kind: type of the answer.
 
         Raises:
@@ -389,13 +401,17 @@ class EngineClient:
         return next(self.ask_each([Ask(request)], kind))
 
     def ask_each(self, asks: Iterable[Ask], kind: type[_Answer]) -> Iterator[_Answer]:
-        """Sends requests, a few of them at a time, and yields the answers in order; otherwise as `ask`."""
+        """Sends requests, a few at a time, and yields their answers in order; otherwise as `ask`.
+
+        Raises:
+            StreamerError: the engine's error for the first request that fails. The later ones get no answer.
+        """
         pending = PendingRequests(asks, self._numbers)
         while True:
             if missing := pending.take_unsent(self._connect()):
                 for message in missing:
                     self.post(message)
-                # The engine may have gone meanwhile, so that the next one has not got them.
+                # The connection may have been replaced meanwhile, so `take_unsent` is asked again.
                 continue
             if (first := pending.first) is None:
                 return

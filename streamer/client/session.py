@@ -1,4 +1,8 @@
-"""A session as its consumer sees it: steps wanted, steps ready, steps done. `EngineClient` makes and serves it."""
+"""Keeps the state of one consumer's session with the engine: which steps it wants, which are ready, which are done.
+
+`client/engine_client.py` makes sessions and passes the engine's messages to them. The loader, scans and `streamer warm`
+use them (`loader/kinds/step_session.py`, `loader/scan_reader.py`, `cli/warming.py`).
+"""
 
 from __future__ import annotations
 
@@ -13,10 +17,13 @@ from streamer.wire.schedule import EpochSchedule
 
 
 class Transport(Protocol):
-    """A session's view of the client that owns it; a protocol, because the client imports its sessions."""
+    """Describes the `EngineClient` as its sessions use it; a protocol, because the client imports its sessions.
+
+    The methods are those of `EngineClient` with these names.
+    """
 
     def post(self, message: Message, quietly: bool = False) -> None:
-        """Sends a message; `quietly`: only if a connection is open."""
+        """Sends a message; with `quietly` only if a connection is open."""
         ...
 
     def post_all(self, messages: Iterable[Message]) -> None:
@@ -24,7 +31,7 @@ class Transport(Protocol):
         ...
 
     def pump_until(self, reached: Callable[[], bool], timeout_seconds: float | None, what: str) -> None:
-        """Handles messages until `reached()`; raises TimeoutError with `what` after the timeout."""
+        """Handles messages until `reached()` is true; raises TimeoutError with `what` after the timeout."""
         ...
 
     def forget(self, session: Session) -> None:
@@ -33,15 +40,20 @@ class Transport(Protocol):
 
 
 class Session:
-    """One consumer's session, made by `EngineClient.open_session` and used by the client's thread.
+    """Represents one consumer's session with the engine. Used by the thread of its client.
 
-    Steps are consecutive integers over all epochs of the session. The engine keeps every chunk of the steps
-    `done..ready` local. A session survives the engine: after a restart it is opened again at the same step.
+    Steps are consecutive integers over all epochs of the session. The engine keeps the chunks of the steps from the
+    first one that is not done to the last one that is ready on this machine. If the engine is replaced, the client
+    opens the session again at the same step.
 
     Args:
         transport: the client.
         request: the message that opens the session.
-        cache_full_hint: what else helps where the cache is too small, a sentence; "" if nothing does.
+        cache_full_hint: a sentence that says what else helps if the cache is too small, or "".
+
+    Attributes:
+        number: number of the session, which its messages have.
+        request: see Args.
     """
 
     def __init__(self, transport: Transport, request: OpenSession, cache_full_hint: str = "") -> None:
@@ -62,10 +74,10 @@ class Session:
 
     @property
     def ready(self) -> int:
-        """The last step whose chunks, and those of all steps before, are local; -1 if there is none.
+        """Last step of which all chunks, and those of all steps before, are on this machine; -1 if there is none.
 
         Raises:
-            StreamerError: the engine could not make a wanted chunk local.
+            StreamerError: the engine could not bring a wanted chunk, or has refused the session.
         """
         if self._error is not None:
             raise self._error
@@ -77,9 +89,13 @@ class Session:
         return self.ready >= self._want
 
     def extend(self, schedule: EpochSchedule) -> None:
-        """Sends the engine the chunks of the next epoch, and forgets the schedules of epochs that are done."""
+        """Sends the engine the schedule of the next epoch, and forgets the schedules of epochs that are done.
+
+        This and the methods below raise ClosedError after `close`.
+        """
         self._check_open()
-        if self._epochs and not schedule.values:  # a session opened again in a new engine did not send earlier epochs
+        # Values that are left out are those of the epoch before, which a new engine may not have been sent.
+        if self._epochs and not schedule.values:
             schedule = msgspec.structs.replace(schedule, values=self._epochs[-1].values)
         self._epochs = [known for known in self._epochs if known.final_step >= self._done]
         self._epochs.append(schedule)
@@ -93,9 +109,9 @@ class Session:
             self._advance()
 
     def done(self, step: int, *, flush: bool = True) -> None:
-        """Records the steps below `step` as consumed: their leases end.
+        """Records that the steps below `step` are consumed: the engine may evict their chunks.
 
-        Without `flush` the engine learns it with the next `want` or flushed `done`.
+        Without `flush` the engine is told only with the next `want`, or the next `done` with `flush`.
         """
         self._check_open()
         self._done = max(self._done, step)
@@ -106,14 +122,21 @@ class Session:
         """Asks for all steps up to and including `step`, and blocks until they are ready.
 
         Raises:
-            StreamerError: the engine's error.
-            TimeoutError: the step was not ready in time.
+            StreamerError: as `ready`, or the engine cannot be reached.
+            TimeoutError: the steps were not ready within `timeout_seconds` (None means no limit).
         """
         self.want(step)
         self._transport.pump_until(lambda: self.ready >= step, timeout_seconds, f"step {step} of {self!r}")
 
     def reject(self, chunk: int, reason: str) -> None:
-        """Reports corrupt bytes: the engine drops the chunk and fetches it again; `ready` goes back meanwhile."""
+        """Reports that a chunk has wrong bytes: the engine drops it and fetches it again.
+
+        Until the engine has it again, no step counts as ready that is not done.
+
+        Args:
+            chunk: number of the chunk in the session.
+            reason: what is wrong, of which 4,096 letters are sent.
+        """
         self._check_open()
         # Steps that were ready before the rejection do not count until the engine reports them again.
         self._ready = min(self._ready, self._done - 1)
@@ -130,10 +153,14 @@ class Session:
     # ------------------------------------------------------------ called by the client
 
     def handle_ready(self, through: int, rejects: int) -> bool:
-        """Handles a report of progress; one from before the last rejection does not count.
+        """Handles the engine's report of progress.
+
+        Args:
+            through: the last step that is ready.
+            rejects: number of rejections that the engine had handled. A report from before the last one is ignored.
 
         Returns:
-            Whether a step is ready that no engine has had ready before.
+            Whether a step is ready that was never ready before.
         """
         if rejects == self._rejects:
             self._ready = through
@@ -142,7 +169,7 @@ class Session:
         return further
 
     def handle_error(self, error: StreamerError) -> None:
-        """Keeps an error of the engine, which `ready` raises from here on; CacheFullError gets the hint."""
+        """Keeps an error of the engine, which `ready` raises from now on; adds the hint to a CacheFullError."""
         if isinstance(error, CacheFullError) and self._cache_full_hint:
             error = CacheFullError(f"{error.message}. {self._cache_full_hint}", **error.details)
         self._error = error
@@ -150,7 +177,7 @@ class Session:
     def reopen_messages(self) -> Iterator[Message]:
         """Yields the messages that open this session at its present step in a new engine.
 
-        What another engine had made ready, or was told of rejections, does not count any more.
+        It forgets what the engine before had made ready, and which rejections that one was told of.
         """
         self._ready = self._done - 1
         self._rejects = 0

@@ -164,7 +164,7 @@ def require_file_url(url: str) -> str:
 
 
 def _after_host(url: str) -> int:
-    """Returns the index at which the path of a url begins. Before it, brackets are no glob, but those of an IPv6 host."""
+    """Returns the index at which the path of a url begins. Brackets before it are those of an IPv6 host, not a glob."""
     scheme, separator, rest = url.partition("://")
     return len(scheme) + len(separator) + len(rest.partition("/")[0]) if separator else 0
 
@@ -186,7 +186,7 @@ def _expand(url: str, whole: str) -> Iterator[str]:
 
 
 def _range(inside: str, whole: str) -> tuple[int, int, int] | None:
-    """Returns first and last number of a range (`000..127`) and its width (0 without leading zeros); else None.
+    """Returns first and last number of a range (`000..127`) and its width (0 without leading zeros), or None.
 
     Raises:
         ConfigError: the range runs backwards, or has more than a million numbers.

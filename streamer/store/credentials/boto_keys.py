@@ -1,6 +1,7 @@
-"""AWS credentials, found as boto finds them: environment, profiles, sso, web identity, container, instance.
+"""Finds AWS credentials as boto does: environment, profiles, sso, web identity, container, instance.
 
-obstore's own search does not read profiles, and libcurl has none. `StoreRoot` looks with `find`.
+`store/root.py` passes `find` to the key ring of a bucket; the clients of stores read the keys in options
+(`store/obstore_clients.py`, `store/curl/access.py`). obstore's own search does not read profiles, and libcurl has none.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from streamer.store.credentials.key_ring import Issued
 if TYPE_CHECKING:
     from botocore.session import Session
 
-# An issuer is asked once; the ring asks again, and waits longer than boto's 60 s for each.
+# Timeouts for an issuer, which is asked once in a look: the key ring looks again.
 _CONNECT_SECONDS = 5.0
 _READ_SECONDS = 10.0
 _METADATA = "http://169.254.169.254/"
@@ -36,7 +37,13 @@ _OF_BOTO = ("aws_access_key_id", "role_arn", "credential_process", "sso_session"
 
 
 class AwsKeys(msgspec.Struct, frozen=True):
-    """Keys that sign requests; never shown."""
+    """Holds keys that sign requests; they are never shown.
+
+    Attributes:
+        key: id of the access key.
+        secret: secret key.
+        token: session token, or None for keys that do not expire.
+    """
 
     key: str
     secret: str
@@ -47,14 +54,14 @@ class AwsKeys(msgspec.Struct, frozen=True):
 
 
 def find_in_environment(variables: Mapping[str, str] = os.environ) -> AwsKeys | None:
-    """Returns the keys in AWS's own variables, or None. Where boto is installed, it finds them itself."""
+    """Returns the keys in AWS's own variables, or None. It is needed only without boto, which finds them itself."""
     key = variables.get("AWS_ACCESS_KEY_ID")
     secret = variables.get("AWS_SECRET_ACCESS_KEY")
     return AwsKeys(key, secret, variables.get("AWS_SESSION_TOKEN")) if key and secret else None
 
 
 def find_in_options(config: Mapping[str, object]) -> AwsKeys | None:
-    """Returns the keys in storage options in obstore's words, or None; a token of the environment is not added."""
+    """Returns the keys in settings with obstore's names, or None. A token of the environment is not added."""
     if "access_key_id" not in config:
         return None
     token = config.get("token")
@@ -63,14 +70,14 @@ def find_in_options(config: Mapping[str, object]) -> AwsKeys | None:
 
 
 def find(root: str, profile: str | None) -> Issued[AwsKeys | None]:
-    """Looks as boto does, and asks the issuer.
+    """Looks for keys as boto does, once, and asks their issuer. Blocking.
 
-    Without botocore only AWS's own variables are read. Where they have no keys the result has None for credentials, and
-    obstore looks by itself.
+    Without botocore only AWS's own variables are read. If they have no keys, the result has None for credentials:
+    obstore then looks by itself.
 
     Args:
         root: root of the urls, for messages.
-        profile: name of the profile, or None for the one that the environment names, else "default".
+        profile: name of the profile. None means the one that the environment names, else "default".
 
     Raises:
         ConfigError: only boto can find the keys and is not installed, or it rejects the configuration.
@@ -102,7 +109,7 @@ def find(root: str, profile: str | None) -> Issued[AwsKeys | None]:
 
 
 def _explain_no_role(root: str, session: Session, variables: Mapping[str, str] = os.environ) -> StreamerError:
-    """Returns the error for a machine that gives no keys of a role, with the answer of its metadata server."""
+    """Returns the error for a machine where boto finds no keys; asks its metadata server for the reason."""
     if variables.get("AWS_EC2_METADATA_DISABLED", "").lower() == "true":
         return failures.no_credentials(root)
     from streamer.store.credentials import issuers
@@ -131,7 +138,11 @@ def _explain_no_role(root: str, session: Session, variables: Mapping[str, str] =
 
 
 def _find_plain_keys(profile: str | None, variables: Mapping[str, str] = os.environ) -> AwsKeys | None:
-    """Returns the environment's keys. Refuses what only boto reads: obstore would use the machine's role."""
+    """Returns the keys of the environment, or None; for use without botocore.
+
+    Raises:
+        ConfigError: a profile names keys, which only boto reads. obstore would use the machine's role instead.
+    """
     named = profile or variables.get("AWS_PROFILE")
     if named is not None and (profile or find_in_environment(variables) is None):
         what = f"profile={named!r}" if profile else f"AWS_PROFILE={named!r}"
@@ -150,7 +161,7 @@ def _find_plain_keys(profile: str | None, variables: Mapping[str, str] = os.envi
 
 
 def _has_default(path: Path) -> bool:
-    """Whether a file of AWS has credentials that are used by default."""
+    """Whether a file of AWS has credentials in its default profile, or cannot be parsed."""
     from configparser import ConfigParser
     from configparser import Error as ConfigParserError
 

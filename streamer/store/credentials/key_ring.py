@@ -1,6 +1,7 @@
-"""Credentials that expire: renewed in threads of their own while the last ones are still valid.
+"""Holds credentials that expire, and renews them in threads of their own while the last ones are still valid.
 
-A look is one attempt to find them: it reads files and asks their issuer. Each store has a `KeyRing` of its root.
+`store/root.py` makes the `KeyRing` of a root; each store by obstore or libcurl has one. A look is one attempt to find
+credentials: it reads files and asks their issuer.
 """
 
 from __future__ import annotations
@@ -42,10 +43,10 @@ THREAD_NAME = "streamer-credentials"
 
 
 class Issued(msgspec.Struct, Generic[C], frozen=True):
-    """The result of a look.
+    """Holds the result of a look.
 
     Attributes:
-        credentials: the credentials; never shown.
+        credentials: the credentials, which are never shown. None means that the store's client finds them by itself.
         ends: time at which they expire, in UTC, or None if they do not.
         region: AWS's region, or None if neither the profile nor the environment names one.
         source: the cloud library's name of their origin, for example "iam-role".
@@ -60,19 +61,20 @@ class Issued(msgspec.Struct, Generic[C], frozen=True):
         return f"Issued(ends={self.ends})"
 
     def seconds_left(self) -> float:
-        """Returns the seconds until they expire, by the clock of this machine."""
+        """Returns the seconds until the credentials expire, by the clock of this machine; infinity if they do not."""
         return math.inf if self.ends is None else self.ends.timestamp() - time.time()
 
 
 class KeyRing(Generic[C]):
-    """The credentials of one root. Lives on one event loop.
+    """Keeps the credentials of one root. Lives on one event loop.
 
-    A request waits only if no valid credentials are there, never for a renewal. A look keeps nothing of the last one:
-    files are read again, issuers are asked again.
+    A request waits only if there are no valid credentials, never for a renewal. Each look reads all files again, and
+    asks the issuers again.
 
     Args:
         root: root of the urls, for messages.
-        find: looks once; runs in a thread, and may hang there. Errors other than StreamerError become StoreErrors.
+        find: makes one look. It runs in a thread, and may hang there. Errors other than StreamerError become
+            StoreErrors.
     """
 
     def __init__(self, root: str, find: Callable[[], Issued[C]]) -> None:
@@ -92,7 +94,10 @@ class KeyRing(Generic[C]):
 
     @property
     def issued(self) -> Issued[C]:
-        """The last result, for callers that have waited for `keys`, from any thread; begins a look if one is due."""
+        """Result of the last good look, for callers on any thread, after `keys` was awaited once.
+
+        It begins a look if one is due.
+        """
         assert self._issued is not None, "waited for"
         if self._loop is not None and time.monotonic() >= self._next:  # an upload that lasts longer than its keys
             with suppress(RuntimeError):  # the loop is closed
@@ -102,8 +107,10 @@ class KeyRing(Generic[C]):
     async def keys(self) -> C:
         """Returns the credentials, at once if they are valid; begins a look if one is due.
 
+        Without valid credentials it waits for a look, at most 1.5 s.
+
         Raises:
-            StoreError: they cannot be obtained now; all who waited for one look get its error.
+            StoreError: the credentials cannot be obtained now. All that waited for one look get the same error.
             ConfigError, AccessDeniedError: they cannot be obtained, and waiting does not help.
         """
         if time.monotonic() >= self._next:
@@ -135,7 +142,7 @@ class KeyRing(Generic[C]):
                 self._fail(self._failure or silence)
 
     def _fail(self, failure: StreamerError) -> NoReturn:
-        """Raises a copy of the error for one of those who wait."""
+        """Raises a copy of an error, because several requests may wait for one look."""
         raise type(failure)(failure.message, **failure.details) from failure.__cause__
 
     def _look_if_due(self) -> None:

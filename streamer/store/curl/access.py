@@ -155,7 +155,7 @@ def _connect_seconds(root: StoreRoot) -> float:
 
 
 def _header_lines(root: StoreRoot) -> tuple[str, ...]:
-    """Returns the lines of the user's headers. Raises ConfigError for signs such as line breaks, which libcurl sends."""
+    """Returns the lines of the user's headers. Raises ConfigError for line breaks and the like, which libcurl sends."""
     lines = []
     for name, value in cast("dict[str, str]", root.settings.client.get("default_headers", {})).items():
         if not (name + value).isascii() or not (name + value).isprintable():
@@ -165,7 +165,7 @@ def _header_lines(root: StoreRoot) -> tuple[str, ...]:
 
 
 def _proxy(url: str, variables: Mapping[str, str] = os.environ) -> str | None:
-    """Returns the proxy for an http url that the environment names, or None: libcurl does not read HTTP_PROXY itself."""
+    """Returns the proxy for an http url that the environment names, or None. libcurl does not read HTTP_PROXY."""
     return variables.get("http_proxy") or variables.get("HTTP_PROXY") if url.startswith("http://") else None
 
 
@@ -229,7 +229,7 @@ class Signer:
         return [self._authorization + signature, *self._lines]
 
     def _prepare(self, second: int, keys: AwsKeys) -> None:
-        """Computes the parts of signatures that are equal for all paths, for this second (since 1970) and these keys."""
+        """Computes the parts of signatures that all paths share, for these keys and this second since 1970."""
         self._second = second
         self._keys = keys
         moment = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(second))

@@ -61,7 +61,7 @@ class Names:
                 await asyncio.wait_for(self._news.wait(), _WAIT_SECONDS)
 
     def lines(self) -> list[str]:
-        """Returns the value of CURLOPT_RESOLVE for a new connection: all addresses, each time beginning with another one.
+        """Returns the value of CURLOPT_RESOLVE for a new connection: all addresses, in another order at each call.
 
         The list is empty if the name has fewer than two known addresses: libcurl then resolves it. May start a look-up.
         """

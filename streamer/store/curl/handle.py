@@ -1,6 +1,7 @@
-"""Transfers of libcurl: the request, the bytes that it may deliver, and the meaning of its answer.
+"""Makes a request to a store by libcurl, checks which bytes its answer may deliver, and explains its failures.
 
-`CurlStore` uses it: `Handle` for ranges of objects, `Whole` for everything else. `Multi` performs both.
+`store/curl/store.py` uses it: `Handle` for ranges of objects, `Whole` for everything else. `Multi` runs the transfers
+(`store/curl/multi.py`).
 """
 
 from __future__ import annotations
@@ -29,25 +30,25 @@ from streamer.store.curl.request import CurlRequest, make_easy
 _ERROR_BODY_BYTES = 64 * 1024
 # Most bytes of an answer that is kept: a page of 1,000 keys of 1,024 escaped characters has 4 MB.
 _MOST_BYTES = 16 << 20
-# Other characters in the address of a redirect are escaped.
+# Characters that stay in the address of a redirect; others are escaped.
 _ASCII = bytes(range(0x21, 0x7F)).decode()
-# An upload that sends nothing for so long is given up.
+# An upload that sends nothing for this long is given up.
 _SILENT_UPLOAD_SECONDS = 300
 # The object of a handle without a request.
 _NOTHING = ObjectRecord("", 0, "")
-# Ends of names of files that are compressed, so that a Content-Encoding says nothing else.
+# Endings of the names of files that are compressed. Their servers may name the same compression as Content-Encoding.
 _COMPRESSED = (".gz", ".tgz", ".bz2", ".xz", ".zst", ".br", ".z", ".deflate")
 _RANGE = re.compile(r"bytes (\d{1,19})-(\d{1,19})/(\d{1,19})")
 
 
 class Handle(CurlRequest):
-    """A handle of libcurl that reads ranges of one store, one after the other.
+    """Reads ranges of objects of one store, one after the other, over one handle of libcurl.
 
-    A read is: `bind`, then for each address `prepare`, `Multi.perform` and `finish`, and `unbind` at last.
+    A read calls `bind`, then for each address `prepare`, `Multi.perform` and `finish`, and `unbind` at last.
 
     Args:
-        access: the options of all requests to the store.
-        addresses: lines of CURLOPT_RESOLVE, which say where connections go; empty: libcurl resolves the name.
+        access: settings of all requests to the store.
+        addresses: lines of CURLOPT_RESOLVE, which say where connections go. Empty if libcurl resolves the name.
     """
 
     __slots__ = (
@@ -87,7 +88,7 @@ class Handle(CurlRequest):
             self.easy.setopt(pycurl.OPENSOCKETFUNCTION, self._open_socket)
 
     def bind(self, asked: Get, take: Take) -> None:
-        """Sets what is read and who takes its bytes, until `unbind`; sends nothing."""
+        """Sets what is read, and which function takes its bytes, until `unbind`; sends nothing."""
         target = asked.target
         self._target = target
         self._range = (asked.start, asked.stop)
@@ -104,7 +105,7 @@ class Handle(CurlRequest):
         self.begin()
 
     def begin(self) -> None:
-        """See CurlRequest.begin; what `bind` has set stays."""
+        """Forgets the last answer (`CurlRequest.begin`). What `bind` has set stays."""
         super().begin()
         self._sink = None
         self._answer = b""
@@ -113,9 +114,9 @@ class Handle(CurlRequest):
         """Sets the options of the transfer that differ from those of the last one.
 
         Args:
-            address: url of the request.
-            headers: its header lines besides Range and If-Match.
-            fresh: whether it goes over a connection of its own.
+            address: escaped url of the request.
+            headers: lines of its head besides Range and If-Match.
+            fresh: whether to use a new connection.
         """
         easy = self.easy
         (start, stop) = self._range
@@ -132,10 +133,11 @@ class Handle(CurlRequest):
         """Checks a complete answer.
 
         Returns:
-            The address to which the store redirects, or "" if the range was received.
+            The address to which the store redirects, or "" if the whole range was received.
 
         Raises:
-            StoreError: it is not the range, an error of the store, or a redirect that is not followed.
+            ShortReadError: the body is shorter than the range.
+            StoreError: the answer is an error of the store, or a redirect that is not followed.
         """
         if self._sink is None:  # an answer without a body
             self._sink = self._choose_sink()
@@ -150,7 +152,7 @@ class Handle(CurlRequest):
         """Returns the address that a redirect names, and forgets the answer.
 
         Raises:
-            StoreError: the answer is an error and no redirect, or a redirect that is not followed.
+            StoreError: the answer is an error of the store, or a redirect that is not followed.
         """
         found = self.easy.getinfo_raw(pycurl.REDIRECT_URL)
         if not found:
@@ -168,7 +170,7 @@ class Handle(CurlRequest):
         return address
 
     def explain_failure(self, error: pycurl.error) -> BaseException:
-        """Returns the error of a transfer that libcurl ended: the one that `take` raised, or what `error` means."""
+        """Returns the error of a transfer that failed: the one that was raised here meanwhile, or what `error` means."""
         if self.failure is not None:
             return self.failure
         url = self._target.url
@@ -184,7 +186,7 @@ class Handle(CurlRequest):
         return failures.unreachable(url, _REASONS.get(code, f"the request failed (libcurl {code})"))
 
     def _open_socket(self, _purpose: int, address: tuple[int, int, int, tuple[str, int]]) -> socket.socket | int:
-        """Opens the socket of a connection; refuses addresses of this machine."""
+        """Opens a socket for libcurl; refuses addresses of this machine, and keeps the error in `failure`."""
         family, kind, protocol, where = address
         if guard.is_own(where[0]):
             self.failure = guard.refusal(self._target.url, f"its address is {where[0]}")
@@ -192,7 +194,11 @@ class Handle(CurlRequest):
         return _Socket(family, kind, protocol)
 
     def take(self, piece: bytes) -> None:
-        """See CurlRequest.take."""
+        """Passes a piece of the body on (`CurlRequest.take`); by the first piece chooses to whom.
+
+        Raises:
+            StoreError: as `_choose_sink`, or the body is longer than the range.
+        """
         sink = self._sink
         if sink is None:
             sink = self._sink = self._choose_sink()
@@ -204,10 +210,13 @@ class Handle(CurlRequest):
         sink(piece)
 
     def _choose_sink(self) -> Take:
-        """Returns who takes the body, by its head: the reader, or `_keep_answer` for an answer that is not the object.
+        """Returns the function that takes the body, by the answer's head: that of the reader, or `_keep_answer`.
+
+        The second is for answers that are not the object: errors and redirects.
 
         Raises:
-            StoreError: it is another range, another version, or a web page.
+            ObjectChangedError: the object has another version or size.
+            StoreError: the answer is another range, or a web page instead of the object.
         """
         assert self._take is not None, "bound"
         target = self._target
@@ -233,7 +242,7 @@ class Handle(CurlRequest):
         return self._take
 
     def _is_expected_range(self) -> bool:
-        """Whether the head has the lines of a correct answer as most servers write them; parsing costs 4 us more."""
+        """Whether the head is that of a right answer as most servers write it. To parse others takes 4 us more."""
         lines = self.lines
         tag = self._tag
         (start, stop) = self._range
@@ -245,7 +254,7 @@ class Handle(CurlRequest):
         )
 
     def _keep_answer(self, piece: bytes | memoryview) -> None:
-        """Keeps a piece of an answer other than the object."""
+        """Adds a piece to the answer that is kept."""
         self._answer += piece
 
     def _read_refusal(self) -> StoreError:
@@ -266,14 +275,20 @@ class Handle(CurlRequest):
 
 
 class Whole(Handle):
-    """One request whose answer is kept: a head, a page of a list, the first byte, an upload or its end.
+    """Makes one request whose answer is kept: a HEAD, a page of a list, the first byte, an upload, or its removal.
+
+    The caller calls `prepare`, `Multi.perform` and `finish` for each address, and closes `easy`.
 
     Args:
-        access: the options of all requests to the store.
+        access: settings of all requests to the store.
         url: url that errors name.
-        method: the HTTP method.
+        method: HTTP method.
         first_byte: whether only the first byte is asked for.
-        content: bytes that a PUT sends; sent again from the beginning to where the server redirects.
+        content: content of a PUT, a file that can be read again after a redirect. None means no content.
+
+    Attributes:
+        headers: headers of the answer, names in lower case.
+        method: HTTP method.
     """
 
     __slots__ = ("_content", "_first_byte", "headers", "method")
@@ -301,7 +316,7 @@ class Whole(Handle):
 
     @property
     def body(self) -> bytes:
-        """The body of the answer, at most 16 MiB."""
+        """Body of the answer, at most 16 MiB."""
         return self._answer
 
     def record(self, url: str) -> ObjectRecord:
@@ -313,23 +328,23 @@ class Whole(Handle):
         """Returns the object that a web server's answer to a HEAD, or to a GET of the first byte, describes.
 
         Raises:
-            StoreError: it says no length, or sends the object compressed.
+            StoreError: the answer tells no length, or the object is sent compressed.
         """
         ranged = _RANGE.fullmatch(self.headers.get(b"content-range", b"").decode("latin-1"))
         length = self.headers.get(b"content-length", b"")
         encoding = self.headers.get(b"content-encoding", b"identity").decode("latin-1").lower()
-        # Many servers name the compression that a file has by itself.
+        # Many servers name as Content-Encoding the compression that the file itself has.
         if encoding not in ("", "identity") and not shown(url).lower().endswith(_COMPRESSED):
             raise failures.make_encoding_error(url, encoding)
         if ranged is None and not (length.isdigit() and len(length) < 20):
             raise failures.unreachable(url, failures.NO_LENGTH)
         size = int(length) if ranged is None else int(ranged[3])
-        # A listing of a web server, or an earlier index, has no version of S3.
+        # A version id of S3 is dropped: with it, other versions would be compared than in earlier manifests.
         headers = {name: value for name, value in self.headers.items() if name != b"x-amz-version-id"}
         return ObjectRecord(url, size, version_of(size, headers))
 
     def prepare(self, address: str, headers: Sequence[str], *, fresh: bool = False) -> None:
-        """Sets address and headers; see Handle.prepare. `fresh` is ignored: the handle is new."""
+        """Sets address and lines of the head (see `Handle.prepare`). `fresh` is ignored, because the handle is new."""
         self.easy.setopt(pycurl.URL, address)
         if self._content is not None:
             self._content.seek(0)
@@ -339,9 +354,12 @@ class Whole(Handle):
         self.easy.setopt(pycurl.HTTPHEADER, [*headers, "Range: bytes=0-0"] if self._first_byte else list(headers))
 
     def finish(self) -> str:
-        """See Handle.finish; any body is accepted.
+        """Checks a complete answer, and returns as `Handle.finish`: "" for a good status, whatever the body is.
 
-        Only 307 and 308 redirect an upload: of the others, which are old, clients make a GET.
+        An upload follows only redirects with 307 or 308. After others, which are older, clients send a GET.
+
+        Raises:
+            StoreError: the answer is an error of the store, or a redirect that is not followed.
         """
         status, self.headers = self.read_head()
         if status in {200, 201, 204, 206}:
@@ -352,7 +370,7 @@ class Whole(Handle):
         return self._follow_redirect()
 
     def _rewind(self, offset: int, origin: int) -> int:
-        """Moves to another byte of the content. libcurl calls it to send the bytes again, over another connection."""
+        """Moves to another byte of the content; called by libcurl, which sends it again over another connection."""
         assert self._content is not None, "set with the content"
         self._content.seek(offset, origin)
         return int(pycurl.SEEKFUNC_OK)
@@ -372,13 +390,13 @@ class _Socket(socket.socket):
 
 
 def _check_range(target: ObjectRecord, asked: tuple[int, int], header: str) -> None:
-    """Checks by Content-Range that the answer is the range, of an object of the known size.
+    """Checks by Content-Range that the answer is the range that was asked for, of an object of the known size.
 
-    This also finds changes where the server ignores If-Match.
+    This also finds changes if the server ignores If-Match.
 
     Raises:
         ObjectChangedError: the object has another size.
-        StoreError: it is another range.
+        ShortReadError: the answer is another range.
     """
     start, stop = asked
     if header == f"bytes {start}-{stop - 1}/{target.size}":
@@ -390,7 +408,7 @@ def _check_range(target: ObjectRecord, asked: tuple[int, int], header: str) -> N
 
 
 def version_of(size: int, headers: dict[bytes, bytes]) -> str:
-    """Returns the version in the answer, written as in listings."""
+    """Returns the version (see `store/versions.py`) of an object, by the headers of an answer and its size in bytes."""
     tag, version, moment = (
         headers.get(name, b"").decode("latin-1") for name in (b"etag", b"x-amz-version-id", b"last-modified")
     )
@@ -398,8 +416,8 @@ def version_of(size: int, headers: dict[bytes, bytes]) -> str:
 
 
 def _moment(text: str) -> datetime | None:
-    """Returns the time that a Last-Modified names, in one of two forms; None if it is in neither."""
-    # Rarely needed, and one of the slower imports of the engine's start (2 ms).
+    """Returns the time of a Last-Modified, in the form of HTTP or of ISO 8601; None if it has neither form."""
+    # The import takes 2 ms, and is seldom needed.
     from email.utils import parsedate_to_datetime
 
     for parse in (parsedate_to_datetime, datetime.fromisoformat):
@@ -409,6 +427,7 @@ def _moment(text: str) -> datetime | None:
     return None
 
 
+# Words for libcurl's errors in messages.
 _REASONS = {
     pycurl.E_COULDNT_RESOLVE_HOST: failures.UNRESOLVED,
     pycurl.E_COULDNT_RESOLVE_PROXY: "the name of the proxy cannot be resolved",

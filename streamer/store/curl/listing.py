@@ -52,9 +52,9 @@ def build_query(prefix: str, after: str = "", token: str = "", max_keys: int = 0
 
     Args:
         prefix: beginning of the keys.
-        after: key behind which the list begins; "" for the beginning.
-        token: token of the page before, for all pages but the first.
-        max_keys: number of objects on the page; 0 for S3's own, 1,000.
+        after: key behind which the list begins. "" means its beginning.
+        token: token of the page before, or "" for the first page.
+        max_keys: number of objects on the page. 0 means S3's own, 1,000.
     """
     asked = {"continuation-token": token, "encoding-type": "url", "list-type": "2", "prefix": prefix}
     asked |= {"max-keys": str(max_keys or ""), "start-after": "" if token else after}

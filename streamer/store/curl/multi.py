@@ -76,7 +76,7 @@ class Multi:
             self.remove(easy)
 
     def start(self, easy: pycurl.Curl) -> asyncio.Future[None]:
-        """Starts the transfer of a handle. The future ends as `perform` does; the caller must call `remove` in the end."""
+        """Starts the transfer of a handle. Its future ends as `perform` does, and the caller must call `remove`."""
         self._multi.add_handle(easy)
         ended = self._pending[easy] = self._loop.create_future()
         return ended
@@ -140,7 +140,7 @@ class Multi:
         return len(ready)
 
     def _call_after(self, milliseconds: int) -> None:
-        """Sets the time at which libcurl wants to be called. libcurl calls this twice in each request, with -1 for never.
+        """Sets the time at which libcurl wants to be called. libcurl calls this twice in each request; -1 is never.
 
         If libcurl is called too early it states the remaining time again. So the timer is only ever moved to earlier,
         and never removed.

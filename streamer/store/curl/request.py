@@ -1,4 +1,7 @@
-"""One request at a time over a handle of libcurl: what `Handle` (stores) and `PeerTransfer` share."""
+"""Receives the answers to requests over one handle of libcurl, one at a time.
+
+Requests to stores (`Handle` in `store/curl/handle.py`) and to peers (`PeerTransfer` in `peers/transfer.py`) build on it.
+"""
 
 from __future__ import annotations
 
@@ -11,17 +14,19 @@ _BUFFER_BYTES = 512 * 1024
 
 
 class CurlRequest:
-    """Receives head and body of an answer. libcurl passes no exception on, so an error that ends a transfer is kept.
+    """Receives head and body of an answer. A subclass says what becomes of the body (`take`).
+
+    libcurl passes no exception on, so an error that `take` raises ends the transfer and is kept in `failure`.
 
     Args:
         easy: the handle, with all options that stay the same.
-        take_line: called with each line of a head instead of keeping it.
+        take_line: called with each line of a head. None means that the lines are kept in `lines`.
 
     Attributes:
         easy: the handle.
-        lines: lines of all heads, those of proxies before that of the answer; empty with `take_line`.
-        received: number of bytes of the body that have arrived; `take` counts them.
-        failure: the error that `take` raised, or None.
+        lines: lines of all heads, those of proxies before that of the answer.
+        received: number of bytes of the body that have arrived. `take` counts them.
+        failure: the error that ended the transfer, or None.
     """
 
     __slots__ = ("easy", "failure", "lines", "received")
@@ -35,7 +40,7 @@ class CurlRequest:
         easy.setopt(pycurl.WRITEFUNCTION, self._write)
 
     def begin(self) -> None:
-        """Forgets the last answer, before another request."""
+        """Forgets the last answer. Called before the next request."""
         self.lines.clear()
         self.received = 0
         self.failure = None
@@ -54,7 +59,10 @@ class CurlRequest:
         return status, headers
 
     def take(self, piece: bytes) -> int | None:
-        """Receives a piece of the body; returns how many bytes it took, as libcurl expects, or None for all."""
+        """Receives a piece of the body. Returns None if it took the piece; other values mean what they do in libcurl.
+
+        An error that this raises ends the transfer.
+        """
         raise NotImplementedError
 
     def _write(self, piece: bytes) -> int | None:
@@ -66,11 +74,11 @@ class CurlRequest:
 
 
 def make_easy(connect_seconds: float, protocols: int) -> pycurl.Curl:
-    """Returns a handle for HTTP/1.1 that keeps its connection; only connecting has a timeout.
+    """Returns a new handle for HTTP/1.1 that keeps its connection; only connecting has a timeout.
 
     Args:
-        connect_seconds: the timeout of connecting.
-        protocols: the protocols that are allowed, as bits of `pycurl.PROTO_*`.
+        connect_seconds: timeout of connecting.
+        protocols: protocols that are allowed, as bits of `pycurl.PROTO_*`.
     """
     easy = pycurl.Curl()
     easy.setopt(pycurl.NOSIGNAL, 1)

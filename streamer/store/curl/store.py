@@ -1,12 +1,12 @@
-"""S3 and web servers by libcurl.
+"""Reads and lists S3 and web servers by libcurl, and writes to them. `store/__init__.py` opens these stores on Linux.
 
-Of all clients libcurl spends the least CPU per request and byte (objects of 100 KB, no latency, two cores: 52 us
-against 140 of obstore, with TLS 105 against 170; ranges of 8 MiB: 0.35 s/GB against 0.70, 2026-11-22), but all of it in
-the thread of the event loop. With the whole engine around it that thread carries 1.04 GB/s, 0.82 with TLS (2026-11-24);
-fetch processes have one each. obstore has its own threads and takes 30 us and 0.17 s/GB of that thread.
+Of all clients libcurl takes the least CPU (objects of 100 KB, no latency, two cores: 52 us, obstore 140; with TLS 105
+and 170; ranges of 8 MiB: 0.35 and 0.70 s/GB, 2026-11-22). But it takes all of it in the thread of the event loop, where
+obstore takes 30 us and 0.17 s/GB. In a whole engine that thread reads 1.04 GB/s, with TLS 0.82 (2026-11-24). Each fetch
+process has such a thread.
 
-obstore does puts and uploads to buckets; unfinished uploads, which it does not look for, are listed and removed here.
-To web servers libcurl writes: obstore sends the user's headers on to any server that it is redirected to.
+obstore writes to buckets; unfinished uploads, which it does not look for, are listed and removed here. libcurl writes
+to web servers, because obstore sends the user's headers on to any server that it is redirected to.
 """
 
 from __future__ import annotations
@@ -41,18 +41,18 @@ from streamer.store.root import StoreRoot
 
 _log = logging.getLogger(__name__)
 
-# Most idle connections to all hosts; the window of an endpoint is smaller.
+# This many idle connections are kept, to all hosts; the window of an endpoint is smaller.
 _IDLE_CONNECTIONS = 1024
-# Most empty pages in a row: S3 has some where very many objects were deleted and their versions stay.
+# A list may have this many empty pages in a row: S3 has some if very many objects were deleted and their versions stay.
 _MAX_EMPTY_PAGES = 100_000
-# Answers of S3 to a request that belongs to another region (botocore's S3RegionRedirectorv2 has the same).
+# Statuses with which S3 answers a request for a bucket in another region (as in botocore's S3RegionRedirectorv2).
 _ELSEWHERE = (301, 307, 400)
 
 
 class CurlStore(ObstoreStore):
-    """An ObstoreStore that reads, lists and asks by libcurl. Lives on one event loop.
+    """Works as an ObstoreStore, but reads, lists and asks by libcurl. Lives on one event loop.
 
-    Where only obstore finds the credentials, or an object is pinned by a version id, obstore reads.
+    obstore reads if only it finds the credentials, or if an object is pinned by a version id.
     """
 
     def __init__(self, root: StoreRoot) -> None:
@@ -68,7 +68,7 @@ class CurlStore(ObstoreStore):
         self._has_warned = False
 
     async def get(self, asked: Get, take: Take) -> None:
-        """See ObjectStore.get; pieces are of 16 KiB, libcurl's own choice."""
+        """Reads a range (see `ObjectStore.get`), in pieces of 16 KiB, libcurl's own choice."""
         keys = None if self._ring is None else await self._ring.keys()
         access = self._access if self._is_found else await self._find_access()
         target = asked.target
@@ -112,19 +112,19 @@ class CurlStore(ObstoreStore):
                 handle.easy.close()
 
     async def _transfer(self, multi: Multi, handle: Handle, asked: Get, address: str, headers: Sequence[str]) -> None:
-        """Makes one read, following its redirects; a web server's redirect is kept for the next read."""
+        """Makes one read, and follows its redirects; keeps where a web server redirects to, for the next read."""
         onward = address
         while onward:
             address = onward
             handle.prepare(address, headers, fresh=asked.fresh)
             await multi.perform(handle.easy)
             if (onward := handle.finish()) and not onward.startswith(self._root.prefix):
-                headers = ()  # the user's are for this host: libcurl would withhold only Authorization
+                headers = ()  # the user's headers are for this host only: libcurl would withhold only Authorization
         if self._root.is_web and not address.startswith(self._root.prefix):
             self._targets.keep(asked.target.url, address)
 
     async def _explain_broken(self, handle: Handle, target: ObjectRecord, error: pycurl.error) -> BaseException:
-        """Returns the error of a read that libcurl ended, and forgets where the url was redirected to."""
+        """Returns the error of a read that libcurl ended; forgets where the url was redirected to."""
         self._targets.drop(target.url)
         failure = handle.explain_failure(error)
         if isinstance(failure, ObjectChangedError):
@@ -132,7 +132,7 @@ class CurlStore(ObstoreStore):
         return self._root.explain(failure) if isinstance(failure, StreamerError) else failure
 
     async def _pages(self, folder: str, after: str | None = None) -> AsyncGenerator[Page, None]:
-        """Yields the pages of a listing, by obstore if only it finds the credentials."""
+        """Yields pages as `ObstoreStore._pages`; raises StoreError for a list without an end."""
         if await self._find_access() is None:
             async for page in super()._pages(folder, after):
                 yield page
@@ -158,7 +158,7 @@ class CurlStore(ObstoreStore):
             tokens.add(token)
 
     def _check_prefix(self, folder: str, prefix: str, records: Page) -> None:
-        """Raises StoreError if a page has an object that is not below the folder: the user did not ask for it."""
+        """Raises StoreError if a page has an object that is not below the folder."""
         start = f"{self._root.url}/{prefix}"
         if other := next((record.url for record in records if not record.url.startswith(start)), None):
             raise StoreError(
@@ -169,7 +169,10 @@ class CurlStore(ObstoreStore):
             )
 
     async def _is_listed(self, target: ObjectRecord) -> bool:
-        """Whether a listing still has the version (see ObstoreStore); the object is the first below its own key."""
+        """Whether a listing has the object with this version (see `ObstoreStore._is_listed`); False if unknown.
+
+        The object is the first one below its own key.
+        """
         if self._root.is_web or await self._find_access() is None:
             return False
         try:
@@ -181,6 +184,7 @@ class CurlStore(ObstoreStore):
             return False
 
     async def _head(self, url: str) -> ObjectRecord | None:
+        """Asks for one object (see `ObstoreStore._head`); None if it does not exist."""
         if await self._find_access() is None:
             return await super()._head(url)
         self._counters.requests += 1
@@ -191,14 +195,14 @@ class CurlStore(ObstoreStore):
         return self._warn_without_version(whole.web_record(url)) if self._root.is_web else whole.record(url)
 
     async def _describe_by_byte(self, url: str) -> ObjectRecord:
-        """See ObstoreStore; libcurl asks web servers, because it takes dates in all forms, and any kind of proxy."""
+        """Describes an object by a read of one byte. libcurl takes dates in all forms, and any kind of proxy."""
         if await self._find_access() is None:
             return await super()._describe_by_byte(url)
         self._counters.requests += 1
         return self._warn_without_version((await await_answer(self._whole(url, first_byte=True), url)).web_record(url))
 
     def _warn_without_version(self, record: ObjectRecord) -> ObjectRecord:
-        """Returns a web server's object; warns, once, if only its size tells one version of it from another."""
+        """Returns the record of a web server's object; warns, once, if only its size pins it."""
         if record == versions.pin_by_size(record) and not self._has_warned and not self._root.settings.sizes_only:
             self._has_warned = True
             _log.warning(
@@ -209,14 +213,14 @@ class CurlStore(ObstoreStore):
         return record
 
     async def put(self, url: str, content: bytes) -> None:
-        """See ObjectStore.put."""
+        """Writes an object from memory (see `ObjectStore.put`)."""
         if not self._root.is_web:
             await super().put(url, content)
             return
         await await_answer(upload(url, self._root.prefix, BytesIO(content), self._whole), url)
 
     async def put_file(self, url: str, path: Path) -> ObjectRecord:
-        """See ObjectStore.put_file."""
+        """Writes a file as an object (see `ObjectStore.put_file`)."""
         if not self._root.is_web:
             return await super().put_file(url, path)
         with path.open("rb") as file:
@@ -224,7 +228,7 @@ class CurlStore(ObstoreStore):
         return self._pin([await self._require(url)])[0]
 
     async def list_unfinished(self, prefix: str) -> list[Upload]:
-        """See PartsKeeper.list_unfinished; empty for a web server, and where only obstore finds the credentials."""
+        """Returns unfinished uploads (see `PartsKeeper`); none for web servers, or if only obstore finds credentials."""
         if self._root.is_web or await self._find_access() is None:
             return []
         found = list[Upload]()
@@ -240,7 +244,7 @@ class CurlStore(ObstoreStore):
             after = following
 
     async def abort(self, upload: Upload) -> None:
-        """See PartsKeeper.abort."""
+        """Removes the parts of an unfinished upload (see `PartsKeeper.abort`)."""
         with suppress(ObjectNotFoundError):
             await await_answer(self._whole(upload.url, listing.abort_query(upload), method="DELETE"), upload.url)
 
@@ -254,18 +258,18 @@ class CurlStore(ObstoreStore):
         first_byte: bool = False,
         content: BinaryIO | None = None,
     ) -> Whole:
-        """Makes a request whose answer is kept; asks once more in the bucket's region if that is another one.
+        """Makes a request whose answer is kept; asks once more if the bucket is in another region.
 
         Args:
-            url: the object, bucket or folder, for messages; the address is made of it.
-            query: the query of a list or of an upload's end, without its "?".
-            method: the HTTP method; "" for GET with a query or `first_byte`, else HEAD.
+            url: url of the object, bucket or folder.
+            query: query of a list or of an upload, without "?", or "".
+            method: HTTP method. "" means GET with a query or `first_byte`, else HEAD.
             of_bucket: whether the bucket is asked for, not an object.
             first_byte: whether the first byte of the object is asked for, whose answer describes it as a HEAD does.
-            content: bytes that are sent to a web server.
+            content: content that is sent to a web server, or None.
 
         Returns:
-            The request with its answer; its handle is closed.
+            The request with its answer. Its handle is closed.
         """
         keys = None if self._ring is None else await self._ring.keys()
         access = await self._find_access()
@@ -299,7 +303,7 @@ class CurlStore(ObstoreStore):
         return whole
 
     async def _is_elsewhere(self, refusal: StoreError, access: Access) -> bool:
-        """Whether the bucket is in another region than the one that was asked; if so, that one is asked from now on."""
+        """Whether a refusal means that the bucket is in another region, which is asked from now on."""
         if self._root.is_web or refusal.details.get("status") not in _ELSEWHERE:
             return False
         if access is not self._access:  # another request has found it meanwhile
@@ -313,7 +317,7 @@ class CurlStore(ObstoreStore):
         return True
 
     async def _locate(self) -> None:
-        """See ObstoreStore; libcurl asks for the region, where it can, and from now on reads there as well."""
+        """Finds the region as `ObstoreStore._locate`, by libcurl where that can ask."""
         access = await self._find_access()
         if access is None:
             await super()._locate()
@@ -321,7 +325,7 @@ class CurlStore(ObstoreStore):
             self._forget()
 
     async def _ask_region(self) -> str:
-        """Returns the region that AWS names in its answer to a HEAD of the bucket, or "" if it names none."""
+        """Returns the region that AWS names in its answer to a HEAD for the bucket, or "" if it names none."""
         if self._root.has_own_endpoint:
             return ""
         try:
@@ -331,12 +335,12 @@ class CurlStore(ObstoreStore):
         return head.headers.get(b"x-amz-bucket-region", b"").decode("latin-1")
 
     async def _find_access(self) -> Access | None:
-        """Returns the access, or None if only obstore finds the credentials.
+        """Returns the settings of requests, or None if only obstore finds the credentials.
 
-        It is made once until the next refresh, in a thread, because that reads certificate files.
+        They are made once until the next `refresh`, in a thread, because files of certificates are read.
         """
         if self._ring is not None:
-            await self._ring.keys()  # before the lock: each of those who wait gets its own error, and in time
+            await self._ring.keys()  # before the lock, so that each request that waits gets an error in time
         async with self._finding:
             if not self._is_found:
                 access = await asyncio.to_thread(self._make_access)
@@ -351,7 +355,7 @@ class CurlStore(ObstoreStore):
         return make_access(self._root, None if self._ring is None else self._ring.issued)
 
     def _open_multi(self) -> Multi:
-        """Returns the transfers of this process; raises StoreError in the child of a fork."""
+        """Returns what runs the transfers; raises StoreError in the child of a fork."""
         if self._multi is None:
             self._multi = Multi(_IDLE_CONNECTIONS)
             self._opened_by = os.getpid()
@@ -360,12 +364,12 @@ class CurlStore(ObstoreStore):
         return self._multi
 
     async def prepare(self) -> None:
-        """See ObjectStore.prepare."""
+        """Finds settings and credentials before the first request (see `ObjectStore.prepare`)."""
         if await self._find_access() is None:
             await super().prepare()
 
     async def refresh(self) -> None:
-        """See ObjectStore.refresh; requests in flight keep the old keys."""
+        """Forgets the credentials (see `ObjectStore.refresh`); requests in flight keep the old ones."""
         await super().refresh()
         self._forget()
 
@@ -389,14 +393,14 @@ class CurlStore(ObstoreStore):
 
 
 class GuardedStore(CurlStore):
-    """A CurlStore for a url that a client of a service without [[datasets]] has chosen: it never reaches this machine.
+    """Works as a CurlStore that never connects to this machine, for urls that clients of a service choose.
 
     A name is refused if it resolves to an address of this machine. libcurl checks each connection, including those of
     redirects. obstore cannot check, and follows redirects: it reads nothing here, and writes after `_check_address`.
 
     Args:
         root: the root.
-        place: the url whose host is checked before a write, a list or a head.
+        place: url whose host is checked before a write, a list or a HEAD.
     """
 
     def __init__(self, root: StoreRoot, place: str) -> None:
@@ -410,7 +414,7 @@ class GuardedStore(CurlStore):
         return replace(access, refuse_local=True)
 
     async def get(self, asked: Get, take: Take) -> None:
-        """See ObjectStore.get."""
+        """Reads a range as `CurlStore.get`; refuses an object that is pinned by a version id."""
         if asked.target.version.startswith(versions.VERSION):
             await self._check_address()
             what = "only obstore reads versions of objects, and follows redirects anywhere"
@@ -418,12 +422,12 @@ class GuardedStore(CurlStore):
         await super().get(asked, take)
 
     async def put(self, url: str, content: bytes) -> None:
-        """See ObjectStore.put."""
+        """Checks the address, and writes as `CurlStore.put`."""
         await self._check_address()
         await super().put(url, content)
 
     async def put_file(self, url: str, path: Path) -> ObjectRecord:
-        """See ObjectStore.put_file."""
+        """Checks the address, and writes as `CurlStore.put_file`."""
         await self._check_address()
         return await super().put_file(url, path)
 
@@ -437,7 +441,7 @@ class GuardedStore(CurlStore):
         return await super()._head(url)
 
     async def _check_address(self) -> None:
-        """Raises AccessDeniedError if the name is one of this machine; one that does not resolve fails later."""
+        """Raises AccessDeniedError if the name resolves to this machine. A name that does not resolve fails later."""
         try:
             found = await asyncio.get_running_loop().getaddrinfo(host_of(self._place), None, type=socket.SOCK_STREAM)
         except OSError:
