@@ -1,7 +1,7 @@
-"""The errors of streamer for the answers of a store; every store uses them.
+"""Makes the errors of streamer for the answers of stores and issuers of credentials. Every store uses it.
 
-Messages name the url and what to check. They do not contain the text of the foreign error, which may quote signed urls;
-that text, with secrets removed, stays in `__cause__`.
+Messages name the url and what to check. They do not contain the text of a library's error, which may quote signed urls.
+That text, with secrets removed, stays in `__cause__`. Most functions only return an error, which the caller raises.
 """
 
 from __future__ import annotations
@@ -28,8 +28,10 @@ from streamer.errors import (
 from streamer.manifest.model import ObjectRecord
 from streamer.store.addresses.urls import shown
 
+# Returns the error of streamer for a library's exception, given the url, and the object that was read or None.
 Mapper = Callable[[str, Exception, ObjectRecord | None], StreamerError]
 
+# Matches the values of secrets in urls and texts.
 _SECRET = re.compile(
     r"((?:sig|signature|x-amz-signature|x-amz-security-token|x-amz-credential|x-goog-signature|access_token"
     r"|token|key|secret|password|authorization)\"?\s*[=:]\s*\"?)[^&\s\"',]+",
@@ -38,13 +40,13 @@ _SECRET = re.compile(
 
 
 class StoreAnswer(msgspec.Struct, frozen=True):
-    """An answer of a store other than the object.
+    """Holds an answer of a store that is not the object.
 
     Attributes:
         status: HTTP status, or None if there was no answer.
-        code: the store's error code, e.g. "SlowDown"; shown in messages.
+        code: the store's error code, such as "SlowDown", or "". Messages show it.
         retry_after_seconds: pause that the store asked for, or None.
-        message: the store's own sentence; shown where the request is refused.
+        message: the store's own sentence, or "". Messages show it if the request was refused.
         region: region of the bucket according to the store, or "".
     """
 
@@ -87,7 +89,10 @@ def parse_retry_after(retry_after: str | None) -> float | None:
 
 
 def error_of(url: str, answer: StoreAnswer) -> StoreError:
-    """Returns the error for an answer; its `details` have url, status, code, retry_after_seconds and any region."""
+    """Returns the error for an answer, with advice. Its `details` have url, status, code and retry_after_seconds.
+
+    They have region, too, if the answer names one.
+    """
     kind, advice = _KINDS.get(answer.status or 0, (StoreError, ""))
     if answer.code in EXPIRED_CODES:
         kind = AccessDeniedError
@@ -108,10 +113,11 @@ def error_of(url: str, answer: StoreAnswer) -> StoreError:
     )
 
 
+# Codes for credentials that have expired.
 EXPIRED_CODES = ("ExpiredToken", "ExpiredTokenException", "RequestExpired", "TokenRefreshRequired")
-# Keys that were rotated away or belong to another store; AWS answers 400 to a damaged token.
+# Codes for keys that were rotated away, belong to another store, or have a damaged token (status 400 at AWS).
 OTHER_KEYS_CODES = ("InvalidAccessKeyId", "InvalidToken", "InvalidClientTokenId")
-# Answers whose sentence says more than their code: the missing action, the key of KMS, the role.
+# Statuses with which the store's sentence says more than its code: the missing action, the key of KMS, the role.
 _SENTENCED = (400, 401, 403)
 _ADVICE = {
     **dict.fromkeys(
@@ -184,7 +190,13 @@ def make_redirect_error(url: str, status: int, host: str) -> StoreError:
 
 
 def make_endless_error(folder: str, pages: int, empty_pages: int) -> StoreError:
-    """Returns the error for a listing without an end: it repeats page `pages`, or has so many empty ones."""
+    """Returns the error for a list without an end.
+
+    Args:
+        folder: url of the folder.
+        pages: number of the page that continues where an earlier one did.
+        empty_pages: number of empty pages in a row. 0 means that a page was repeated.
+    """
     what = (
         f"{empty_pages:,} pages in a row are empty"
         if empty_pages
@@ -199,7 +211,7 @@ def make_endless_error(folder: str, pages: int, empty_pages: int) -> StoreError:
 
 
 def make_upload_error(url: str, status: int, host: str) -> StoreError:
-    """Returns the error for a web server that answers an upload by a redirect after which clients do not upload."""
+    """Returns the error for a web server that redirects an upload so that clients follow without the content."""
     return StoreError(
         f"{shown(url)}: the server answers an upload with {status}, a redirect to {host or 'no host'} that clients "
         "follow without the bytes; nothing was written: name the address where it takes uploads",
@@ -209,7 +221,7 @@ def make_upload_error(url: str, status: int, host: str) -> StoreError:
 
 
 def make_encoding_error(url: str, encoding: str) -> StoreError:
-    """Returns the error for an object that its store sends with a Content-Encoding."""
+    """Returns the error for an object that its store sends with a Content-Encoding, so that ranges are not its own."""
     return StoreError(
         f"{shown(url)}: the store sends it with Content-Encoding: {encoding}, so that neither its length nor its "
         "ranges are those of the file; store it without that header: uncompressed, or compressed under a name that "
@@ -220,12 +232,12 @@ def make_encoding_error(url: str, encoding: str) -> StoreError:
 
 
 def make_ranges_error(url: str) -> StoreError:
-    """Returns the error for a server that sends whole objects only."""
+    """Returns the error for a server that sends only whole objects, no ranges."""
     return StoreError(f"{shown(url)}: the server serves no ranges, which streamer reads", url=shown(url), status=405)
 
 
 def page_instead(url: str) -> AccessDeniedError:
-    """Returns the error for a web server that redirects to a page of HTML."""
+    """Returns the error for a web server that redirects to a page of HTML instead of the object."""
     return AccessDeniedError(
         f"{shown(url)}: the server redirects to a page (text/html), which is not the file; it probably asks for a "
         "sign-in: give headers in storage_options (Authorization, Cookie), or a login in ~/.netrc",
@@ -238,9 +250,9 @@ def no_credentials(url: str, why: str = "", *, soon: bool = False) -> AccessDeni
     """Returns the error for a machine without credentials.
 
     Args:
-        url: the requested url.
-        why: the metadata server's answer, or that it gave none.
-        soon: whether they may arrive soon: a pod's metadata server needs some seconds.
+        url: url of the request, or root of the urls.
+        why: what the metadata server answered, or that it did not, or "".
+        soon: whether another try within seconds may succeed, as a pod's metadata server needs some time.
     """
     return AccessDeniedError(
         f"{shown(url)}: no credentials were found: neither in storage_options, nor in the environment, nor in a "
@@ -253,7 +265,13 @@ def no_credentials(url: str, why: str = "", *, soon: bool = False) -> AccessDeni
 
 
 def unobtainable(url: str, what: str, advice: str = _ISSUER_ADVICE) -> StoreError:
-    """Returns the error for an issuer that gives no credentials now; another try may succeed."""
+    """Returns the error for an issuer that gives no credentials now; another try may succeed.
+
+    Args:
+        url: url of the request, or root of the urls.
+        what: what the issuer did.
+        advice: advice to the user.
+    """
     return StoreError(
         f"{shown(url)}: the credentials cannot be obtained now ({what}); {advice}", url=shown(url), status=None
     )
@@ -263,17 +281,17 @@ def refused_by_issuer(url: str, what: str, advice: str = _ISSUER_ADVICE, *, soon
     """Returns the error for an issuer that refuses credentials.
 
     Args:
-        url: the requested url.
+        url: url of the request, or root of the urls.
         what: the issuer's answer.
         advice: advice to the user.
-        soon: whether it may give some soon.
+        soon: whether another try within seconds may succeed.
     """
     text = f"{shown(url)}: the issuer of the credentials refuses: {what}; {advice}"
     return AccessDeniedError(text, url=shown(url), status=None, soon=soon)
 
 
 def short_read(url: str, start: int, stop: int, received: int) -> ShortReadError:
-    """Returns the error for a body that ended early."""
+    """Returns the error for a body of the range [start, stop) that ended after `received` bytes."""
     return ShortReadError(
         f"{shown(url)}: the body of [{start}, {stop}) ended after {received} of {stop - start} bytes",
         url=shown(url),
@@ -284,7 +302,7 @@ def short_read(url: str, start: int, stop: int, received: int) -> ShortReadError
 
 
 def wrong_range(url: str, start: int, stop: int, answered: str) -> ShortReadError:
-    """Returns the error for an answer whose Content-Range (`answered`) is not the range that was asked for."""
+    """Returns the error for an answer to the range [start, stop) whose Content-Range is another one (`answered`)."""
     return ShortReadError(
         f"{shown(url)}: asked for bytes {start}-{stop - 1}, answered with Content-Range: {answered or 'none'}; what "
         "stands between (a proxy, a cache) changes ranges",
@@ -296,7 +314,7 @@ def wrong_range(url: str, start: int, stop: int, answered: str) -> ShortReadErro
 
 
 def after_fork(root: str, opener: int) -> StoreError:
-    """Returns the error for a store that is used in a child of its process: without its threads it would hang."""
+    """Returns the error for a store that is used after a fork, in which it would hang; `opener`: pid that opened it."""
     return StoreError(
         f"{shown(root)} was opened by process {opener} and used after a fork in {os.getpid()}; "
         "open stores in the process that reads",
@@ -306,7 +324,13 @@ def after_fork(root: str, opener: int) -> StoreError:
 
 @contextmanager
 def translate_errors(mapper: Mapper, url: str, target: ObjectRecord | None = None) -> Iterator[None]:
-    """Maps every foreign error of the block to one of streamer by the store's `mapper`."""
+    """Maps every exception inside the `with` that is not a StreamerError, by `mapper`.
+
+    Args:
+        mapper: returns the error that is raised instead.
+        url: url of the request.
+        target: the object and version that is read, or None.
+    """
     try:
         yield
     except StreamerError:
@@ -316,7 +340,7 @@ def translate_errors(mapper: Mapper, url: str, target: ObjectRecord | None = Non
 
 
 def redact(error: BaseException) -> BaseException:
-    """Returns a foreign error for `__cause__`: itself, or a RuntimeError without the secrets that its text may have."""
+    """Returns a library's error for `__cause__`: itself, or a RuntimeError with its text if that had secrets."""
     text = str(error)
     clean = _SECRET.sub(r"\1***", text)
     return error if clean == text else RuntimeError(f"{type(error).__name__}: {clean}")

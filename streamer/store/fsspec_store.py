@@ -1,7 +1,9 @@
-"""Any url that fsspec knows: the universal fallback, and the reference for S3.
+"""Reads, lists and writes any url that fsspec knows, through fsspec.
 
-Async filesystems run on our own loop without threads; sync ones run in threads. fsspec's caches are never used: they
-can return zeros, truncated or stale bytes (2026.9.0), and its own parallel read waits in batches.
+`store/__init__.py` opens it for urls that no other store reads, and tests compare other stores with it.
+`store/hub_store.py` builds on it. Asynchronous filesystems run on the event loop of the caller, others in threads.
+fsspec's caches are never used, as they can return zeros, truncated or stale bytes (2026.9.0). Nor is its own parallel
+read, which waits in batches.
 """
 
 from __future__ import annotations
@@ -33,10 +35,10 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 PAGE_OBJECTS = 1000
-# Requests that run at once for objects that braces name, where the store refuses to list.
+# If the store refuses to list, objects that braces name are asked for by this many requests at once.
 HEADS_AT_ONCE = 16
 _SCHEMES = ("s3", "gs", "az", "abfs", "https", "file")
-# The schemes that are meant by those of other programs, for messages.
+# The schemes that users mean by those of other programs, for messages.
 _MEANT = {
     **dict.fromkeys(("minio", "r2", "aws", "ceph", "wasabi"), "s3"),
     **dict.fromkeys(("gc", "google", "gcp", "googlestorage"), "gs"),
@@ -51,18 +53,20 @@ _SPEAK_S3 = {
     "b2": "https://s3.<region>.backblazeb2.com",
     "tos": "https://tos-s3-<region>.volces.com",
 }
-# botocore's pool of 10 would limit the window; its retries would hide 503s from it.
+# By default botocore's pool of 10 connections would limit the window, and its retries would hide 503s from `fetch/`.
 _S3_CONFIG: Mapping[str, object] = {"max_pool_connections": 256, "retries": {"total_max_attempts": 1}}
 
 
 class FsspecStore:
-    """One fsspec filesystem. Lives on one event loop; the filesystem is made at first use, never shared.
+    """Reads, lists and writes through one filesystem of fsspec. Lives on one event loop.
+
+    The filesystem is made at the first use, and not shared with other stores.
 
     Args:
         root: root of the urls, without a login.
-        protocol: name of the filesystem.
-        options: its arguments.
-        login: the login of its urls, "user:password"; "" if they had none.
+        protocol: fsspec's name of the filesystem.
+        options: its arguments: the user's storage options.
+        login: login of the urls, "user:password", or "" if they had none.
     """
 
     def __init__(self, root: str, protocol: str, options: Mapping[str, object], login: str = "") -> None:
@@ -79,7 +83,7 @@ class FsspecStore:
         return f"FsspecStore({urls.shown(self._root)!r}, {self._protocol!r}, {self._counters})"
 
     async def get(self, asked: Get, take: Take) -> None:
-        """See ObjectStore.get; the range arrives as one piece."""
+        """Reads a range (see `ObjectStore.get`), and passes it on as one piece."""
         files = self._connect()
         self._counters.requests += 1
         with translate_errors(map_error, asked.target.url, asked.target):
@@ -91,7 +95,7 @@ class FsspecStore:
             raise failures.short_read(asked.target.url, asked.start, asked.stop, piece.nbytes)
 
     async def list(self, url: str) -> AsyncGenerator[Sequence[ObjectRecord], None]:
-        """See ObjectStore.list."""
+        """Lists objects (see `ObjectStore.list`), sorted by url, in pages of `PAGE_OBJECTS`."""
         pattern = await patterns.parse_pattern(url)
         self._counters.lists += 1
         try:
@@ -101,7 +105,7 @@ class FsspecStore:
             if not pattern.may_be_asked_for_each(refusal):
                 raise
             found = await self._describe_each(await asyncio.to_thread(sort_names, pattern.named))
-        # A thread makes the records, in the order of their names: 10^6 files take seconds.
+        # The records are made in a thread, as 10^6 take seconds.
         records = await asyncio.to_thread(lambda: [self._record(name, found[name]) for name in sort_names(found)])
         if not records and pattern.single:
             raise ObjectNotFoundError(
@@ -114,7 +118,7 @@ class FsspecStore:
             yield kept[first : first + PAGE_OBJECTS]
 
     async def _describe_each(self, every: Sequence[str]) -> dict[str, dict[str, object]]:
-        """Returns fsspec's info of each url that braces name, where the folder may be read but not listed."""
+        """Returns fsspec's info of each url, asked for one by one, `HEADS_AT_ONCE` at a time."""
 
         async def describe(url: str) -> dict[str, object]:
             with translate_errors(map_error, url):
@@ -123,39 +127,39 @@ class FsspecStore:
         return dict(zip(every, await map_concurrently(describe, every, HEADS_AT_ONCE), strict=True))
 
     async def put(self, url: str, content: bytes) -> None:
-        """See ObjectStore.put."""
+        """Writes an object from memory (see `ObjectStore.put`)."""
         self._counters.requests += 1
         with translate_errors(map_error, url):
             await self._connect().pipe(url, content)
 
     async def put_file(self, url: str, path: Path) -> ObjectRecord:
-        """See ObjectStore.put_file; written under another name first if fsspec writes files step by step."""
+        """Writes a file as an object (see `ObjectStore.put_file`)."""
         self._counters.requests += 1
         with translate_errors(map_error, url):
             await self._connect().put(url, path)
             return self._record(url, await self._connect().describe(url))
 
     def statistics(self) -> StoreStatistics:
-        """See ObjectStore.statistics."""
+        """Returns the counts since the store was opened."""
         return self._counters.freeze()
 
     async def prepare(self) -> None:
-        """Does nothing: fsspec's imports may hold up the loop for a second."""
+        """Does nothing: fsspec's imports may block the event loop for a second, so the first request makes them."""
 
     async def refresh(self) -> None:
-        """See ObjectStore.refresh; the old session stays open for the requests in flight, until `aclose`."""
+        """Forgets the filesystem (see `ObjectStore.refresh`); it stays open for requests in flight, until `aclose`."""
         if self._files is not None:
             self._retired.append(self._files)
         self._files = None
 
     async def aclose(self) -> None:
-        """Closes the filesystem's sessions."""
+        """Closes the connections of all filesystems that were made; idempotent."""
         await self.refresh()
         while self._retired:
             await self._retired.pop().aclose()
 
     def _connect(self) -> FileCalls:
-        """Returns the filesystem, which is made at the first call; raises ConfigError if fsspec refuses to."""
+        """Returns the filesystem; makes it at the first call. Raises ConfigError as `_filesystem`."""
         if self._files is None:
             filesystem = _filesystem(self._protocol, self._options, self._root, self._login)
             is_of_host = "host" in type(filesystem)._get_kwargs_from_urls(self._root)
@@ -163,7 +167,7 @@ class FsspecStore:
         return self._files
 
     def _record(self, name: str, entry: Mapping[str, object]) -> ObjectRecord:
-        """Returns the object of a name and its info; warns, once, if nothing but the size tells its version."""
+        """Returns the record for a name and an info of fsspec; warns, once, if only the size pins the object."""
         url = name
         if "://" not in name:  # names of sftp, ftp, smb and webhdfs are paths on the host in the url
             base = self._root if self._connect().is_of_host else f"{self._protocol}:/"
@@ -181,7 +185,13 @@ class FsspecStore:
 
 
 def _filesystem(protocol: str, options: Mapping[str, object], root: str, login: str = "") -> AbstractFileSystem:
-    """Returns a new filesystem: no shared instance, no cached listings. Options take precedence over the url.
+    """Returns a new filesystem of fsspec, without its caches.
+
+    Args:
+        protocol: fsspec's name of the filesystem.
+        options: its arguments, which take precedence over what the url says.
+        root: root of the urls.
+        login: login of the urls, or "".
 
     Raises:
         ConfigError: fsspec has no such filesystem, lacks a library for it, or does not take the options.
@@ -227,9 +237,9 @@ def _filesystem(protocol: str, options: Mapping[str, object], root: str, login: 
 
 
 def _withhold_headers(options: Mapping[str, object]) -> Mapping[str, object]:
-    """Returns options of fsspec's HTTP client with which redirects to another origin get no header of the user.
+    """Returns options of fsspec's HTTP client with which a redirect to another origin gets no header of the user.
 
-    aiohttp itself withholds only Authorization. It gives the headers of the next request to the tracers of a redirect.
+    aiohttp itself withholds only Authorization. Its tracers can remove headers of the request that follows a redirect.
     """
     from aiohttp import ClientSession, TraceConfig, TraceRequestRedirectParams
     from yarl import URL
@@ -237,7 +247,7 @@ def _withhold_headers(options: Mapping[str, object]) -> Mapping[str, object]:
     client = cast("Mapping[str, object]", options.get("client_kwargs") or {})
     headers = dict(cast("Mapping[str, str]", options.get("headers") or {}))
     cookies = {**_mapping(client.get("cookies")), **_mapping(options.get("cookies"))}
-    if cookies:  # as a header: aiohttp's own have no host, and go to all
+    if cookies:  # they become a header, because aiohttp sends cookies without a host to all hosts
         headers["Cookie"] = "; ".join(f"{name}={value}" for name, value in cookies.items())
     own = {name.lower() for name in (*headers, *_mapping(client.get("headers")))}
 
@@ -260,11 +270,16 @@ def _mapping(value: object) -> Mapping[str, str]:
 
 
 class FileCalls:
-    """Calls of a filesystem as coroutines: those of an asynchronous one as they are, others in threads.
+    """Calls a filesystem of fsspec: an asynchronous one on the event loop, others in threads.
+
+    All methods raise whatever fsspec and its libraries raise.
 
     Args:
         filesystem: the filesystem.
-        is_of_host: whether its paths do not contain the host that its urls name.
+        is_of_host: whether its paths lack the host that its urls name.
+
+    Attributes:
+        filesystem, is_of_host: see Args.
     """
 
     def __init__(self, filesystem: AbstractFileSystem, *, is_of_host: bool = False) -> None:
@@ -272,21 +287,21 @@ class FileCalls:
         self.is_of_host = is_of_host
         self._is_async = bool(filesystem.async_impl)
         self._is_s3fs = hasattr(filesystem, "_call_s3")
-        # The library's own retries would hide 503s from the window and multiply with ours.
+        # The library's own retries would hide 503s from `fetch/`, which repeats requests itself.
         if hasattr(filesystem, "retries"):
             filesystem.retries = 1
 
     async def _call(self, name: str, *arguments: object, **options: object) -> Any:  # noqa: ANN401 - fsspec has no types
-        """Calls a method of the filesystem; the coroutine of an asynchronous one has an underscore before its name."""
+        """Calls the method `name` of the filesystem (`_name` of an asynchronous one), and returns its result."""
         if self._is_async:
             return await getattr(self.filesystem, f"_{name}")(*arguments, **options)
         return await asyncio.to_thread(getattr(self.filesystem, name), *arguments, **options)
 
     async def read(self, target: ObjectRecord, start: int, stop: int) -> bytes:
-        """Reads the bytes `[start, stop)` of the pinned version. Errors of fsspec are not translated.
+        """Reads the bytes `[start, stop)` of an object in the version of the manifest.
 
-        Most filesystems cannot pin a version, so the version is compared after each read. An object does not return to
-        an older version, so bytes that were read before a check that finds the manifest's version belong to that one.
+        Most filesystems cannot pin a version, so the version is compared after the read. An object does not return to
+        an older version: if it has the manifest's version after the read, it had it before.
 
         Raises:
             ObjectChangedError: the object has another version.
@@ -301,7 +316,7 @@ class FileCalls:
         return bytes(content)
 
     async def _read_s3(self, target: ObjectRecord, start: int, stop: int) -> bytes:
-        """Reads as `read` does, by s3fs's own client: one get_object with If-Match, no HEAD, no copy into a buffer."""
+        """Reads as `read`, by s3fs's client: one get_object with If-Match, without a HEAD and another copy."""
         bucket, key, _ = self.filesystem.split_path(target.url)
         pin = {"IfMatch": tag} if (tag := versions.if_match(target.version)) else {}
         answer = await self.filesystem._call_s3(
@@ -312,11 +327,11 @@ class FileCalls:
             return bytes(await body.read())
 
     async def describe(self, url: str) -> dict[str, object]:
-        """Returns the filesystem's info, never from a cache."""
+        """Returns fsspec's info of a url, never from a cache."""
         return dict(await self._call("info", url))
 
     async def find(self, url: str) -> dict[str, dict[str, object]]:
-        """Returns all files below `url` with their infos."""
+        """Returns fsspec's info of all files below a url, by their names."""
         found = await self._call("find", url, detail=True)
         if isinstance(found, Mapping):
             return dict(found)
@@ -324,13 +339,14 @@ class FileCalls:
         return {name: await self.describe(name) for name in found}
 
     async def pipe(self, url: str, content: bytes) -> None:
-        """Writes a file in one step."""
+        """Writes an object from memory."""
         await self._call("pipe_file", url, content)
 
     async def put(self, url: str, path: Path) -> None:
-        """Copies a local file there; it appears as a whole.
+        """Copies a local file to a url, where it appears as a whole.
 
-        The asynchronous filesystems are object stores, which never show half an object.
+        On filesystems that are not asynchronous it is written under another name and renamed. The asynchronous ones are
+        object stores, which never show half an object.
         """
         if self._is_async:
             await self._call("put_file", str(path), url)
@@ -340,13 +356,16 @@ class FileCalls:
         await self._call("mv", temporary, url)
 
     async def aclose(self) -> None:
-        """Closes the session that s3fs, gcsfs, http or adlfs has opened, and adlfs's credential."""
+        """Closes the session that s3fs, gcsfs, http or adlfs has opened, and adlfs's credential.
+
+        It also drops finalizers that would keep the filesystem alive.
+        """
         for name in ("_s3", "_session", "service_client", "credential"):
             close = getattr(getattr(self.filesystem, name, None), "close", None)
             if close is not None and self._is_async and inspect.isawaitable(closed := close()):
                 await closed
-        # Finalizers of adlfs (2026.8) hold the filesystem, so that it lives until the process ends, and then they call
-        # a loop that has ended: "Loop is not running". The standard library has no public list of them.
+        # Finalizers of adlfs (2026.8) hold the filesystem until the process ends, and then call an event loop that has
+        # ended ("Loop is not running"). The standard library has no public list of finalizers.
         registry: Mapping[weakref.finalize[..., object], object] = getattr(weakref.finalize, "_registry", {})
         for finalizer in list(registry):
             alive = finalizer.peek()

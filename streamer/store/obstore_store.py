@@ -1,7 +1,8 @@
-"""S3, Google, Azure and HTTP by obstore (Rust).
+"""Reads, lists and writes S3, Google, Azure and web servers by obstore (Rust).
 
-Only `get_async(options={range, if_match})` is used: `get_range` and `get_ranges` cannot pin a version, and `get_ranges`
-merges adjacent ranges into one request (obstore 0.12, 2026-11).
+`store/__init__.py` opens these stores; `store/curl/store.py` builds on them. Reads use only obstore's `get_async` with
+range and If-Match: `get_range` and `get_ranges` cannot pin a version, and `get_ranges` merges adjacent ranges into one
+request (obstore 0.12, 2026-11).
 """
 
 from __future__ import annotations
@@ -42,28 +43,35 @@ _log = logging.getLogger(__name__)
 
 Page = list[ObjectRecord]
 
-# A body of up to so many pieces is read by one call, which is cheaper: 111 against 180 us for 100 KB (2026-11-20).
+# A body of up to this many pieces is read by one call, which takes 111 instead of 180 us for 100 KB (2026-11-20).
 WHOLE_PIECES = 2
-# Timeout of a page of a listing, a head, or a put of a part of a manifest.
+# Timeout of a small answer: of a page of a list, a HEAD, or a write from memory.
 ANSWER_SECONDS = 30.0
-# Parts of an upload are at least as large as the ranges that are read later. S3 accepts 10,000 of them.
+# A large file is uploaded in parts of at least this size, that of the ranges that are read later.
 PART_BYTES = 8 << 20
+# An upload has at most this many parts; S3 accepts 10,000.
 MOST_PARTS = 9_000
 PARTS_AT_ONCE = 4
-# Objects of a page: S3 gives no more at once.
+# Objects of a page of a list, as at S3.
 PAGE_OBJECTS = 1000
-# Requests that run at once for objects of a page.
+# Objects of a page that must be asked for are asked for by this many requests at once.
 HEADS_AT_ONCE = 16
 
 T = TypeVar("T")
 
 
 class ObstoreStore:
-    """One bucket, container or host, read by obstore. Lives on one event loop; its client is created at first use."""
+    """Reads, lists and writes one bucket, container or host by obstore. Lives on one event loop.
+
+    obstore's client is made at the first request. If AWS says that a bucket is in another region, it is read there.
+
+    Args:
+        root: the root, which the store keeps.
+    """
 
     def __init__(self, root: StoreRoot) -> None:
         self._root = root
-        # Credentials that must be looked for; without a ring the options have them, or obstore finds them by itself.
+        # The ring of the credentials. Without a ring the options have them, or obstore finds them by itself.
         self._ring = root.make_key_ring()
         self._is_located = False
         self._locating = asyncio.Lock()
@@ -76,11 +84,11 @@ class ObstoreStore:
         return f"{type(self).__name__}({self._root.label!r}, {self._counters})"
 
     async def get(self, asked: Get, take: Take) -> None:
-        """See ObjectStore.get; obstore chooses the connection."""
+        """Reads a range (see `ObjectStore.get`); obstore chooses the connection, so `fresh` has no effect."""
         received = 0
         target = asked.target
         self._counters.requests += 1
-        # Context managers and further calls would cost a small object 4.1 instead of 2.4 us (2026-11-20).
+        # The code is not split into calls and context managers: these take 4.1 instead of 2.4 us (2026-11-20).
         try:
             options: GetOptions = {"range": (asked.start, asked.stop)}
             if tag := versions.if_match(target.version):
@@ -103,20 +111,20 @@ class ObstoreStore:
         except Exception as error:  # noqa: BLE001 - the edge: whatever obstore raises becomes ours
             failure = self._map_error(target.url, error, target)
             if isinstance(failure, ObjectChangedError):
-                # This costs one HEAD, to name the version that the store has.
+                # One HEAD finds out which version the store has, for the message.
                 failure = await self._explain_change(target, failure)
             raise failure from failures.redact(error)
         if received != asked.stop - asked.start:
             raise failures.short_read(target.url, asked.start, asked.stop, received)
 
     def _map_error(self, url: str, error: Exception, target: ObjectRecord | None) -> StreamerError:
-        """Returns the error of streamer for one of obstore's, with what this root says about it."""
+        """Returns the error of streamer for one of obstore, whose message names credentials or address of this root."""
         return self._root.explain(map_error(url, error, target))
 
     async def _explain_change(self, target: ObjectRecord, refusal: ObjectChangedError) -> StoreError:
-        """Returns the error for a read that the store refused because the version is another one; asks for the object.
+        """Returns the error for a read that was refused because the version is another one; asks for the object.
 
-        It is ObjectNotFoundError where the object is missing: Azurite 3.35 answers 412 then, the others answer 404.
+        If the object is missing it is an ObjectNotFoundError: Azurite 3.35 answers 412 then, other stores 404.
         """
         try:
             record = await self._require(target.url)
@@ -131,20 +139,20 @@ class ObstoreStore:
         return versions.make_change_error(target, f"{record.version} ({record.size} bytes)")
 
     async def _is_listed(self, target: ObjectRecord) -> bool:
-        """Whether a listing still has the manifest's version, although heads and reads have another; unknown here."""
+        """Whether a list still has the manifest's version, although HEADs and reads have another. False: not known."""
         return False
 
     async def list(self, url: str) -> AsyncGenerator[Sequence[ObjectRecord], None]:
-        """See ObjectStore.list; a web server cannot list, so it is asked for each url that the braces name."""
+        """Lists objects (see `ObjectStore.list`); asks a web server, which cannot list, for each url of braces."""
         async for page in self._list_unpinned(url):
             yield self._pin(page)
 
     def _pin(self, page: Sequence[ObjectRecord]) -> Sequence[ObjectRecord]:
-        """Returns the objects, pinned by their sizes if the user asked for that (`pin="size"`)."""
+        """Returns the records of a page, pinned by size alone if the user asked for that (`pin="size"`)."""
         return [versions.pin_by_size(record) for record in page] if self._root.settings.sizes_only else page
 
     async def _list_unpinned(self, url: str) -> AsyncGenerator[Sequence[ObjectRecord], None]:
-        """Yields pages as `list` does, with the store's versions."""
+        """Yields pages as `list`, with the store's versions."""
         if self._root.is_web:
             for name in await asyncio.to_thread(patterns.expand, patterns.require_file_url(url)):
                 yield [await self._head_web_object(name)]
@@ -175,7 +183,7 @@ class ObstoreStore:
             raise failures.error_of(url, failures.StoreAnswer(404))
 
     async def _head_each(self, every: Sequence[str]) -> AsyncGenerator[Page, None]:
-        """Yields the objects that braces name, asked for one by one where the bucket may be read but not listed."""
+        """Yields the records of objects, asked for one by one, because the bucket may be read but not listed."""
         _log.info(
             "%s may not be listed: %d objects that the braces name are asked for one by one",
             self._root.label,
@@ -193,13 +201,13 @@ class ObstoreStore:
             yield await map_concurrently(require, every[at : at + PAGE_OBJECTS], HEADS_AT_ONCE)
 
     async def list_after(self, folder: str, after: str) -> AsyncGenerator[Sequence[ObjectRecord], None]:
-        """See OrderedLister.list_after; not for a web server."""
+        """Yields pages of the objects behind a url (see `OrderedLister.list_after`); not for a web server."""
         async for page in self._pages(folder, self._root.key(after)):
             if kept := [record for record in page if not record.url.endswith("/")]:
                 yield self._pin(kept)
 
     async def _head_web_object(self, url: str) -> ObjectRecord:
-        """Returns the record of a web server's object; a prefix, of which it has none, is answered 403 or 404."""
+        """Returns the record of a web server's object; an error names the s3:// or gs:// url if it has one."""
         try:
             return await self._describe(url)
         except (AccessDeniedError, ObjectNotFoundError) as error:
@@ -208,7 +216,7 @@ class ObstoreStore:
             raise type(error)(f"{error.message}; a prefix of this bucket is {bucket}", **error.details) from error
 
     async def _describe(self, url: str) -> ObjectRecord:
-        """Returns the record of an object, by a read of one byte if HEAD is refused or answered without a length."""
+        """Returns the record of an object by a HEAD, or by a read of one byte if that is refused or has no length."""
         try:
             return await self._require(url)
         except StoreError as error:
@@ -217,6 +225,7 @@ class ObstoreStore:
         return await self._describe_by_byte(url)
 
     async def _describe_by_byte(self, url: str) -> ObjectRecord:
+        """Returns the record of an object by a read of its first byte."""
         self._counters.requests += 1
         with translate_errors(self._map_error, url):
             options: GetOptions = {"range": (0, 1)}
@@ -225,13 +234,17 @@ class ObstoreStore:
             return ObjectRecord(url, result.meta["size"], _version(result.meta))
 
     async def _require(self, url: str) -> ObjectRecord:
+        """Returns the record of an object; ObjectNotFoundError if it does not exist."""
         record = await self._head(url)
         if record is None:
             raise failures.error_of(url, failures.StoreAnswer(404))
         return record
 
     async def _pages(self, folder: str, after: str | None = None) -> AsyncGenerator[Page, None]:
-        """Yields pages of the objects below a folder, without folder markers; those whose keys sort after `after`."""
+        """Yields pages of the objects below a folder, without folder markers.
+
+        With `after`, a key, only the objects whose keys sort after it.
+        """
         self._counters.lists += 1
         with translate_errors(self._map_error, folder):
             prefix = self._root.key(folder) or None
@@ -243,10 +256,10 @@ class ObstoreStore:
                 yield await self._drop_markers(folder, records)
 
     async def _drop_markers(self, folder: str, page: Page) -> Page:
-        """Returns a page without folder markers: empty objects whose key ends in "/", which "Create folder" makes.
+        """Returns a page without folder markers: empty objects whose keys end in "/", which "Create folder" makes.
 
-        obstore cuts the slash, so that a marker looks like any empty object. An empty object is a marker if it is the
-        folder itself or has objects below it; of each other one the store is asked whether its key exists.
+        obstore removes the slash, so that a marker looks like any empty object. An empty object is a marker if it is
+        the folder itself or has objects below it. For any other one the store is asked whether its key exists.
         """
         followers = zip(page, [*page[1:], None], strict=True)
         empty = [record for record, after in followers if record.size == 0 and not _is_folder(folder, record, after)]
@@ -255,7 +268,7 @@ class ObstoreStore:
         return [record for record in page if record.size or record.url in objects]
 
     async def _head(self, url: str) -> ObjectRecord | None:
-        """Asks for one object; returns None if it does not exist."""
+        """Asks for one object by a HEAD, and returns its record; None if it does not exist."""
         self._counters.requests += 1
         try:
             with translate_errors(self._map_error, url):
@@ -265,14 +278,14 @@ class ObstoreStore:
             return None
 
     async def put(self, url: str, content: bytes) -> None:
-        """See ObjectStore.put."""
+        """Writes an object from memory (see `ObjectStore.put`)."""
         self._counters.requests += 1
         with translate_errors(self._map_error, url):
             putting = put_async(await self._ready(), self._root.key(url), content, use_multipart=False)
             await await_answer(putting, url)
 
     async def put_file(self, url: str, path: Path) -> ObjectRecord:
-        """See ObjectStore.put_file; a large file is sent in parts, several at once, and obstore repeats failed ones."""
+        """Writes a file as an object (see `ObjectStore.put_file`), in parts if it is large; repeats parts that fail."""
         self._counters.requests += 1
         with translate_errors(self._map_error, url):
             key = self._root.key(url)
@@ -284,25 +297,25 @@ class ObstoreStore:
         return self._pin([await self._require(url)])[0]
 
     def statistics(self) -> StoreStatistics:
-        """See ObjectStore.statistics."""
+        """Returns the counts since the store was opened."""
         return self._counters.freeze()
 
     async def prepare(self) -> None:
-        """See ObjectStore.prepare."""
+        """Finds credentials and region, and makes the client (see `ObjectStore.prepare`)."""
         await self._ready()
 
     async def refresh(self) -> None:
-        """See ObjectStore.refresh; requests in flight keep the old client."""
+        """Forgets client and credentials (see `ObjectStore.refresh`); requests in flight keep the old client."""
         self._client = self._uploads = None
         if self._ring is not None:
             self._ring.refuse()
 
     async def aclose(self) -> None:
-        """Drops the client; its connections close with it."""
+        """Drops the client, and its connections with it; idempotent."""
         self._client = self._uploads = None
 
     async def _ready(self) -> Client:
-        """Waits for credentials, finds the region once, and returns the client."""
+        """Waits for credentials, finds the region once, and returns the client. Raises StoreError and ConfigError."""
         if self._ring is not None:
             await self._ring.keys()
         if self._client is None:
@@ -319,7 +332,12 @@ class ObstoreStore:
             self._move_to(await asyncio.to_thread(self._root.ask_region, known), self._root.find_place(known).region)
 
     def _move_to(self, region: str, here: str) -> bool:
-        """Reads from `region` from now on, with a line in the log; returns False if it is that of `here`."""
+        """Uses the bucket in `region` from now on, and logs a warning; returns whether it does.
+
+        Args:
+            region: region that the store has named, or "".
+            here: region that was asked.
+        """
         if not region or region == here or not self._root.move(region):
             return False
         _log.warning(
@@ -333,6 +351,7 @@ class ObstoreStore:
         return True
 
     def _connect(self) -> Client:
+        """Returns the client; makes it at the first call. Raises StoreError in the child of a fork."""
         if self._client is None:
             self._client = make_client(self._root, self._ring)
             self._process = os.getpid()
@@ -342,15 +361,19 @@ class ObstoreStore:
 
 
 def _is_folder(folder: str, record: ObjectRecord, after: ObjectRecord | None) -> bool:
-    """Whether an empty object is the folder itself, or has the listing's next object below it."""
+    """Whether an empty object of a list is the folder itself, or has the list's next object (`after`) below it."""
     return record.url + "/" == folder or (after is not None and after.url.startswith(record.url + "/"))
 
 
 async def await_answer(answer: Awaitable[T], url: str) -> T:
-    """Awaits a small answer with its own timeout: the client's, of an hour, is for bodies.
+    """Awaits a small answer, at most `ANSWER_SECONDS`: the client's own timeout, an hour, is for bodies.
+
+    Args:
+        answer: what is awaited.
+        url: url of the request.
 
     Raises:
-        StoreTimeoutError: it took longer than any such answer does.
+        StoreTimeoutError: the answer took longer.
     """
     try:
         async with asyncio.timeout(ANSWER_SECONDS):
@@ -371,7 +394,13 @@ def _part_bytes(path: Path) -> int:
 
 
 def _check(target: ObjectRecord, meta: ObjectMeta, got: tuple[int, int], asked: tuple[int, int]) -> None:
-    """Checks that the answer is the range that was asked for, of the pinned version, also where headers were ignored.
+    """Checks that an answer is the range that was asked for, of the pinned version: a server may ignore the headers.
+
+    Args:
+        target: the object and version that was asked for.
+        meta: description of the object in the answer.
+        got: range of the answer.
+        asked: range that was asked for.
 
     Raises:
         ObjectChangedError: the object has another size or version.

@@ -1,7 +1,8 @@
-"""The storage options of fsspec: which ones exist, and their counterparts for obstore. Pure.
+"""Translates the user's storage options, which are those of fsspec, for obstore and libcurl, and checks their names.
 
-A misspelt option is an error that names the nearest one, before a request is made. An option without a counterpart is
-listed, so that the caller uses fsspec for the whole root instead of silently dropping it.
+`store/root.py` translates the options of each root; `store/__init__.py` checks them when it opens a store. It does no
+I/O. A misspelt option is an error that names the nearest one, before a request is made. An option without a counterpart
+is listed, so that the whole root is read through fsspec, and the option is not dropped.
 """
 
 from __future__ import annotations
@@ -22,36 +23,36 @@ from streamer.store.addresses.urls import Address
 
 Options = Mapping[str, object]
 
-# The ending of S3 Express's bucket names: their requests are signed with keys of a session, which s3fs asks for, and
-# their listings have no order (AWS, "S3 directory bucket naming rules" and "Differences for directory buckets").
+# The ending of the names of S3 Express's buckets. Requests to them are signed with keys of a session, which s3fs asks
+# for, and their lists have no order (AWS, "S3 directory bucket naming rules", "Differences for directory buckets").
 _EXPRESS = "--x-s3"
-# These are the fields of the file of a service account's key (Google, "Create and delete service account keys").
+# The fields of the file of a service account's key (Google, "Create and delete service account keys").
 _OF_SERVICE_ACCOUNT = ("type", "project_id", "private_key_id", "private_key", "client_email", "client_id")
-# Settings that obstore reads from the text of a key, which does not have them.
+# Settings that obstore would read from the text of a service account's key, though no such key has them.
 _NOT_OF_A_KEY = ("gcs_base_url", "disable_oauth")
 # Fields of a Google user's sign-in that gcsfs takes.
 _OF_GOOGLE_USER = {"client_id", "client_secret", "refresh_token"}
 # Azure's public cloud, which obstore knows.
 _AZURE_SUFFIX = "core.windows.net"
 _ONELAKE = ".fabric.microsoft.com"
-# The first one that is set names the endpoint of S3, if no option does.
+# Variables that may name the endpoint of S3 if no option does; the first one that is set counts.
 ENDPOINT_VARIABLES = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
 
 
 class Translation(msgspec.Struct):
-    """The result of a translation of storage options.
+    """Holds the settings of a root that its storage options mean. Most have secrets, and are never shown.
 
     Attributes:
-        config: obstore's configuration of the store; has secrets, never shown.
-        client: obstore's configuration of its HTTP client; may have secrets.
-        profile: AWS profile, or None; the credentials are then found as boto finds them.
-        boto: arguments of botocore's Config that change a bucket's address, which only botocore can compute.
-        ca_file: PEM file to trust in addition to the system's, or None.
+        config: settings of the store, in obstore's names.
+        client: settings of the HTTP client, in obstore's names.
+        profile: AWS profile that the options name, or None.
+        boto: arguments of botocore's Config that change a bucket's address, which only botocore can compute then.
+        ca_file: PEM file of certificates to trust besides the system's, or None.
         redirects: hosts and networks to which an S3 endpoint may redirect.
-        sizes_only: whether objects are pinned by their size, not by the store's versions.
-        login: description of the login to a web server, for messages.
-        unknown: options without a counterpart; if there are none, obstore can serve the root.
-        google_user: the sign-in of a Google user, which only google-auth exchanges for tokens; secret.
+        sizes_only: whether objects are pinned by their size alone.
+        login: words for the login to a web server, for messages, or "".
+        unknown: names of options without a counterpart. If there are any, only fsspec can read the root.
+        google_user: sign-in of a Google user, which only google-auth exchanges for tokens, or None.
     """
 
     config: dict[str, object] = msgspec.field(default_factory=dict)
@@ -69,12 +70,12 @@ class Translation(msgspec.Struct):
         return f"Translation({sorted(self.config)}, unknown={self.unknown})"
 
     def endpoint(self, name: str, url: object) -> None:
-        """Sets an endpoint as the option `name` of obstore; plain http is allowed only if the url says so."""
+        """Sets the url of an endpoint as the setting `name` of obstore; allows plain http only if the url has it."""
         self.config[name] = str(url).rstrip("/")
         self.client["allow_http"] = str(url).startswith("http://")
 
     def apply(self, table: Table, options: Options, prefix: str = "") -> None:
-        """Adds the options to the result by the rules of a table; `prefix` names the mapping in which they are."""
+        """Adds options to the settings, by the rules of a table; `prefix` stands before their names in `unknown`."""
         for name, value in options.items():
             rule = table.get(name)
             if rule is None:
@@ -90,7 +91,7 @@ class Translation(msgspec.Struct):
 
 
 def translate(address: Address, options: Options) -> Translation:
-    """Translates the options of a root of a known family; `StoreRoot` calls it, once. Raises ConfigError."""
+    """Returns the settings for the options of a root with a family; ConfigError if one cannot have such a value."""
     outcome = Translation()
     kind = str(address.family)
     outcome.apply(_TABLES[kind], options)
@@ -103,6 +104,7 @@ def translate(address: Address, options: Options) -> Translation:
 
 # ---------------------------------------------------------------- the rules of options
 
+# Changes settings by an option, given its name and value.
 Setter = Callable[[Translation, str, object], None]
 
 
@@ -111,7 +113,7 @@ def _no_effect(outcome: Translation, name: str, value: object) -> None:
 
 
 def _flag(key: str) -> Setter:
-    """Returns the rule of an option that, if it is true, sets this key of obstore's configuration."""
+    """Returns the rule of an option that, if it is true, sets the setting `key` of obstore."""
 
     def put(outcome: Translation, name: str, value: object) -> None:
         if value:
@@ -121,11 +123,12 @@ def _flag(key: str) -> Setter:
 
 
 def _endpoint(key: str) -> Setter:
+    """Returns the rule of an option that is the url of an endpoint, the setting `key` of obstore."""
     return lambda outcome, name, value: outcome.endpoint(key, value)
 
 
 def _unless(*values: object) -> Setter:
-    """Returns the rule of an option of botocore's Config that only fsspec serves, unless it has one of these values."""
+    """Returns the rule of an option of botocore's Config that has no counterpart unless it has one of these values."""
 
     def put(outcome: Translation, name: str, value: object) -> None:
         if value not in values:
@@ -147,7 +150,7 @@ def _set_profile(outcome: Translation, name: str, value: object) -> None:
 
 
 def _set_verify(outcome: Translation, name: str, value: object) -> None:
-    """Translates boto's `verify`: a CA file, or True; False has no counterpart and is left to fsspec."""
+    """Translates boto's `verify`, the path of a CA file or True. Other values have no counterpart."""
     if isinstance(value, str):
         outcome.ca_file = value
     elif value is not True:
@@ -172,11 +175,11 @@ def _set_connect_timeout(outcome: Translation, name: str, value: object) -> None
 
 
 def _set_google_token(outcome: Translation, name: str, value: object) -> None:
-    """Translates gcsfs's `token`: "anon", a key or a sign-in as a mapping, or a file; others are left to fsspec."""
+    """Translates gcsfs's `token`: "anon", a key or sign-in as a mapping, or a file. Others have no counterpart."""
     if value == "anon":
         outcome.config["skip_signature"] = True
     elif isinstance(value, Mapping) and value.get("type") == "service_account":
-        # obstore would take these, too, from the text of the key: as settings.
+        # obstore would take these from the text of the key as settings.
         if own := [key for key in _NOT_OF_A_KEY if key in value]:
             raise ConfigError(
                 f"the token has {own[0]!r}, which is not a part of a service account's key; use endpoint_url",
@@ -211,7 +214,7 @@ def _set_azure_connection(outcome: Translation, name: str, value: object) -> Non
 
 
 def _set_azure_host(outcome: Translation, host: str) -> None:
-    """Uses the host in a url such as `account.dfs.core.usgovcloudapi.net`: other clouds, private zones, OneLake.
+    """Sets account and endpoint by the host in a url, such as `account.dfs.core.usgovcloudapi.net`, if it has one.
 
     Source: Microsoft, "Use the Azure Data Lake Storage URI", "OneLake access and APIs", "Compare Azure Government and
     global Azure".
@@ -245,8 +248,8 @@ def _set_headers(outcome: Translation, name: str, value: object) -> None:
 
 # ---------------------------------------------------------------- the register
 
-# The rule of an option: its name in obstore's configuration, a function that sets it, a table of the options inside of
-# it, or None if only fsspec has it, so that fsspec reads the root.
+# The rules of options by name. A rule is the name of obstore's setting, a function that changes settings, a table of
+# the options inside of this one, or None if the option has no counterpart.
 Table: TypeAlias = Mapping[str, "str | Setter | Table | None"]
 
 
@@ -341,7 +344,7 @@ _TABLES: dict[str, Table] = {
     },
 }
 _CLIENTS = {"s3": "s3fs", "gs": "gcsfs", "az": "adlfs", "http": "fsspec's HTTP client"}
-# The options that are meant by names of other programs, for messages.
+# The options that users mean by names of other programs, for messages.
 _MEANT: dict[str, dict[str, str]] = {
     "s3": {
         **dict.fromkeys(("region", "region_name", "aws_region"), "client_kwargs={'region_name': ...}"),
@@ -358,17 +361,17 @@ _MEANT: dict[str, dict[str, str]] = {
 
 
 def check_options(root: str, kind: str, given: Options, variables: Mapping[str, str] = os.environ) -> None:
-    """Refuses options that no client of this store has, and half of a pair of keys; messages contain no values.
+    """Refuses storage options that the family's client in fsspec does not have, and values that cannot work.
 
     Args:
         root: name of the root for messages.
-        kind: its family.
+        kind: family of the root.
         given: the options, without logins.
-        variables: the environment, which may name an endpoint.
+        variables: environment, which may name an endpoint.
 
     Raises:
-        ConfigError: names the option and the nearest one that exists, the missing half, or an endpoint that is not a
-            url.
+        ConfigError: an option does not exist (the message names the nearest one), a key has no secret or a secret no
+            key, an endpoint is not a url, or `pin` or `redirects` have a wrong value.
     """
     for name, known in _list_names(kind, given):
         if name not in known:
@@ -393,7 +396,7 @@ def _refusal(root: str, option: str, what: str) -> ConfigError:
 
 
 def _list_names(kind: str, given: Options) -> Iterator[tuple[str, Collection[str]]]:
-    """Yields each option and the names that are possible in its place; those in nested mappings with their prefix."""
+    """Yields the name of each option and the names that are possible in its place, nested ones with their prefix."""
     for name, value in given.items():
         yield name, _TABLES[kind]
         rule = _TABLES[kind].get(name)
@@ -428,7 +431,7 @@ def _check_keys(root: str, given: Options) -> None:
 
 
 def _check_endpoint(root: str, given: Options, variables: Mapping[str, str]) -> None:
-    """Refuses an endpoint that is not a url. With one from the environment obstore panics as if the store were down."""
+    """Refuses an endpoint, of options or environment, that has a login or is not a url: obstore would panic on it."""
     inner = given.get("client_kwargs")
     by_option = given.get("endpoint_url") or (inner.get("endpoint_url") if isinstance(inner, Mapping) else None)
     by_variable = {name: variables.get(name) for name in ENDPOINT_VARIABLES} if by_option is None else {}

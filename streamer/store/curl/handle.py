@@ -170,7 +170,7 @@ class Handle(CurlRequest):
         return address
 
     def explain_failure(self, error: pycurl.error) -> BaseException:
-        """Returns the error of a transfer that failed: the one that was raised here meanwhile, or what `error` means."""
+        """Returns the error of a transfer that failed: one that was raised here meanwhile, or what `error` means."""
         if self.failure is not None:
             return self.failure
         url = self._target.url

@@ -1,6 +1,7 @@
 """Receives the answers to requests over one handle of libcurl, one at a time.
 
-Requests to stores (`Handle` in `store/curl/handle.py`) and to peers (`PeerTransfer` in `peers/transfer.py`) build on it.
+Requests to stores (`Handle` in `store/curl/handle.py`) and to peers (`PeerTransfer` in `peers/transfer.py`) are made of
+it.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """Reads and lists S3 and web servers by libcurl, and writes to them. `store/__init__.py` opens these stores on Linux.
 
-Of all clients libcurl takes the least CPU (objects of 100 KB, no latency, two cores: 52 us, obstore 140; with TLS 105
-and 170; ranges of 8 MiB: 0.35 and 0.70 s/GB, 2026-11-22). But it takes all of it in the thread of the event loop, where
-obstore takes 30 us and 0.17 s/GB. In a whole engine that thread reads 1.04 GB/s, with TLS 0.82 (2026-11-24). Each fetch
-process has such a thread.
+Of all clients libcurl takes the least CPU: 52 us for an object of 100 KB (obstore 140), with TLS 105 (170), 0.35 s/GB
+in ranges of 8 MiB (0.70; no latency, two cores, 2026-11-22). But it takes all of it in the thread of the event loop, of
+which obstore takes 30 us and 0.17 s/GB. In a whole engine that thread reads 1.04 GB/s, with TLS 0.82 (2026-11-24). Each
+fetch process has such a thread.
 
-obstore writes to buckets; unfinished uploads, which it does not look for, are listed and removed here. libcurl writes
-to web servers, because obstore sends the user's headers on to any server that it is redirected to.
+obstore writes to buckets, but does not look for unfinished uploads: they are listed and removed here. libcurl writes to
+web servers, because obstore sends the user's headers on to any server that it is redirected to.
 """
 
 from __future__ import annotations
@@ -169,10 +169,7 @@ class CurlStore(ObstoreStore):
             )
 
     async def _is_listed(self, target: ObjectRecord) -> bool:
-        """Whether a listing has the object with this version (see `ObstoreStore._is_listed`); False if unknown.
-
-        The object is the first one below its own key.
-        """
+        """Whether a listing has this version of the object, which is the first below its own key; False if unknown."""
         if self._root.is_web or await self._find_access() is None:
             return False
         try:
@@ -228,7 +225,7 @@ class CurlStore(ObstoreStore):
         return self._pin([await self._require(url)])[0]
 
     async def list_unfinished(self, prefix: str) -> list[Upload]:
-        """Returns unfinished uploads (see `PartsKeeper`); none for web servers, or if only obstore finds credentials."""
+        """Returns unfinished uploads (see `PartsKeeper`); none of a web server, or if only obstore finds the keys."""
         if self._root.is_web or await self._find_access() is None:
             return []
         found = list[Upload]()
