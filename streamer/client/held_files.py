@@ -78,7 +78,7 @@ def _write(path: Path, content: memoryview) -> None:
                 file.write(content)
                 file.flush()
                 with contextlib.suppress(FileExistsError):
-                    # With `src_dir_fd` Python calls linkat(2), which follows the link in /proc; link(2) would not.
+                    # `src_dir_fd` makes Python call linkat(2), which follows the link in /proc; link(2) would not.
                     os.link(f"/proc/self/fd/{descriptor}", path, src_dir_fd=descriptor)
             return
     # This file system has no nameless files.

@@ -82,8 +82,8 @@ def remove_leftovers(folder: Path) -> None:
                 if not is_listening(path) and not (found[1] and os.path.exists(f"/proc/{found[1]}")):
                     path.unlink()
             elif _LOCK_NAME.fullmatch(path.name):
-                # Only a lock that no process holds is removed. A process that waits for it finds the file gone, and
-                # makes another.
+                # The lock is removed if no process holds it. A process that waits for it finds the file gone, and makes
+                # another.
                 descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
                 try:
                     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -23,7 +23,7 @@ _NAMES = frozenset(
     [*_PROXIES, *map(str.upper, _PROXIES), *_CERTIFICATES, "NETRC", "STORAGE_EMULATOR_HOST", "STREAMER_CONFIG"]
     + [f"STREAMER_{name}" for name in ENGINE_VARIABLES]
 )
-# By pid of an engine: its variables. If they cannot be read, those of this process when it first met that engine.
+# The variables of engines, by pid. If they cannot be read, those of this process when it first met that engine.
 _met: dict[int, dict[str, str]] = {}
 
 

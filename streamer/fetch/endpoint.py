@@ -38,7 +38,7 @@ Notify = Callable[[str], None]
 
 # An endpoint that has served nothing for this long is reported, because users take longer pauses for a hang.
 QUIET_SECONDS = 1.5
-# One endpoint is reported at most once in this time, also if each of its answers takes longer than `QUIET_SECONDS`.
+# An endpoint is reported at most once in this time, also if each of its answers takes longer than `QUIET_SECONDS`.
 AGAIN_SECONDS = 60.0
 
 
@@ -125,7 +125,7 @@ QUEUED_SECONDS = 0.5
 # connections. Without this, four of eight requests of one burst counted as overtaken by microseconds (2026-11-20).
 ORDER_SECONDS = 0.25
 _PROBE_TIMEOUT_SECONDS = 2.0
-# Only bodies of at least this many bytes show the rate of a connection: smaller ones fit the first packets.
+# Bodies of fewer bytes do not show the rate of a connection, because they fit the first packets.
 RATE_LEAST_BYTES = 1 << 20
 
 

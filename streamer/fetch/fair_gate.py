@@ -43,7 +43,7 @@ class WaitQueue:
         owner: returns the job whose share the requests count for. This may change, too.
 
     Attributes:
-        waiters: of each waiting request, the future that ends its wait, and its amount. Only the gate uses them.
+        waiters: future that ends the wait, and amount, of each waiting request. Only the gate uses them.
     """
 
     __slots__ = ("due", "owner", "waiters")
@@ -175,8 +175,8 @@ class FairGate:
     def _grant(self) -> None:
         """Ends the waits of all requests that fit now, in order; sets a timer if the rate allows them only later."""
         while self._queues:
-            # Only one reading of the clock decides whether to wait and to set the timer. With two, time that passed
-            # between them left waiters without a timer.
+            # The same reading of the clock decides whether to wait and whether to set the timer. When it was read twice,
+            # the time that passed between left waiters without a timer.
             if not self._is_open:
                 if self._timer is None:
                     self._timer = self._loop.call_at(self._not_before, self._open)

@@ -175,7 +175,7 @@ class Fetcher:
 
         Args:
             extent: the range.
-            due: as in `fetch`.
+            due: returns when the range is needed, as in `fetch`.
 
         Raises:
             StoreError, ConfigError, ClosedError: as `fetch`.

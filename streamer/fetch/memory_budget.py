@@ -38,7 +38,7 @@ LARGEST_SHARE = 1.25
 
 # At most this much stays mapped while no buffer is in use: 32 chunks of 8 MiB to begin with again.
 IDLE_BYTES = 256 << 20
-# Only chunks of at least this length get a shared buffer, which takes two descriptors: it is cheaper to copy others.
+# Shorter chunks get no shared buffer, which takes two descriptors: it is cheaper to copy them.
 SHARED_FROM_BYTES = 1 << 20
 
 

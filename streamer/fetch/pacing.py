@@ -36,7 +36,7 @@ NOTICED_REFUSALS = 8.0
 CLIMBING_SHARE = 0.25
 # A larger share of refusals is never taken for chance: full speed does not help a store that refuses this many.
 CHANCE_MOST = 0.4
-# What was found to be chance is forgotten after this long and found out again, because the trial may have been wrong.
+# The known chance is forgotten after this long and found out again, because the trial may have been wrong.
 REPEAT_SECONDS = 30.0
 # The rate of a trial, as a share of the rate that was just served.
 TRIAL_FACTOR = 0.9

@@ -68,6 +68,7 @@ class PresenceClock:
         self.loop.call_at(due, self._beat, self.absent_seconds)
 
     def _beat(self, absent_seconds_before: float) -> None:
+        """Counts the lateness of the beat as absence, logs a long one, and sets the next beat while requests wait."""
         self.time()
         if (away := self.absent_seconds - absent_seconds_before) >= _LOGGED_SECONDS:
             logger.info("this process did not run for %.1f s: no store is blamed for that time", away)

@@ -287,7 +287,7 @@ class HedgedAttempt:
             raise self._failure
 
     def _claim(self, request: Request) -> bool:
-        """Whether `request`, which has a byte, delivers the body: the first one to ask does, and cancels the other."""
+        """Whether `request`, which has a byte, delivers the body. The first one to ask does, and cancels the other."""
         if self._winner is not None:
             return self._winner is request
         self._winner = request
@@ -311,6 +311,7 @@ class HedgedAttempt:
             self._duplicate = self._group.create_task(self._run_duplicate())
 
     async def _run_duplicate(self) -> None:
+        """Makes the duplicate, beyond the limit of the window; keeps its error if it delivered the body."""
         endpoint = self._spec.endpoint
         endpoint.gate.force()
         try:

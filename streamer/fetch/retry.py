@@ -28,7 +28,7 @@ _RETRIED_CLIENT_ERRORS = (408, 425, 429)
 # half of the requests do not. (The retry strategy of aws-c-io has 500 tokens, takes 10 or 5, and gives back 1. Failures
 # of 5 % each by 503, resets and short bodies spent those in 4 s: 200 instead of 2,000 objects/s, 2026-11-22.)
 RETRY_BUDGET = 100
-# After this many tries in a row without a byte, a range or an endpoint counts as silent. One timeout may be chance.
+# A range or an endpoint counts as silent after this many tries in a row without a byte. One timeout may be chance.
 SILENT_TRIES = 2
 # A range is given up after this many tries that stalled, although each may deliver bytes: a stalled body is resumed
 # where it ended. If 2 % of the bodies stall by chance, six in one range have a probability of 6e-11. An object all of
@@ -57,8 +57,8 @@ def is_expired(error: StreamerError) -> bool:
 
 # S3's code if the machine's clock is wrong. Requests are accepted once it is set right.
 _SKEWED_CODE = "RequestTimeTooSkewed"
-# Before an endpoint served anything, a metadata server that does not answer is waited for this long: those of
-# Kubernetes need some seconds after the pod's start (Google, "Troubleshoot GKE authentication").
+# A metadata server that does not answer is waited for this long before an endpoint served anything: those of Kubernetes
+# need some seconds after the pod's start (Google, "Troubleshoot GKE authentication").
 FIRST_SECONDS = 6.0
 
 

@@ -204,7 +204,7 @@ class RangeTransfer:
         self._count_stall(error)
         self._endpoint.record_failure(error, self._sent)
         self._context.tally.throttled += isinstance(error, ThrottledError)
-        # After a refusal the connection is used again, because it works.
+        # The connection is used again after a refusal, because it works.
         self._fresh = not isinstance(error, ThrottledError)
         if is_expired(error) and not self._refreshed:
             self._refreshed = True

@@ -61,7 +61,7 @@ class JobPeers:
         async with self._change:
             if self._job != (token, host):
                 if self._running is not None:
-                    # From here on, the peers of the job before end.
+                    # Another job has taken over: the peers of the one before end.
                     self._engine.sources.use_peers(None)
                     await self._engine.in_flight.finish(_FINISH_SECONDS)
                     self._running.cancel()

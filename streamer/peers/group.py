@@ -196,8 +196,8 @@ async def join_peers(
 
 # The list of members is looked up again after this time.
 _ROUND_SECONDS = 10.0
-# In the first minute it is looked up more often while an address has not answered, so that engines that start together
-# find each other sooner.
+# The list is looked up more often in the first minute, while an address has not answered, so that engines that start
+# together find each other sooner.
 _FIRST_ROUND_SECONDS = 1.0
 _FIRST_SECONDS = 60.0
 

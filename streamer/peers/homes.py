@@ -65,7 +65,7 @@ def members_digest(members: Iterable[PeerMember]) -> str:
 
 CELL_BITS = 18
 CELLS = 1 << CELL_BITS
-# Each cell has a first member, and a second one that takes its place when it is gone.
+# A cell has a first member, and a second one that takes its place when it is gone.
 DEPTH = 2
 _TAG_KEY = fold(0, int.from_bytes(b"homes"))
 _TAG_CELL = fold(0, int.from_bytes(b"cells"))
@@ -202,8 +202,8 @@ class LaneReaders(msgspec.Struct, frozen=True, eq=False):
     Attributes:
         words: (M,) first 8 bytes of the chunks' keys, as little-endian words.
         lanes: (M,) lane of each chunk, or -1 for a chunk in no lane.
-        readers: for each lane the members that read it, at least one.
-        former: for each lane other members that still hold chunks of it.
+        readers: members that read each lane, at least one.
+        former: other members that still hold chunks of each lane.
     """
 
     words: Words

@@ -15,8 +15,8 @@ from streamer.peers.protocol import ChunkRequest, PeerFacts
 
 MOST_MESSAGE_BYTES = 16 << 10
 
-# Where a chunk is that a peer has asked for. "there" means that its file is in the cache folder, "coming" that it is
-# being fetched, and "no" that the peer must fetch it itself.
+# The answer to where a chunk is. "there" means that its file is in the cache folder, "coming" that it is being fetched,
+# and "no" that the peer must fetch it itself.
 Availability = Literal["there", "coming", "no"]
 
 

@@ -31,7 +31,7 @@ _MOST_PAUSE_SECONDS = 60.0
 _LOST_SECONDS = 1.0
 # At most this many requests for chunks are sent to a peer at once. By default it sends as many at once, to all peers.
 _WINDOW = 16
-# Of the requests to a peer that is slow because it sends to others, the store may be asked as well for this share.
+# The store may be asked as well for this share of the requests to a peer that is slow because it sends to others.
 _HEDGES_SHARE = 0.02
 # A peer with this many wrong answers is left out until its engine starts again.
 _MOST_WRONG = 30

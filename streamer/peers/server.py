@@ -71,9 +71,9 @@ _COUNTS_SECONDS = 1.0
 # A file must be sent within this time, and one second more for each MiB; else the connection is cut off.
 _SEND_SECONDS = 10.0
 _SEND_BYTES_PER_SECOND = 1 << 20
-# What has begun may be sent for this long after a `Leave`.
+# Files may be sent for this long after a `Leave`.
 _LEAVE_SECONDS = 5.0
-# With TLS a file is sent in pieces of this size, because sendfile does not encrypt.
+# A file is sent in pieces of this size with TLS, because sendfile does not encrypt.
 _PIECE_BYTES = 256 << 10
 _MOST_DUE_SECONDS = 3600.0
 # A request without wait=1 waits at most this long for its turn, since its peer soon asks the store as well.

@@ -36,7 +36,7 @@ from streamer.peers.protocol import ChunkRequest
 logger = logging.getLogger(__name__)
 
 _BACKLOG = 512
-# After a process that ran for longer than this, the next one starts after a short pause.
+# The pause before the next process is short if the last one ran for longer than this.
 _USEFUL_SECONDS = 60.0
 _MIN_PAUSE_SECONDS = 1.0
 # The process has this long to end after a `Leave`: for 5 s it sends the rest of what it has begun.

@@ -92,7 +92,7 @@ def _http_answer(error: BaseException) -> failures.StoreAnswer | None:
             status, "", failures.parse_retry_after(getattr(response, "headers", {}).get("Retry-After"))
         )
     for name in ("status", "status_code", "code"):  # aiohttp, azure, gcsfs
-        # Only gcsfs has a status in `code`: aiohttp sets it to 400 for a truncated body.
+        # `code` is a status only if gcsfs has set it: aiohttp sets it to 400 for a truncated body.
         is_status = name != "code" or type(error).__module__.startswith("gcsfs")
         status = getattr(error, name, None) if is_status else None
         if isinstance(status, int) and 300 <= status < 600:

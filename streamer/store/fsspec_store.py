@@ -53,7 +53,7 @@ _SPEAK_S3 = {
     "b2": "https://s3.<region>.backblazeb2.com",
     "tos": "https://tos-s3-<region>.volces.com",
 }
-# By default botocore's pool of 10 connections would limit the window, and its retries would hide 503s from `fetch/`.
+# botocore's own pool of 10 connections would limit the window, and its retries would hide 503s from `fetch/`.
 _S3_CONFIG: Mapping[str, object] = {"max_pool_connections": 256, "retries": {"total_max_attempts": 1}}
 
 

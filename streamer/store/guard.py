@@ -36,7 +36,7 @@ _OWN_NETWORKS = tuple(
 # Addresses of IPv6 that end in one of IPv4: NAT64 (RFC 6052, RFC 8215), IPv4-compatible ones (RFC 4291, 2.5.5.1), and
 # SIIT (RFC 2765).
 _TRANSLATED = tuple(map(ip_network, ("64:ff9b::/96", "64:ff9b:1::/48", "::/96", "::ffff:0:0:0/96")))
-# In this network a site chooses how many bytes stand before the address of IPv4 (RFC 8215; RFC 6052, 2.2).
+# A site chooses how many bytes of this network stand before the address of IPv4 (RFC 8215; RFC 6052, 2.2).
 _OF_SITE = ip_network("64:ff9b:1::/48")
 _PREFIX_BYTES = (6, 7, 8)
 

@@ -203,7 +203,7 @@ def _entries(folder: str, start: str) -> list[os.DirEntry[str]]:
         with os.scandir(folder) as entries:
             return list(entries)
     except PermissionError:
-        # Such a folder is lost+found, which the root of a disk has and only the administrator may read.
+        # The root of a disk has such a folder, lost+found, which only the administrator may read.
         if is_hidden_folder(os.path.relpath(folder, start)):
             return []
         raise

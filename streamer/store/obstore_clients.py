@@ -139,6 +139,7 @@ def _read_regular(path: str) -> bytes:
 
 
 def _make_s3(root: StoreRoot, ring: AnyRing | None, timeout: timedelta, retries: RetryConfig) -> ObjectStore:
+    """Builds the client of a bucket of S3, at the place that `StoreRoot.find_place` gives. Raises ConfigError."""
     from obstore.store import S3Store
 
     place = root.find_place(None if ring is None else ring.issued.region)
@@ -149,8 +150,8 @@ def _make_s3(root: StoreRoot, ring: AnyRing | None, timeout: timedelta, retries:
         provider = partial(_give_credential, Issued(keys))
     elif ring is not None and ring.issued.credentials is not None:
         provider = lambda: _give_credential(ring.issued)  # noqa: E731
-    # By itself obstore would put the bucket into the path of an endpoint, or nowhere (object_store 0.12). So it is told
-    # that the address has the bucket already.
+    # obstore is told that the address has the bucket already. It would put the bucket into the path of an endpoint, or
+    # nowhere (object_store 0.12).
     base = place.base.rstrip("/")
     where = {"endpoint": base, "virtual_hosted_style_request": True, "region": place.region}
     if "AWS_ENDPOINT_URL_S3" in os.environ:  # obstore prefers this variable to options
@@ -195,6 +196,7 @@ def _token_provider(ring: AnyRing | None) -> Callable[[], TokenCredential] | Non
 
 
 def _make_azure(root: StoreRoot, ring: AnyRing | None, timeout: timedelta, retries: RetryConfig) -> ObjectStore:
+    """Builds the client of a container of Azure; ConfigError if no account is named."""
     from obstore.store import AzureStore
 
     from streamer.store.credentials.azure_tokens import has_account

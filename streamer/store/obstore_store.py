@@ -111,7 +111,7 @@ class ObstoreStore:
         except Exception as error:  # noqa: BLE001 - the edge: whatever obstore raises becomes ours
             failure = self._map_error(target.url, error, target)
             if isinstance(failure, ObjectChangedError):
-                # One HEAD finds out which version the store has, for the message.
+                # A HEAD finds out which version the store has, for the message.
                 failure = await self._explain_change(target, failure)
             raise failure from failures.redact(error)
         if received != asked.stop - asked.start:
@@ -139,7 +139,7 @@ class ObstoreStore:
         return versions.make_change_error(target, f"{record.version} ({record.size} bytes)")
 
     async def _is_listed(self, target: ObjectRecord) -> bool:
-        """Whether a list still has the manifest's version, although HEADs and reads have another. False: not known."""
+        """Whether a list still has the manifest's version, although HEADs and reads have another; False if unknown."""
         return False
 
     async def list(self, url: str) -> AsyncGenerator[Sequence[ObjectRecord], None]:

@@ -134,7 +134,7 @@ def _is_plain(
     is_named = any(map(variables.get, ENDPOINT_VARIABLES))
     return not (
         translation.boto
-        # Without a region, and in us-east-1, botocore uses the global host.
+        # botocore uses the global host if there is no region, and in us-east-1.
         or ((region or _DEFAULT_REGION) == _DEFAULT_REGION and not is_named)
         or any(map(variables.get, (*_HOST_VARIABLES, *_ENDPOINT_RULES)))
         or set(session.get_scoped_config()).intersection(_HOST_SETTINGS)

@@ -62,7 +62,8 @@ class StoreRoot:
         self.login = login
         self.options = options
         self.chosen = Translation() if self.family is None else translate(address, options)
-        # What the service's environment adds is kept apart: a client that sent url and options did not choose it.
+        # The additions of the service's environment are kept apart: a client that sent url and options did not choose
+        # them.
         complete = _add_variables(address, options, variables)
         self.settings = self.chosen if complete == options else translate(address, complete)
         # The places of a bucket of S3, by region.

@@ -132,7 +132,7 @@ def is_plain(url: str, *, allows_login: bool = False) -> bool:
     """
     try:
         parts = urlsplit(url)
-        # In an endpoint a login is the user's own way to name credentials.
+        # A login in an endpoint is the user's own way to name credentials.
         host = parts.netloc.rpartition("@")[2] if allows_login else parts.netloc
         return bool(_NETLOC.fullmatch(host)) and not (parts.query or parts.fragment) and url.isprintable()
     except ValueError:
@@ -197,6 +197,7 @@ def unusable(hosts: Sequence[object]) -> str | None:
 
 
 def _is_host(text: str) -> bool:
+    """Whether a text may be an entry of `Redirects.hosts`: not empty, and with a slash a network."""
     if "/" not in text:
         return text != ""
     try:

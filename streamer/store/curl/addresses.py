@@ -43,7 +43,7 @@ class Names:
         self._host = parts.hostname or ""
         self._port = parts.port or _PORTS.get(parts.scheme, 0)
         self._addresses: list[str] = []
-        # With a proxy the names may not be known here, and the proxy makes the connections.
+        # A proxy makes the connections itself, and names may not be known here.
         unused = is_ip(self._host) or {f"{parts.scheme}_proxy", "all_proxy"} & {
             name.lower() for name, value in os.environ.items() if value
         }
