@@ -175,8 +175,8 @@ class FairGate:
     def _grant(self) -> None:
         """Ends the waits of all requests that fit now, in order; sets a timer if the rate allows them only later."""
         while self._queues:
-            # The same reading of the clock decides whether to wait and whether to set the timer. When it was read twice,
-            # the time that passed between left waiters without a timer.
+            # One reading of the clock decides whether to wait and whether to set the timer. When it was read twice, the
+            # time that passed between left waiters without a timer.
             if not self._is_open:
                 if self._timer is None:
                     self._timer = self._loop.call_at(self._not_before, self._open)
