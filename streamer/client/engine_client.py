@@ -184,7 +184,7 @@ class EngineClient:
 
     @property
     def welcome(self) -> Welcome:
-        """What the engine said of itself in its greeting; connects to the engine, and starts one, if necessary."""
+        """The engine's answer to the greeting; connects to the engine, and starts one, if necessary."""
         return self._connect().welcome
 
     # ------------------------------------------------------------ events

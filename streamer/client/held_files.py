@@ -1,4 +1,4 @@
-"""Writes the files of a manifest again if another program removes them while a job needs them.
+"""Writes files of the cache folder again if another program removes them while a job needs them.
 
 The pool of a rank's workers (`batches/workers/pool.py`) holds the files of its datasets and restores them before it
 starts workers. A cleaner of temporary files may remove the cache folder under a job. The engine makes manifests and

@@ -52,7 +52,7 @@ def register(client: Client) -> None:
 
 
 def start_engine(configuration: Mapping[str, object]) -> None:
-    """Starts an engine in a thread of this process, and returns when it listens. It ends with the interpreter at last.
+    """Starts an engine in a thread of this process, and returns when it listens. The interpreter's end ends it.
 
     Args:
         configuration: cache folder, limit, socket, grace time and file of settings, as `launcher` makes it.

@@ -23,7 +23,7 @@ MAX_IN_FLIGHT = 8
 
 
 class Ask(NamedTuple):
-    """A request to the engine, before it has a number.
+    """Describes a request to the engine before it has a number.
 
     Attributes:
         make: makes the message, given the number that the answer will repeat.

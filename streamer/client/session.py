@@ -44,7 +44,8 @@ class Session:
 
     Steps are consecutive integers over all epochs of the session. The engine keeps the chunks of the steps from the
     first one that is not done to the last one that is ready on this machine. If the engine is replaced, the client
-    opens the session again at the same step.
+    opens the session again at the same step. After `close`, the methods that tell the engine something raise
+    ClosedError.
 
     Args:
         transport: the client.
@@ -89,10 +90,7 @@ class Session:
         return self.ready >= self._want
 
     def extend(self, schedule: EpochSchedule) -> None:
-        """Sends the engine the schedule of the next epoch, and forgets the schedules of epochs that are done.
-
-        This and the methods below raise ClosedError after `close`.
-        """
+        """Sends the engine the schedule of the next epoch, and forgets the schedules of epochs that are done."""
         self._check_open()
         # Values that are left out are those of the epoch before, which a new engine may not have been sent.
         if self._epochs and not schedule.values:

@@ -24,9 +24,9 @@ SLOW_START_FACTOR = 1.5
 INCREASE_FACTOR = 1.1
 DECREASE_FACTOR = 0.85
 LATENCY_INFLATION = 2.0
-# A measured inflation is valid for the longer of these: seconds, and multiples of the mean duration of a request. When
-# it stayed valid, the inflation of a last burst made an object that never answers look like a full link: in one case of
-# four the object was reported after minutes instead of 10 s (2026-11-22).
+# A measured inflation expires after `STALE_SECONDS`, or after `STALE_FACTOR` mean durations of a request if that is
+# longer. When it never expired, the inflation of a last burst made an object that never answers look like a full link:
+# in one case of four the object was reported after minutes instead of 10 s (2026-11-22).
 STALE_SECONDS = 5.0
 STALE_FACTOR = 4.0
 # The idle latency is the least one within this many seconds: a queue that our own requests cause must drain within them

@@ -229,7 +229,8 @@ class Endpoint:
     def may_duplicate(self, length: int) -> bool:
         """Whether a duplicate for `length` bytes may be sent, or a slow body with that many left be abandoned.
 
-        If it may, this takes the cost from the budget. Never while the link is full or the rate is limited.
+        If it may, this takes the cost from the budget. It may not if hedging is off, the link is full, the rate is
+        limited, or the budget is used up.
         """
         return self._hedging and not self.congested and not self.pacing.limited and self.budget.take(length)
 

@@ -31,7 +31,7 @@ def no_owner() -> str:
 # epoch, every 10 ms still 3 % (2026-11-22).
 _FEW_QUEUES = 8
 _FRESH_SECONDS = 0.05
-# A late grant is made up for within this time: timers are late by a millisecond, on a busy loop by tens.
+# Grants that come late by up to this much are made up for: timers are late by a millisecond, on a busy loop by tens.
 _CATCH_UP_SECONDS = 0.02
 
 

@@ -347,7 +347,7 @@ class Fetcher:
             raise first from first.__cause__
 
     def _endpoint(self, url: str) -> Endpoint:
-        """Returns the endpoint of a url; opens it at its first use. Raises ClosedError, and ConfigError by `fetch`."""
+        """Returns the endpoint of a url; opens its store at the first use. Raises ClosedError and ConfigError."""
         if not self._open:
             raise ClosedError("the fetcher is closed; use it inside its `async with`")
         if (last := self._last) is not None and url.startswith(last.root + "/"):

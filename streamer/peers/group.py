@@ -101,7 +101,7 @@ class PeerGroup:
         logger.warning("the peer server does not answer at %s: others will ask the store", self.me.address)
 
     def move(self, homes: Homes) -> None:
-        """Gives chunks these homes from now on: the cache keeps others, which may evict chunks, and peers are asked."""
+        """Uses these homes from now on. The cache keeps other chunks then, and may evict some at once."""
         count = len(homes.members)
         logger.info("%d engines share their caches; %.1f %% of the chunks are kept here", count, 100 * homes.share)
         self._engine.scheduler.apply_evictions(self._engine.policy.place(homes.places if count > 1 else None))

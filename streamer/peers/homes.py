@@ -131,7 +131,7 @@ def rank_members(members: Sequence[int], weights: Sequence[float], cells: NDArra
 
 
 class ChunkPlace:
-    """Lists the classes of a chunk for the cache of one member. A chunk of a higher class is kept rather than others.
+    """Lists the classes of a chunk for the cache of one member. Chunks of a lower class are evicted first.
 
     HOME: this member is the home. So the caches hold different chunks, and together more of the dataset.
     READ: this member reads the chunk in every epoch, and another one is its home.

@@ -42,8 +42,8 @@ class PeerFacts(msgspec.Struct, frozen=True):
 
     Attributes:
         id: id of its cache folder. An engine that comes back with its disk is the same member.
-        instance: id of this run of the engine. Two engines with one `id` have copies of one disk; with one `instance`,
-            too, they are one engine at two addresses.
+        instance: id of this run of the engine. Two addresses with equal `id` and `instance` are those of one engine.
+            With equal `id` only, one engine has a copy of the other's disk.
         limit_bytes: limit of its cache.
         placement: version of the rule by which chunks have homes (`homes.PLACEMENT`).
         version: version of streamer.
