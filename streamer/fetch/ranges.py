@@ -66,7 +66,7 @@ def part_bytes(target: ObjectRecord) -> int | None:
 
     It is inferred without a request: the ETag tells the number of parts, and uploaders use whole MiB. If several sizes
     fit, the result is a usual one (`_USUAL_PARTS`), or else the smallest power of two. If none of these fits, it is the
-    only number of whole MiB that does, or None if there are several.
+    number of whole MiB that does, if there is exactly one, else None.
 
     Source: AWS, "Checking object integrity": the ETag of a multipart upload.
     """

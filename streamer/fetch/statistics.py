@@ -90,13 +90,11 @@ class Histogram(msgspec.Struct):
 
 
 class RequestTally(msgspec.Struct):
-    """Counts what one fetcher does; its requests change it, on one event loop.
+    """Counts what one fetcher does, on one event loop. The counts are those of `FetchStatistics`.
 
     Attributes:
         recent_first_byte_seconds: the last 512 times to first byte.
         first_byte_histogram: all times to first byte.
-
-    The others are as in `FetchStatistics`.
     """
 
     requests: int = 0

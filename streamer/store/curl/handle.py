@@ -339,7 +339,7 @@ class Whole(Handle):
         if ranged is None and not (length.isdigit() and len(length) < 20):
             raise failures.unreachable(url, failures.NO_LENGTH)
         size = int(length) if ranged is None else int(ranged[3])
-        # A version id of S3 is dropped: with it, other versions would be compared than in earlier manifests.
+        # A version id of S3 is dropped, because listings of web servers and earlier manifests have none.
         headers = {name: value for name, value in self.headers.items() if name != b"x-amz-version-id"}
         return ObjectRecord(url, size, version_of(size, headers))
 
