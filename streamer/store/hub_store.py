@@ -89,7 +89,7 @@ class HubStore(FsspecStore):
         self._web = None
 
     async def aclose(self) -> None:
-        """Closes the connections of fsspec, and those of https that `refresh` has replaced."""
+        """Closes all connections, those of fsspec and those of https; idempotent."""
         await super().aclose()
         while self._old:
             await self._old.pop().aclose()
