@@ -175,7 +175,7 @@ class FairGate:
     def _grant(self) -> None:
         """Ends the waits of all requests that fit now, in order; sets a timer if the rate allows them only later."""
         while self._queues:
-            # One reading of the clock decides whether to wait and whether to set the timer. When it was read twice, the
+            # The clock is read once to decide whether to wait and whether to set the timer. When it was read twice, the
             # time that passed between left waiters without a timer.
             if not self._is_open:
                 if self._timer is None:
