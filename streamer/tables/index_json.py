@@ -44,7 +44,7 @@ class ListedChunks(msgspec.Struct, frozen=True):
     objects: Mapping[str, ObjectRecord]
 
     def find(self, name: str) -> ObjectRecord | None:
-        """Returns the shard with this path; None if it is not listed. No path of an index file is opened itself."""
+        """Returns the listed shard with this path; None if there is none. The path itself is never opened."""
         return self.objects.get(name)
 
     def refusal(self, reason: str) -> ManifestError:

@@ -39,7 +39,7 @@ FIELD = "value"
 _KEY_BYTES = Struct("<H")
 # Pages with fewer bytes between them are read together: that costs less than a request.
 _NEAR_BYTES = 16 << 10
-# Longest request for pages, and bytes of pages that are held at a time.
+# Max bytes of a request for pages, and of the pages that are held at a time.
 _READ_BYTES = 1 << 20
 _HELD_BYTES = 32 << 20
 # Values with fewer bytes between them are fetched as one range, such as pages of keys, which lie between them.

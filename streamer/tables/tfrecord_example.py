@@ -31,7 +31,7 @@ _LISTS = frozenset([BYTES, FLOATS, INTEGERS])
 # the value in a map entry.
 _ONE = 0x0A
 _TWO = 0x12
-# Unpacked: field number 1 as a varint, and as four bytes.
+# Tags of values that are not packed: field number 1 as a varint, and as four bytes.
 _ONE_VARINT = 0x08
 _ONE_FIXED = 0x0D
 _LONGEST_VARINT = 10
@@ -178,7 +178,7 @@ def _find_value(content: memoryview, at: int, end: int) -> tuple[int, int]:
 
 
 def _varint(content: memoryview, at: int) -> tuple[int, int]:
-    """Returns the unsigned number of 64 bits at byte `at`, and where it ends."""
+    """Returns the unsigned number of 64 bits at byte `at`, and the byte behind it; raises DamagedError, IndexError."""
     byte = content[at]
     value = byte & 0x7F
     shift = 7

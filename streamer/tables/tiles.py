@@ -319,7 +319,7 @@ class TileRecoder:
 
     def __init__(self, facts: Facts, decoder: Decoder) -> None:
         self._fields = facts.fields
-        # Dtypes with their shapes.
+        # Dtype of each field, with its shape.
         self._dtypes = [find_dtype(field.kind) for field in facts.fields]
         self._decoder = decoder
         self._decoders: dict[bytes, Decode] = {}
