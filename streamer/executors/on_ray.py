@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
+from concurrent.futures import wait as await_futures
 from functools import partial
 from typing import Any, ParamSpec, TypeVar
 
@@ -36,9 +37,17 @@ class RayExecutor(Executor):
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Cancels all calls that still run, whatever the arguments; does not wait."""
-        for reference in list(self._running.values()):
-            ray.cancel(reference, force=True)
+        """Ends the executor, as that of `concurrent.futures` does.
+
+        Args:
+            wait: waits for the calls that still run.
+            cancel_futures: cancels these calls, also those that have begun.
+        """
+        if cancel_futures:
+            for reference in list(self._running.values()):
+                ray.cancel(reference, force=True)
+        elif wait:
+            await_futures(list(self._running))
 
     def _finish(self, future: Future[Any], answer: Future[Any]) -> None:
         """Gives a call's future the result or error of its Ray task, unless the call was cancelled."""

@@ -113,7 +113,8 @@ def _ray(address: str) -> Iterator[Runner]:
     try:
         yield Runner(executor, 2 * max(1, int(ray.cluster_resources().get("CPU", 1))))
     finally:
-        executor.shutdown()
+        # Tasks that are still running then are no longer wanted.
+        executor.shutdown(cancel_futures=True)
         if not connected:
             ray.shutdown()
 

@@ -18,6 +18,7 @@ import ray
 
 import streamer
 from streamer.cli.main import main
+from streamer.executors.on_ray import RayExecutor
 
 
 def ray_workers() -> list[int]:
@@ -46,6 +47,10 @@ def run(source: Path, folder: Path) -> dict[str, object]:
     """See above."""
     here = streamer.pack(source, folder / "here", shard_bytes="50kB", executor="processes:2")
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+    executor = RayExecutor()
+    slept = executor.submit(time.sleep, 0.5)
+    executor.shutdown()
+    assert slept.done(), "shutdown() returned before the call that it waits for"
     ended: list[int] = []
     thread = threading.Thread(target=end_a_worker, args=(folder / "there", ended))
     thread.start()
