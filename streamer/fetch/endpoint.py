@@ -10,7 +10,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from streamer.config import FetchConfig
+from streamer.config import FetchConfig, FetchLimits
 from streamer.errors import AccessDeniedError, StreamerError, ThrottledError
 from streamer.fetch import hedge
 from streamer.fetch.concurrency import LATENCY_INFLATION, WindowControl, size_class
@@ -332,9 +332,9 @@ class Endpoint:
         await self.refresh()
         return False
 
-    def limit(self, window_max: int) -> None:
+    def limit(self, limits: FetchLimits) -> None:
         """Sets another upper bound of the window; requests in flight go on."""
-        self.control.limit(window_max)
+        self.control.limit(limits.window_max)
         self._apply()
 
     def pace_anew(self) -> None:

@@ -9,13 +9,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
 
 from streamer.base.cgroup import usable_memory_bytes
-from streamer.config import FetchConfig
+from streamer.config import FetchConfig, FetchLimits
 from streamer.errors import ClosedError, ConfigError
 from streamer.fetch.endpoint import Endpoint, Notify, ignore_notice
 from streamer.fetch.fair_gate import Due, Owner, WaitQueue, no_owner
@@ -259,11 +258,11 @@ class Fetcher:
         call = WholeCall(endpoint, self._config, self.tally, long=True)
         return await call.run(lambda: endpoint.store.put_file(url, path))
 
-    def limit(self, window_max: int) -> None:
-        """Sets the largest window of each endpoint, of those opened later, too; requests in flight go on."""
-        self._config = replace(self._config, window_max=window_max)
+    def limit(self, limits: FetchLimits) -> None:
+        """Sets other limits of each endpoint, of those opened later, too; requests in flight go on."""
+        self._config = limits.limit(self._config)
         for endpoint in self._endpoints.values():
-            endpoint.limit(window_max)
+            endpoint.limit(limits)
 
     def pace_anew(self) -> None:
         """Forgets the rates that the stores were found to permit (`Endpoint.pace_anew`)."""

@@ -14,11 +14,11 @@ import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Container, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import partial, reduce
 from typing import Self, TypeAlias
 
-from streamer.config import FetchConfig
+from streamer.config import FetchConfig, FetchLimits
 from streamer.errors import StreamerError
 from streamer.fetch.fetcher import Fetcher
 from streamer.fetch.memory_budget import MemoryBudget
@@ -125,17 +125,12 @@ class FetcherSet:
                 self._close(key)
             pooled.touched = False
 
-    def limit(self, window_max: int, memory_bytes: int) -> None:
-        """Sets other bounds, for this process's part of what all processes may fetch; requests in flight go on.
-
-        Args:
-            window_max: largest window of each endpoint, in requests.
-            memory_bytes: memory for the chunks of all fetchers.
-        """
-        self._config = replace(self._config, window_max=window_max, memory_bytes=memory_bytes)
-        self.memory.resize(memory_bytes)
+    def limit(self, limits: FetchLimits) -> None:
+        """Sets other limits, those of this process's share; requests in flight go on."""
+        self._config = limits.limit(self._config)
+        self.memory.resize(limits.memory_bytes)
         for pooled in self._open.values():
-            pooled.fetcher.limit(window_max)
+            pooled.fetcher.limit(limits)
 
     def pace_anew(self) -> None:
         """Forgets the rates that the stores were found to permit (`Endpoint.pace_anew`)."""

@@ -22,11 +22,11 @@ from streamer.engine.processes.messages import (
     BringFailed,
     Brought,
     Cancel,
-    FetchLimits,
     GiveBack,
     OpenDataset,
     PaceAnew,
     Report,
+    SetLimits,
     Setup,
     StoreNotice,
     ToEngine,
@@ -146,8 +146,8 @@ class Fetching:
                         asyncio.get_running_loop().call_soon(task.cancel)
                 case OpenDataset():
                     self._datasets[message.dataset] = _NamedDataset(Path(message.path), message.options)
-                case FetchLimits():
-                    self._fetchers.limit(message.window_max, message.memory_bytes)
+                case SetLimits():
+                    self._fetchers.limit(message.limits)
                 case PaceAnew():
                     self._fetchers.pace_anew()
 

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import msgspec
 
 from streamer.cache.folder import CacheFolder, Permissions
-from streamer.config import FetchConfig
+from streamer.config import FetchConfig, FetchLimits
 from streamer.errors import Detail, StreamerError, from_wire
 
 # A datagram has at most this many bytes: environment and storage options have a few KB; an error's text is cut.
@@ -28,7 +28,7 @@ class Setup(msgspec.Struct, frozen=True, array_like=True, tag=0):
         folder: path of the cache folder.
         root_id: id of the cache folder.
         permissions: modes and group of the chunk files.
-        fetch: bounds and budgets of the fetcher; `FetchLimits` changes the bounds.
+        fetch: settings of the fetcher; `SetLimits` changes its limits.
         refuse_local: see `UrlAllowlist`.
     """
 
@@ -48,11 +48,10 @@ class Setup(msgspec.Struct, frozen=True, array_like=True, tag=0):
         return CacheFolder(Path(self.folder), self.root_id, self.permissions)
 
 
-class FetchLimits(msgspec.Struct, frozen=True, array_like=True, tag=1):
-    """Sets the part of the bounds that this process has from now on; see `FetchConfig`."""
+class SetLimits(msgspec.Struct, frozen=True, array_like=True, tag=1):
+    """Sets the share of the limits that this process has from now on."""
 
-    window_max: int
-    memory_bytes: int
+    limits: FetchLimits
 
 
 class OpenDataset(msgspec.Struct, frozen=True, array_like=True, tag=2):
@@ -193,7 +192,7 @@ class StoreNotice(msgspec.Struct, frozen=True, array_like=True, tag=3):
     text: str
 
 
-ToProcess: TypeAlias = Setup | FetchLimits | OpenDataset | Bring | Cancel | GiveBack | PaceAnew
+ToProcess: TypeAlias = Setup | SetLimits | OpenDataset | Bring | Cancel | GiveBack | PaceAnew
 Answer: TypeAlias = Brought | BringFailed
 ToEngine: TypeAlias = Answer | Report | StoreNotice
 

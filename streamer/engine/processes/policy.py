@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import msgspec
+
+from streamer.config import FetchLimits
 
 # Cores for each process: the trainer's workers and the loop have use for the first four; the rest decodes.
 CORES_EACH = 4
@@ -165,19 +165,19 @@ class Refusals:
         self._throttled = 0
 
 
-class Bounds(NamedTuple):
-    """Bounds what one fetcher may use: requests at once for each endpoint, and bytes of its buffers."""
+def limit_loop(limits: FetchLimits, processes: int) -> FetchLimits:
+    """Returns the share of the engine's own fetcher beside this many fetch processes; without any, all."""
+    return limits.scale(LOOP_SHARE, LOOP_SHARE) if processes else limits
 
-    window_max: int
-    memory_bytes: int
 
-    def keep_for_loop(self, processes: int) -> Bounds:
-        """Returns the part that the engine's own fetcher keeps beside this many processes."""
-        return self._times(LOOP_SHARE) if processes else self
+def limit_process(limits: FetchLimits, processes: int, *, single: bool) -> FetchLimits:
+    """Returns the share of each fetch process.
 
-    def divide(self, processes: int) -> Bounds:
-        """Returns the part of each of these processes."""
-        return self._times((1 - LOOP_SHARE) / max(1, processes))
-
-    def _times(self, share: float) -> Bounds:
-        return Bounds(max(1, int(self.window_max * share)), max(1, int(self.memory_bytes * share)))
+    Args:
+        limits: limits of all fetchers of the engine together.
+        processes: number of fetch processes.
+        single: whether one of them alone takes chunks: it asks stores for as much as all of them together would.
+    """
+    share = 1 - LOOP_SHARE
+    memory_share = share / max(1, processes)
+    return limits.scale(share if single else memory_share, memory_share)

@@ -22,9 +22,16 @@ import msgspec
 from streamer.base.cgroup import idle_core_seconds, usable_cores
 from streamer.base.child import RestartPauses
 from streamer.cache.folder import CacheFolder
-from streamer.config import FetchConfig
-from streamer.engine.processes.messages import Bring, FetchLimits, OpenDataset, Setup
-from streamer.engine.processes.policy import Bounds, Load, ProcessCount, Refusals, count_max_processes
+from streamer.config import FetchConfig, FetchLimits
+from streamer.engine.processes.messages import Bring, OpenDataset, Setup
+from streamer.engine.processes.policy import (
+    Load,
+    ProcessCount,
+    Refusals,
+    count_max_processes,
+    limit_loop,
+    limit_process,
+)
 from streamer.engine.processes.process import FetchProcess, LocalError, ProcessEndedError, SharedBytes
 from streamer.errors import BrokenError
 from streamer.fetch.endpoint import AGAIN_SECONDS
@@ -130,7 +137,7 @@ class FetchPool:
         self._folder = folder
         self._notify = notify
         self._refuse_local = refuse_local
-        self._bounds = Bounds(config.window_max, fetchers.memory.gate.limit)
+        self._limits = FetchLimits(config.window_max, fetchers.memory.gate.limit)
         self._count = ProcessCount(processes, count_max_processes(usable_cores()))
         self._refusals = Refusals()
         # Whether the processes that take chunks are to find out anew which rates stores permit.
@@ -361,8 +368,8 @@ class FetchPool:
         )
 
     def _start(self, count: int) -> None:
-        """Starts one process, with the bounds of one of `count`."""
-        bounds = self._bounds.divide(count)
+        """Starts one process, with the limits of one of `count`."""
+        limits = limit_process(self._limits, count, single=False)
         # A whole window each would be too much: four processes held 560 instead of 80 MB of buffers at a start, and
         # took at least 1.4 times the page faults (tars from a near store, 2026-11-26).
         window_start = max(self._config.window_min, self._config.window_start // count)
@@ -371,7 +378,7 @@ class FetchPool:
             folder=str(self._folder.path),
             root_id=self._folder.root_id,
             permissions=self._folder.permissions,
-            fetch=replace(self._config, window_start=window_start, **bounds._asdict()),
+            fetch=limits.limit(replace(self._config, window_start=window_start)),
             refuse_local=self._refuse_local,
         )
         process = FetchProcess(setup, self._pass_notice)
@@ -396,13 +403,11 @@ class FetchPool:
             logger.warning("a fetch process has ended (%s); another one takes its chunks", how)
 
     def _divide(self) -> None:
-        """Divides the bounds among the ready processes and the engine's own fetchers; wakes those that wait for one."""
+        """Divides the limits among the ready processes and the engine's own fetchers; wakes those that wait for one."""
         count = sum(process.ready for process in self._processes)
         for process in self._processes:
-            memory_bytes = self._bounds.divide(count).memory_bytes
-            window_max = self._bounds.divide(1 if self._refusals.single else count).window_max
-            process.limit(FetchLimits(window_max, memory_bytes))
-        self._fetchers.limit(*self._bounds.keep_for_loop(count))
+            process.limit(limit_process(self._limits, count, single=self._refusals.single))
+        self._fetchers.limit(limit_loop(self._limits, count))
         self._changed.set()
         self._resize_queue()
 

@@ -25,11 +25,11 @@ from streamer.engine.processes.messages import (
     BringFailed,
     Brought,
     Cancel,
-    FetchLimits,
     GiveBack,
     OpenDataset,
     PaceAnew,
     Report,
+    SetLimits,
     Setup,
     StoreNotice,
     ToEngine,
@@ -37,6 +37,7 @@ from streamer.engine.processes.messages import (
     decode_to_engine,
     encode,
 )
+from streamer.config import FetchLimits
 from streamer.errors import ConfigError
 from streamer.fetch.statistics import COUNTS, FetchStatistics, Histogram
 from streamer.recode.shared import map_memory
@@ -319,10 +320,10 @@ class FetchProcess:
         return SharedBytes(request.descriptor, length, lambda: self._send(GiveBack(number)))
 
     def limit(self, limits: FetchLimits) -> None:
-        """Sends other bounds. Dropped before the process has its setup: the pool calls it again in `on_ready`."""
+        """Sends other limits. Dropped before the process has its setup: the pool calls it again in `on_ready`."""
         if self._socket is not None and limits != self._limits:
             self._limits = limits
-            self._send(limits)
+            self._send(SetLimits(limits))
 
     def pace_anew(self) -> None:
         """Makes the process find out again which rates stores permit."""

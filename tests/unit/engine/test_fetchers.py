@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from streamer.config import FetchClient, FetchConfig
+from streamer.config import FetchClient, FetchConfig, FetchLimits
 from streamer.engine.url_allowlist import Fetchers, UrlAllowlist
 from streamer.errors import ClosedError
 from streamer.fetch import Fetched
@@ -135,14 +135,14 @@ async def test_bounds_may_change_while_chunks_are_fetched(file: Path) -> None:
     ):
         held = await fetcher.fetch(wanted)
         assert fetchers.window == fetchers.statistics()["window"] > 2
-        fetchers.limit(2, 700 * KiB)
+        fetchers.limit(FetchLimits(2, 700 * KiB))
         assert fetchers.window == 2
         async with asyncio.TaskGroup() as group:
             second: asyncio.Task[Fetched] = group.create_task(fetcher.fetch(wanted))
             await settle(fetchers, waiting=1)  # 600 KiB of 700 are taken
             held.close()
         second.result().close()
-        fetchers.limit(256, 4096 * KiB)
+        fetchers.limit(FetchLimits(256, 4096 * KiB))
         assert fetchers.memory.gate.limit == fetchers.memory.buffers.most_bytes == 4096 * KiB
 
 

@@ -5,16 +5,18 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from streamer.config import FetchLimits
 from streamer.engine.processes.policy import (
     BUSY_SECONDS,
     IDLE_SECONDS,
     REPEAT_SECONDS,
     TRIAL_SECONDS,
-    Bounds,
     Load,
     ProcessCount,
     Refusals,
     count_max_processes,
+    limit_loop,
+    limit_process,
 )
 
 BUSY = Load(loop_share=0.9, process_share=0.0, fetching=True, waiting=True, idle_cores=3.0)
@@ -127,8 +129,8 @@ def test_single_refusals_change_nothing() -> None:
 @pytest.mark.parametrize("processes", [1, 2, 4, 8, 64])
 def test_all_bounds_together_are_those_of_one_fetcher(processes: int) -> None:
     """Windows and memory, of the loop and all processes; each has some."""
-    whole = Bounds(256, 1 << 30)
-    parts = [whole.keep_for_loop(processes), *[whole.divide(processes)] * processes]
+    whole = FetchLimits(256, 1 << 30)
+    parts = [limit_loop(whole, processes), *[limit_process(whole, processes, single=False)] * processes]
     assert min(part.window_max for part in parts) >= 1
     assert sum(part.memory_bytes for part in parts) <= whole.memory_bytes
     assert sum(part.window_max for part in parts) <= whole.window_max
@@ -136,4 +138,13 @@ def test_all_bounds_together_are_those_of_one_fetcher(processes: int) -> None:
 
 def test_without_processes_the_loop_has_everything() -> None:
     """As before there were any."""
-    assert Bounds(256, 1 << 30).keep_for_loop(0) == Bounds(256, 1 << 30)
+    assert limit_loop(FetchLimits(256, 1 << 30), 0) == FetchLimits(256, 1 << 30)
+
+
+@pytest.mark.parametrize("processes", [1, 2, 8])
+def test_a_process_alone_asks_for_as_much_as_all(processes: int) -> None:
+    """The others still hold their memory until their chunks have ended."""
+    whole = FetchLimits(256, 1 << 30)
+    alone = limit_process(whole, processes, single=True)
+    assert alone.window_max == limit_process(whole, 1, single=False).window_max
+    assert alone.memory_bytes == limit_process(whole, processes, single=False).memory_bytes
