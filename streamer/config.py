@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Literal
 
@@ -114,30 +114,6 @@ class FetchConfig:
     # requests. At 2 % slow ones, 3 % takes p99 from 1,040 to 103 ms for 2.1 % more requests, as 5 % did (2026-11-20).
     hedge_requests_share: float = 0.03
     hedge_bytes_share: float = 0.03
-
-
-@dataclass(frozen=True)
-class FetchLimits:
-    """Limits what all requests of one fetcher take together; a fetch process has a share. Fields of `FetchConfig`.
-
-    Attributes:
-        window_max: number of requests at once, of each endpoint.
-        memory_bytes: bytes of the fetcher's buffers.
-    """
-
-    window_max: int
-    memory_bytes: int
-
-    def scale(self, request_share: float, memory_share: float) -> FetchLimits:
-        """Returns a share of what stores are asked for, and a share of the memory; at least 1 of each."""
-        return FetchLimits(
-            window_max=max(1, int(self.window_max * request_share)),
-            memory_bytes=max(1, int(self.memory_bytes * memory_share)),
-        )
-
-    def limit(self, config: FetchConfig) -> FetchConfig:
-        """Returns these settings with the limits in place of their own."""
-        return replace(config, **asdict(self))
 
 
 FETCH_SETTINGS = ("client", "range_bytes", "window_max", "memory_bytes", "outage_seconds", "hedge")

@@ -39,6 +39,17 @@ _UCRED = struct.Struct("=iII")
 _MEMORY_FOLDER = "/dev/shm"
 _ONE = (1).to_bytes(8, sys.byteorder)
 
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = (
+    *(ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int),
+    *(ctypes.c_int, ctypes.c_int, ctypes.c_int64),
+)
+_libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+_MAP_FAILED = ctypes.c_void_p(-1).value
+# `map_file` reads shorter files, which takes a third of the time, and less memory than the pages of a mapping.
+_MAPPED_BYTES = 16384
+
 # ---------------------------------------------------------------- files
 
 
@@ -109,6 +120,33 @@ def free_pages(mapping: mmap.mmap, start: int, length: int) -> None:
         except OSError as error:
             if error.errno != errno.EOPNOTSUPP:
                 raise
+
+
+def map_file(path: Path) -> memoryview:
+    """Returns the content of a file as a read-only view.
+
+    A file of 16 KiB or more is mapped: processes share its memory, and it stays mapped until the last view is gone. A
+    shorter one is read. No descriptor stays open, where Python's `mmap.mmap` keeps one for each mapping (up to 3.12): a
+    manifest of 10^9 samples has 400 files, and every process of a node maps them.
+
+    Raises:
+        OSError: the file cannot be opened or mapped, or is empty.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        length = os.fstat(descriptor).st_size
+        if 0 < length < _MAPPED_BYTES:
+            return memoryview(os.read(descriptor, length))
+        address = _libc.mmap(None, length, mmap.PROT_READ, mmap.MAP_SHARED, descriptor, 0)
+    finally:
+        os.close(descriptor)
+    if address == _MAP_FAILED:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), str(path))
+    owner = (ctypes.c_ubyte * length).from_address(address)
+    # Nothing is unmapped at exit: views may still be in use, and the kernel unmaps what is left.
+    weakref.finalize(owner, _libc.munmap, address, length).atexit = False
+    return memoryview(owner).cast("B").toreadonly()
 
 
 def require_proc() -> None:

@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from streamer.manifest.mmap_file import map_file
+from streamer.base.linux import map_file
 
 logger = logging.getLogger(__name__)
 

@@ -1,5 +1,7 @@
 """Decides how many requests one endpoint gets at once: its window. It has no clock of its own and does no I/O.
 
+The window is never above `FetchLimits`, of which each fetch process of an engine has a share.
+
 Each endpoint has a `WindowControl` (`fetch/endpoint.py`). It decides after each interval in which at least half of the
 requests ended while others waited for a place. The window grows by half until the latency first exceeds twice that of
 an idle link (slow start). From then on it shrinks by 15 % while the latency is above that, and grows by 10 % otherwise.
@@ -13,9 +15,12 @@ latency is heavy-tailed. Refusals (429, 503) do not move the window: they may li
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import asdict, dataclass, replace
 from statistics import median
 
 import msgspec
+
+from streamer.config import FetchConfig
 
 # An interval ends when it is this long, has this many served requests and lasted two mean durations of a request.
 INTERVAL_SECONDS = 0.25
@@ -32,6 +37,30 @@ STALE_FACTOR = 4.0
 # The idle latency is the least one within this many seconds: a queue that our own requests cause must drain within them
 # at least once.
 BASE_SECONDS = 20.0
+
+
+@dataclass(frozen=True)
+class FetchLimits:
+    """Limits what all requests of one fetcher take together; the fields are those of `FetchConfig`.
+
+    Attributes:
+        window_max: number of requests at once, of each endpoint.
+        memory_bytes: bytes of the fetcher's buffers.
+    """
+
+    window_max: int
+    memory_bytes: int
+
+    def scale(self, request_share: float, memory_share: float) -> FetchLimits:
+        """Returns a share of what stores are asked for, and a share of the memory; at least 1 of each."""
+        return FetchLimits(
+            window_max=max(1, int(self.window_max * request_share)),
+            memory_bytes=max(1, int(self.memory_bytes * memory_share)),
+        )
+
+    def limit(self, config: FetchConfig) -> FetchConfig:
+        """Returns these settings with the limits in place of their own."""
+        return replace(config, **asdict(self))
 
 
 class Interval(msgspec.Struct):

@@ -10,10 +10,10 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from streamer.config import FetchConfig, FetchLimits
+from streamer.config import FetchConfig
 from streamer.errors import AccessDeniedError, StreamerError, ThrottledError
 from streamer.fetch import hedge
-from streamer.fetch.concurrency import LATENCY_INFLATION, WindowControl, size_class
+from streamer.fetch.concurrency import LATENCY_INFLATION, FetchLimits, WindowControl, size_class
 from streamer.fetch.fair_gate import FairGate
 from streamer.fetch.hedge import HedgeBudget, Sampled
 from streamer.fetch.pacing import Pacing

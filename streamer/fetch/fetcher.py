@@ -14,8 +14,9 @@ from pathlib import Path
 from types import TracebackType
 
 from streamer.base.cgroup import usable_memory_bytes
-from streamer.config import FetchConfig, FetchLimits
+from streamer.config import FetchConfig
 from streamer.errors import ClosedError, ConfigError
+from streamer.fetch.concurrency import FetchLimits
 from streamer.fetch.endpoint import Endpoint, Notify, ignore_notice
 from streamer.fetch.fair_gate import Due, Owner, WaitQueue, no_owner
 from streamer.fetch.memory_budget import ChunkBuffer, MemoryBudget

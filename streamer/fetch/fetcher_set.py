@@ -18,8 +18,9 @@ from dataclasses import asdict
 from functools import partial, reduce
 from typing import Self, TypeAlias
 
-from streamer.config import FetchConfig, FetchLimits
+from streamer.config import FetchConfig
 from streamer.errors import StreamerError
+from streamer.fetch.concurrency import FetchLimits
 from streamer.fetch.fetcher import Fetcher
 from streamer.fetch.memory_budget import MemoryBudget
 from streamer.fetch.statistics import COUNTS, Histogram, counts_of, sum_statistics

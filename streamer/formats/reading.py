@@ -11,12 +11,14 @@ from contextlib import suppress
 from itertools import pairwise
 from typing import TypeAlias, TypeVar
 
-from streamer.base.ranges import Range, join_near_ranges
 from streamer.errors import ShortReadError
 from streamer.formats.failures import DamagedError
 from streamer.manifest.blocks import Block
 from streamer.manifest.model import ObjectRecord
 from streamer.manifest.protocols import Answer, Examine, Indexing, LeftOut, Need, Note, Short, Span
+
+# The bytes [start, stop) of an object.
+Range = tuple[int, int]
 
 Result = TypeVar("Result")
 # A part of a survey or an index that asks for bytes and returns what it found in them.
@@ -224,3 +226,28 @@ class Window:
                 kept = self.content[start - self.start :]
                 self.start = start
                 self.content = memoryview(bytes(kept) + bytes(received))
+
+
+# ---------------------------------------------------------------- ranges
+
+
+def join_ranges(ranges: Iterable[Range]) -> tuple[Range, ...]:
+    """Joins ranges of which one ends where the next one of the sequence begins; leaves out empty ones."""
+    joined: list[Range] = []
+    for start, stop in ranges:
+        if joined and joined[-1][1] == start:
+            joined[-1] = (joined[-1][0], stop)
+        elif stop > start:
+            joined.append((start, stop))
+    return tuple(joined)
+
+
+def join_near_ranges(ranges: Iterable[Range], near_bytes: int) -> tuple[Range, ...]:
+    """Joins ranges, ordered by their beginnings, that overlap or have less than `near_bytes` between them."""
+    joined: list[Range] = []
+    for start, stop in ranges:
+        if joined and start - joined[-1][1] < near_bytes:
+            joined[-1] = (joined[-1][0], max(joined[-1][1], stop))
+        else:
+            joined.append((start, stop))
+    return tuple(joined)

@@ -28,10 +28,10 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from streamer.base.linux import map_file
 from streamer.base.splitmix import mix
 from streamer.errors import ManifestCorruptError, ManifestError
 from streamer.manifest.columns import encode_text
-from streamer.manifest.mmap_file import map_file
 
 Int64Array = NDArray[np.int64]
 Words = NDArray[np.uint64]

@@ -15,12 +15,12 @@ from typing import Self, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from streamer.base.linux import map_file
 from streamer.base.sorting import unique
 from streamer.errors import ManifestCorruptError, ManifestError
 from streamer.manifest.arrow_ipc.reader import read_table
 from streamer.manifest.columns import BinaryColumn, Table, decode_text, read_name
 from streamer.manifest.layout import ROOT_LIMIT_BYTES, ROOT_NAME, Root, TableRun, decode_root, file_name
-from streamer.manifest.mmap_file import map_file
 from streamer.manifest.model import Chunk, Codec, Extent, Facts, ObjectRecord, SampleName
 
 Int64Array = NDArray[np.int64]

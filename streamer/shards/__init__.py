@@ -1,6 +1,6 @@
 """Writes datasets as shards that other tools read: tars, Parquet or tokens.
 
-The package offers it as `streamer.pack`, and `cli/packing/` as the commands `streamer pack` and `streamer verify`.
+The package offers it as `streamer.pack`, and `cli/` as the commands `streamer pack` and `streamer verify`.
 
 Without I/O:
 values.py      values of the fields of a sample, and the files of a tar that they become

@@ -160,7 +160,7 @@ def test_same_error_as_torch(samples: list[object]) -> None:
 
 @given(npst.arrays(st.sampled_from([">f4", ">i2", ">u8", ">c8"]), st.sampled_from([(), (0,), (3,), (2, 3)])))
 def test_arrays_of_another_byte_order_become_native_ones(array: np.ndarray) -> None:
-    """An array whose bytes are in the other order, which torch refuses, is collated as the native array of its values."""
+    """An array whose bytes are in the other order, which torch refuses, is collated as the native array."""
     expected = default_collate([array.astype(array.dtype.newbyteorder("="))] * 2)
     assert_same(through_a_slot(collate([array] * 2)), expected)
 

@@ -12,8 +12,9 @@ from typing import Any, TypeAlias
 import msgspec
 
 from streamer.cache.folder import CacheFolder, Permissions
-from streamer.config import FetchConfig, FetchLimits
+from streamer.config import FetchConfig
 from streamer.errors import Detail, StreamerError, from_wire
+from streamer.fetch.concurrency import FetchLimits
 
 # A datagram has at most this many bytes: environment and storage options have a few KB; an error's text is cut.
 MAX_MESSAGE_BYTES = 128 << 10

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from streamer.config import FetchLimits
+from streamer.fetch.concurrency import FetchLimits
 
 # Cores for each process: the trainer's workers and the loop have use for the first four; the rest decodes.
 CORES_EACH = 4

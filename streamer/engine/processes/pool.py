@@ -22,7 +22,7 @@ import msgspec
 from streamer.base.cgroup import idle_core_seconds, usable_cores
 from streamer.base.child import RestartPauses
 from streamer.cache.folder import CacheFolder
-from streamer.config import FetchConfig, FetchLimits
+from streamer.config import FetchConfig
 from streamer.engine.processes.messages import Bring, OpenDataset, Setup
 from streamer.engine.processes.policy import (
     Load,
@@ -34,6 +34,7 @@ from streamer.engine.processes.policy import (
 )
 from streamer.engine.processes.process import FetchProcess, LocalError, ProcessEndedError, SharedBytes
 from streamer.errors import BrokenError
+from streamer.fetch.concurrency import FetchLimits
 from streamer.fetch.endpoint import AGAIN_SECONDS
 from streamer.fetch.fair_gate import Due, FairGate, Owner, WaitQueue
 from streamer.fetch.fetcher_set import FetcherSet

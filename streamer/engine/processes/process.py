@@ -37,8 +37,8 @@ from streamer.engine.processes.messages import (
     decode_to_engine,
     encode,
 )
-from streamer.config import FetchLimits
 from streamer.errors import ConfigError
+from streamer.fetch.concurrency import FetchLimits
 from streamer.fetch.statistics import COUNTS, FetchStatistics, Histogram
 from streamer.recode.shared import map_memory
 

@@ -21,9 +21,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamer.base import flatbuffer
+from streamer.base.linux import map_file
 from streamer.errors import ManifestCorruptError
 from streamer.manifest.columns import KEY_BYTES, BinaryColumn, Column, ColumnType, Schema, Table
-from streamer.manifest.mmap_file import map_file
 
 _CONTINUATION = 0xFFFFFFFF
 _PREFIX = struct.Struct("<II")

@@ -13,10 +13,9 @@ from itertools import pairwise
 import msgspec
 import numpy as np
 
-from streamer.base.ranges import Range, join_near_ranges
 from streamer.formats.base import Answer, Block
 from streamer.formats.failures import check_not_empty, make_refusal
-from streamer.formats.reading import Reading, read_range
+from streamer.formats.reading import Range, Reading, join_near_ranges, read_range
 from streamer.manifest.protocols import Source
 from streamer.media.audio import flac, mp3, ogg
 from streamer.media.audio.recordings import PackedFrames, Recording

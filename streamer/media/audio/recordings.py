@@ -15,8 +15,8 @@ from typing import ClassVar, Protocol
 import msgspec
 import numpy as np
 
-from streamer.base.ranges import Range
 from streamer.formats.failures import DamagedError
+from streamer.formats.reading import Range
 from streamer.media.audio.windows import Integers, encode_piece
 from streamer.media.containers.blocks import pack_columns, unpack_columns
 from streamer.media.containers.entries import TrackCodec

@@ -14,9 +14,8 @@ from contextlib import suppress
 import msgspec
 import numpy as np
 
-from streamer.base.ranges import Range
 from streamer.formats.failures import DamagedError, UnreadError
-from streamer.formats.reading import Reading, near_needs, read_ranges
+from streamer.formats.reading import Range, Reading, near_needs, read_ranges
 from streamer.manifest.model import ObjectRecord
 from streamer.media.containers.boxes import HEADER_BYTES, LONG_HEADER_BYTES, boxes, header, numbers, table
 from streamer.media.containers.tables import Integers, find_max_packets

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
-from streamer.base.ranges import Range
 from streamer.errors import RecodeError
 from streamer.formats.failures import DamagedError
+from streamer.formats.reading import Range
 from streamer.media.audio.recordings import AudioFrames, PackedFrames, Packeted
 from streamer.media.audio.windows import cut_parts
 from streamer.media.containers.blocks import ClipHint

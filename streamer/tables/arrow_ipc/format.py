@@ -12,11 +12,10 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 import msgspec
 import numpy as np
 
-from streamer.base.ranges import Range, join_ranges
 from streamer.formats.base import Block, Facts, Format, Recoder
 from streamer.formats.failures import DamagedError, make_damage_error, make_refusal, require_extra
 from streamer.formats.names import base_name
-from streamer.formats.reading import Reading, Window, read_ranges
+from streamer.formats.reading import Range, Reading, Window, join_ranges, read_ranges
 from streamer.formats.table.partitions import partition_values
 from streamer.formats.table.records import TableOpener, head_bytes
 from streamer.manifest.blocks import LONGEST_HINT

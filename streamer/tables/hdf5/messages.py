@@ -14,9 +14,8 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
-from streamer.base.ranges import Range
 from streamer.formats.failures import DamagedError, UnreadError
-from streamer.formats.reading import Reading, near_needs, read_ranges
+from streamer.formats.reading import Range, Reading, near_needs, read_ranges
 from streamer.manifest.model import ObjectRecord
 
 # Bytes of the first read of a file. In most files they have all object headers.

@@ -22,12 +22,11 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from streamer.base.ranges import join_ranges
 from streamer.errors import DecodeError, RecodeError
 from streamer.formats.base import Block, Field, FieldSpec, Records, SampleName
 from streamer.formats.compressed import MAX_ITEM_BYTES, decompress, decompress_shard
 from streamer.formats.failures import make_damage_error
-from streamer.formats.reading import read_range
+from streamer.formats.reading import join_ranges, read_range
 from streamer.manifest.model import ObjectRecord
 from streamer.manifest.protocols import Indexing
 from streamer.tables.arrow_ipc.messages import MAGIC, PLACE, read_footer

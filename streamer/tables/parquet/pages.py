@@ -13,9 +13,9 @@ from itertools import pairwise
 
 import msgspec
 
-from streamer.base.ranges import Range, join_ranges
 from streamer.formats.base import Block
 from streamer.formats.failures import DamagedError
+from streamer.formats.reading import Range, join_ranges
 from streamer.tables.parquet.footer import ColumnChunk
 from streamer.tables.parquet.schema import Element
 from streamer.tables.parquet.thrift import read_struct

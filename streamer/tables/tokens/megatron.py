@@ -17,8 +17,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from streamer.base.ranges import Range
-from streamer.formats.reading import Reading, read_range, read_ranges
+from streamer.formats.reading import Range, Reading, read_range, read_ranges
 from streamer.formats.sidecars import contradicts, read_sidecar
 from streamer.manifest.protocols import Need, Source
 

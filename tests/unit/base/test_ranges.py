@@ -7,7 +7,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamer.base.ranges import join_near_ranges, join_ranges
+from streamer.formats.reading import join_near_ranges, join_ranges
 
 RANGES = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 9)).map(lambda it: (it[0], it[0] + it[1])), max_size=12)
 

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from streamer.config import FetchClient, FetchConfig, FetchLimits
+from streamer.config import FetchClient, FetchConfig
 from streamer.engine.url_allowlist import Fetchers, UrlAllowlist
 from streamer.errors import ClosedError
 from streamer.fetch import Fetched
+from streamer.fetch.concurrency import FetchLimits
 from streamer.fetch.fetcher_set import options_key
 from streamer.manifest.model import Chunk, Extent
 from streamer.store import ObjectStore

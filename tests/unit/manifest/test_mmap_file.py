@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from streamer.manifest.mmap_file import map_file
+from streamer.base.linux import map_file
 
 
 def mapped(path: Path) -> bool:

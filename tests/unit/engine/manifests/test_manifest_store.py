@@ -8,10 +8,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from streamer.base.linux import map_file
 from streamer.engine.manifests.manifest_store import LOG_SECONDS, QUIET_SECONDS, ManifestStore
 from streamer.manifest import reader_lock
 from streamer.manifest.joined import JoinHead, Matched
-from streamer.manifest.mmap_file import map_file
 
 NOW = 1_000_000.0
 

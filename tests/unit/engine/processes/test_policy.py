@@ -5,7 +5,6 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from streamer.config import FetchLimits
 from streamer.engine.processes.policy import (
     BUSY_SECONDS,
     IDLE_SECONDS,
@@ -18,6 +17,7 @@ from streamer.engine.processes.policy import (
     limit_loop,
     limit_process,
 )
+from streamer.fetch.concurrency import FetchLimits
 
 BUSY = Load(loop_share=0.9, process_share=0.0, fetching=True, waiting=True, idle_cores=3.0)
 QUIET = Load(loop_share=0.0, process_share=0.0, fetching=False, waiting=False, idle_cores=3.0)

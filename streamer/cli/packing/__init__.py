@@ -1,1 +1,0 @@
-"""The commands `streamer pack` and `streamer verify`, for `cli/main.py`; they run the packing of `shards/`."""
