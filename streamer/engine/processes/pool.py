@@ -1,7 +1,4 @@
-"""Starts and ends the fetch processes of an engine by load, and gives them chunks by due time.
-
-`bring.StoreSource` asks it for chunks.
-"""
+"""Starts and ends an engine's fetch processes by load, gives them chunks by due time; used by `engine/bring.py`."""
 
 from __future__ import annotations
 
@@ -370,16 +367,15 @@ class FetchPool:
 
     def _start(self, count: int) -> None:
         """Starts one process, with the limits of one of `count`."""
-        limits = limit_process(self._limits, count, single=False)
         # A whole window each would be too much: four processes held 560 instead of 80 MB of buffers at a start, and
         # took at least 1.4 times the page faults (tars from a near store, 2026-11-26).
-        window_start = max(self._config.window_min, self._config.window_start // count)
+        config = replace(self._config, window_start=max(self._config.window_min, self._config.window_start // count))
         setup = Setup(
             environment=dict(os.environb),
             folder=str(self._folder.path),
             root_id=self._folder.root_id,
             permissions=self._folder.permissions,
-            fetch=limits.limit(replace(self._config, window_start=window_start)),
+            fetch=limit_process(self._limits, count, single=False).limit(config),
             refuse_local=self._refuse_local,
         )
         process = FetchProcess(setup, self._pass_notice)
