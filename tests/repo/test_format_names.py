@@ -25,9 +25,9 @@ WORDS = {
     ("batches/rows/table.py", "tokens"): "a column of the table of rows",
     ("batches/rows/assemble.py", "tokens"): "a field",
     ("cli/cache_command.py", "folder"): "an argument of the command",
-    ("cli/pack_command.py", "parquet"): "an output of a pack, in the help, which loads no output",
-    ("cli/pack_command.py", "tokens"): "an output of a pack, in the help, which loads no output",
-    ("cli/pack_command.py", "webdataset"): "an output of a pack, in the help, which loads no output",
+    ("cli/shards/pack_command.py", "parquet"): "an output of a pack, in the help, which loads no output",
+    ("cli/shards/pack_command.py", "tokens"): "an output of a pack, in the help, which loads no output",
+    ("cli/shards/pack_command.py", "webdataset"): "an output of a pack, in the help, which loads no output",
     ("cli/show_command.py", "audio"): "a field",
     ("decode/dispatch.py", "jsonl"): "ending of a field's name",
     ("decode/dispatch.py", "npy"): "ending of a field's name",
@@ -41,7 +41,7 @@ WORDS = {
 }
 IMPORTS = {
     ("cli/dataset.py", "Folder"): "--extensions is an option of it",
-    ("cli/pack_command.py", "Folder"): "--extensions is an option of it",
+    ("cli/shards/pack_command.py", "Folder"): "--extensions is an option of it",
     ("shards/values.py", "streamer.formats.webdataset"): "names of files in tars are split as their reader does it",
 }
 # What has a `format` that is not the name of a dataset's format.
