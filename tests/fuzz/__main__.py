@@ -26,7 +26,7 @@ _KEPT_OF_A_PLACE = 5
 
 
 class Run:
-    """One target: its counts, and what has failed."""
+    """Fuzzes one target: its counts, and what has failed."""
 
     def __init__(self, name: str, seed: int) -> None:
         self.name = name

@@ -34,7 +34,7 @@ ODD_TEXTS = ("", "a", "../../etc", "0" * 32, "\x00", "\x1b[2J", "ü" * 50, "x" *
 
 
 def message(drawn: random.Random, datasets: tuple[str, ...]) -> Message:
-    """One message that the types allow; its values may mean nothing."""
+    """Makes one message that the types allow; its values may mean nothing."""
     number, text = lambda: drawn.choice(ODD_NUMBERS), lambda: drawn.choice(ODD_TEXTS)
     session, dataset = drawn.randrange(4), drawn.choice((*datasets, *datasets, text()))
     return drawn.choice(

@@ -63,13 +63,12 @@ _TABLE_SCHEMA = {"key": "binary", "size": "int64", "name": "key16", "codec": "ui
 
 
 class Target(NamedTuple):
-    """A parser.
+    """A parser that is fuzzed.
 
     Attributes:
         seeds: good inputs, by name.
         read: reads an input to its end; the name is that of its seed.
-        refusals: errors that it may raise.
-    """
+        refusals: errors that it may raise."""
 
     seeds: Sequence[tuple[str, bytes]]
     read: Callable[[str, bytes], object]

@@ -1,4 +1,4 @@
-"""Broken manifests: opened, or refused with a documented error; verified, only if not a value is wrong."""
+"""Broken manifests, by random changes of bytes: tables, streams and root.json are read or refused as documented."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ SCHEMA = {"key": "binary", "size": "int64", "name": "key16", "codec": "uint8"}
 
 
 def broken(raw: bytes, drawn: random.Random) -> bytes:
+    """Returns the bytes with one to four changed, and now and then cut off."""
     out = bytearray(raw)
     for _ in range(drawn.randint(1, 4)):
         place = drawn.randrange(len(out))
@@ -29,7 +30,7 @@ def broken(raw: bytes, drawn: random.Random) -> bytes:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_tables(seed, tmp_path: Path):
-    """900 broken files: every column that comes out can be read to its end, or the file is corrupt."""
+    """Each column of 900 broken table files can be read to its end, or the file is refused as corrupt."""
     path = tmp_path / "t.arrows"
     rows = 9
     write_table(
@@ -58,7 +59,7 @@ def test_tables(seed, tmp_path: Path):
 
 
 def test_layouts():
-    """6,000 broken streams: every buffer lies inside the stream, or it is corrupt."""
+    """Each buffer of 6,000 broken Arrow streams lies inside the stream, or the stream is refused as corrupt."""
     sink = io.BytesIO()
     schema = pa.schema([("a", pa.int64()), ("b", pa.large_binary()), ("c", pa.binary(16))])
     batch = pa.record_batch([[1, 2], [b"x", b"yz"], [bytes(16)] * 2], schema=schema)
@@ -77,7 +78,7 @@ def test_layouts():
 
 
 def test_roots():
-    """5,000 broken root.json: nothing but the documented errors, and never a content that its digest does not fit."""
+    """Each of 5,000 broken root.json raises ManifestError or has the content that its digest fits."""
     runs = {table: TableRun(0, 1, "00" * 16) for table in ("objects", "chunks", "samples")}
     content = ManifestContent("folder", True, "s3://b/", ["cat"], 8192, 100, [ManifestPart(runs)])
     good = encode_root(content, ["s3://b/"], {file_name(table, 0): 500 for table in runs})

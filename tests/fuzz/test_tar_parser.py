@@ -1,4 +1,4 @@
-"""Broken archives: read as an archive, or refused with a documented error; never anything else, never forever."""
+"""Broken tars, by random changes of bytes: indexed and opened, or refused with a documented error, in finite time."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def seeds() -> list[bytes]:
 
 
 def mutated(raw: bytes, drawn: random.Random) -> bytes:
-    """A few bytes changed, most of them in headers, whose checksums are then often repaired."""
+    """Changes a few bytes, most of them in headers, whose checksums are then often repaired."""
     out = bytearray(raw)
     for _ in range(drawn.randint(1, 4)):
         block = drawn.randrange(len(out) // 512) * 512
@@ -40,6 +40,7 @@ def mutated(raw: bytes, drawn: random.Random) -> bytes:
 
 
 def walk(raw: bytes) -> None:
+    """Indexes an archive as an engine does, and checks that needs and samples lie within it."""
     steps = FORMAT.index(Source(ObjectRecord("s3://b/x.tar", len(raw), "")), Facts())
     answer: memoryview | None = None
     last = 0
@@ -56,7 +57,7 @@ def walk(raw: bytes) -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_indexing(seed):
-    """4,000 broken archives: samples within the object, or a ManifestError with an offset within it."""
+    """The index of 4,000 broken archives gives samples within the object, or a ManifestError with an offset in it."""
     drawn = random.Random(seed)
     offsets = []
     archives = seeds()
@@ -72,7 +73,7 @@ def test_indexing(seed):
 
 @pytest.mark.parametrize("seed", range(4))
 def test_opening(seed):
-    """4,000 broken samples: fields within the bytes, or a DecodeError."""
+    """Opening 4,000 broken samples gives fields within the bytes, or a DecodeError."""
     drawn = random.Random(seed)
     refused = 0
     samples = [raw[: 4 * 512] for raw in seeds()]

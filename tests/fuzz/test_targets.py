@@ -1,4 +1,4 @@
-"""A fixed part of `make fuzz`: the same changes each time."""
+"""A fixed part of `make fuzz`, with the same changes each time: parsers and formats read damaged inputs in-process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MANY = [pytest.param(name, 1000, marks=pytest.mark.slow) for name in TARGETS]
 @pytest.mark.leaves_over("libraries keep what they open at their first use")
 @pytest.mark.parametrize(("name", "times"), [*FEW, *MANY])
 def test_damaged_inputs_are_read_or_refused(name: str, times: int) -> None:
-    """With one of the errors that are documented, within a second of CPU and 64 MiB; and not all are refused."""
+    """Damaged inputs are read or refused with a documented error, within limits of CPU and memory."""
     target = TARGETS[name]()
     for label, content in target.seeds:
         target.read(label, content)
@@ -28,6 +28,6 @@ def test_damaged_inputs_are_read_or_refused(name: str, times: int) -> None:
 
 @pytest.mark.slow
 def test_each_format_is_a_target() -> None:
-    """Of those that are built in."""
+    """`make fuzz` has a target for each built-in format."""
     names = {case.format.name for name in format_classes() for case in format_cases(name)}
     assert set(BUILT_IN) - names == set()

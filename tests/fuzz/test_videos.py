@@ -32,7 +32,7 @@ _EDGES = [struct.pack(">I", number) for number in (0, 1, 2**31 - 1, 2**31, 2**32
 
 
 def index_places(content: bytes) -> list[int]:
-    """All bytes but those of packets."""
+    """Returns the places of all bytes but those of packets."""
     found, at = list[int](), 0
     while at < len(content):
         kind, head, length = header(content, at, len(content) - at)
@@ -42,7 +42,7 @@ def index_places(content: bytes) -> list[int]:
 
 
 def changed(content: bytes, drawn: random.Random, places: list[int] | None = None) -> bytes:
-    """One to four changes at these places."""
+    """Makes one to four changes at these places."""
     out = bytearray(content)
     for _ in range(drawn.choice([1, 1, 2, 4])):
         at = min(drawn.choice(places) if places else drawn.randrange(len(out)), len(out) - 1)
@@ -60,7 +60,7 @@ def changed(content: bytes, drawn: random.Random, places: list[int] | None = Non
 
 @functools.cache
 def block_of(name: str) -> tuple[Block, bytes, list[bytes]]:
-    """The first block of a video, its bytes and its records."""
+    """Returns the first block of a video, its bytes and its records."""
     found = find(FORMATS[name], {name: made(name)})
     block = next(item for _, items in found.items for item in items)
     content = block_bytes(block, made(name))
@@ -68,7 +68,7 @@ def block_of(name: str) -> tuple[Block, bytes, list[bytes]]:
 
 
 def refusals(times: int, attempt: Callable[[str, random.Random], None], *allowed: type[Exception]) -> int:
-    """How many of these attempts are refused; each is quick, and all of them together take little memory."""
+    """Counts how many attempts are refused; each must be quick, and all of them together take little memory."""
     for name in NAMES:
         block_of(name)
     drawn, refused, more = random.Random(0), 0, more_memory()
@@ -85,7 +85,7 @@ def refusals(times: int, attempt: Callable[[str, random.Random], None], *allowed
 
 @pytest.mark.parametrize("times", TIMES)
 def test_indexes(times: int):
-    """Boxes of moov, moof, sidx and mfra; what is found then is recoded, or refused."""
+    """A damaged index of a video (moov, moof, sidx, mfra) is refused, or what it gives is recoded or refused."""
     places = {name: index_places(made(name)) for name in NAMES}
 
     def attempt(name: str, drawn: random.Random) -> None:
@@ -100,7 +100,7 @@ def test_indexes(times: int):
 
 @pytest.mark.parametrize("times", TIMES)
 def test_hints(times: int):
-    """Of a recoder: the whole, and the columns that are compressed in it."""
+    """A damaged hint of a video's recoder, or damaged columns or audio in it, is recoded or a RecodeError."""
 
     def attempt(name: str, drawn: random.Random) -> None:
         block, content, _ = block_of(name)
@@ -119,7 +119,7 @@ def test_hints(times: int):
 
 @pytest.mark.parametrize("times", TIMES)
 def test_records(times: int):
-    """Of a chunk file: opened and decoded."""
+    """A damaged record of a video's chunk file is opened and decoded, or refused with a typed error."""
     opener, decoder = SILENT.opener(find(SILENT, {}).survey.facts), SampleDecoder()
 
     def attempt(name: str, drawn: random.Random) -> None:

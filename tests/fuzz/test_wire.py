@@ -1,4 +1,4 @@
-"""The protocol under whatever bytes: a message, or a ProtocolError; and an engine that lives on."""
+"""The wire protocol under arbitrary bytes: the decoders, and an engine's server in-process behind fake transports."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def decoded(decoder: FrameDecoder, pieces: list[bytes]) -> list[Message]:
 @settings(max_examples=200, deadline=None)
 @given(st.binary(max_size=200))
 def test_any_bytes_are_messages_or_a_protocol_error(raw):
-    """Nothing else is raised, in either direction, and nothing is kept beyond one frame."""
+    """Any bytes are messages or a ProtocolError to both decoders, which keep at most what they were fed."""
     for decoder in (request_decoder(), event_decoder()):
         try:
             decoded(decoder, [raw])
@@ -57,7 +57,7 @@ def test_any_bytes_are_messages_or_a_protocol_error(raw):
 @settings(max_examples=100, deadline=None)
 @given(st.integers(0, 2**32), st.lists(st.integers(1, 30), max_size=30))
 def test_how_the_bytes_are_cut_does_not_matter(seed, cuts):
-    """The same messages, whole or in pieces."""
+    """A decoder gives the same messages however their bytes are cut into pieces."""
     drawn = random.Random(seed)
     sent = [frames.message(drawn, ("0" * 32,)) for _ in range(5)]
     raw = b"".join(map(encode, sent))
@@ -69,7 +69,9 @@ def test_how_the_bytes_are_cut_does_not_matter(seed, cuts):
 
 
 class Wire(asyncio.Transport):
-    """A transport that keeps nothing: counts what is sent, remembers the last event."""
+    """Stands for the transport of a peer's socket: decodes what the server sends, and keeps the types of the events.
+
+    Unlike a socket it buffers nothing, so that writing never pauses, and it does not call `connection_lost`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -84,16 +86,16 @@ class Wire(asyncio.Transport):
         self.events += [type(event) for event in self._decoder.feed(data)]
 
     def set_write_buffer_limits(self, high=None, low=None):
-        """Nothing is buffered."""
+        """Ignores the limits, because nothing is buffered."""
 
     def get_write_buffer_size(self):
         return 0
 
     def pause_reading(self):
-        """The fuzzer waits."""
+        """Does nothing: the fuzzer sends when it is told to."""
 
     def resume_reading(self):
-        """The fuzzer goes on."""
+        """Does nothing: the fuzzer sends when it is told to."""
 
     def is_closing(self):
         return self.closed
@@ -139,6 +141,7 @@ async def storm(folder: Path, count: int) -> tuple[int, int]:
 
 
 async def one_peer(server: Server, drawn: random.Random, digest: str, count: int) -> None:
+    """Greets the server and sends it `count` frames, over a new connection each time the server closes one."""
     wire, peer = Wire(), ClientConnection(server)
     peer.connection_made(wire)
     peer.data_received(encode(Hello(PROTOCOL, "fuzz", os.getpid())))
@@ -156,7 +159,7 @@ async def one_peer(server: Server, drawn: random.Random, digest: str, count: int
 
 
 async def greeting(server: Server) -> None:
-    """The engine still answers whoever speaks its language."""
+    """Checks that the engine still welcomes a peer that greets it properly."""
     wire, peer = Wire(), ClientConnection(server)
     peer.connection_made(wire)
     peer.data_received(encode(Hello(PROTOCOL, "fuzz", os.getpid())))
@@ -166,7 +169,7 @@ async def greeting(server: Server) -> None:
 
 
 async def test_an_engine_lives_through_a_storm_of_frames(tmp_path, caplog):
-    """Odd, broken and senseless frames from many peers: no traceback, nothing left open, and it still answers."""
+    """An engine takes broken and senseless frames of many peers without a traceback, and answers afterwards."""
     await storm(tmp_path, QUICK_FRAMES)
     assert "Traceback" not in caplog.text
     assert "the engine failed" not in caplog.text
@@ -175,7 +178,7 @@ async def test_an_engine_lives_through_a_storm_of_frames(tmp_path, caplog):
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 async def test_a_million_frames(tmp_path, caplog, capsys):
-    """No crash, no hang, no memory that grows."""
+    """A million odd frames neither end the engine nor grow its memory by 64 MiB."""
     caplog.set_level("CRITICAL")
     peers, grown = await storm(tmp_path, SLOW_FRAMES)
     with capsys.disabled():
@@ -186,7 +189,7 @@ async def test_a_million_frames(tmp_path, caplog, capsys):
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_atheris_finds_nothing(tmp_path):
-    """A million guided inputs to the decoders (pip install 'streamer-data[fuzz]')."""
+    """A million inputs that atheris guides raise nothing but ProtocolError in the decoders."""
     if importlib.util.find_spec("atheris") is None:
         pytest.skip("atheris is not installed: pip install 'streamer-data[fuzz]'")
     script = Path(__file__).with_name("fuzz_wire.py")

@@ -1,3 +1,5 @@
+"""Folder, the format of files that are samples, and which files `chooser` leaves out or notes; by names alone."""
+
 from __future__ import annotations
 
 import pytest
@@ -11,13 +13,13 @@ from streamer.manifest.model import ObjectRecord
 
 
 def test_an_object_is_a_sample():
-    """Nothing is asked for, the whole object is the span, 0 bytes too."""
+    """The index of a folder makes each object one span, an object of 0 bytes too, and reads none of it."""
     assert list(Folder().index(Source(ObjectRecord("s3://b/a.jpg", 17, "")), Facts())) == [Span(0, 17)]
     assert list(Folder().index(Source(ObjectRecord("s3://b/a.jpg", 0, "")), Facts())) == [Span(0, 0)]
 
 
 def test_open_names_the_field_by_extension():
-    """The key is the path below the url; the field is a view."""
+    """A file's sample has its name as key and one field, named by the extension, whose content is not copied."""
     content = memoryview(b"123")
     key, fields = Folder().open(content, SampleName("n01/a.b.JPEG", 3))
     assert (key, [(f.name, f.content) for f in fields]) == ("n01/a.b.JPEG", [("jpg", content)])
@@ -32,7 +34,7 @@ def test_open_names_the_field_by_extension():
     ],
 )
 def test_extension(key, name):
-    """The last extension counts, with one before .gz; a name without one is "bin"."""
+    """A file's extension is its last one in lower case, with that before .gz, or "bin" where there is none."""
     assert extension(key) == name
 
 
@@ -40,13 +42,13 @@ def test_extension(key, name):
     ("name", "unified"), [("JPEG", "jpg"), ("seg.jpeg", "seg.jpg"), ("xjpeg", "xjpeg"), ("a.b", "a.b")]
 )
 def test_field_name(name, unified):
-    """Lower case, and jpg for jpeg."""
+    """Field names are lower case, and jpg stands for jpeg at their end."""
     assert field_name(name) == unified
 
 
 @pytest.mark.parametrize(("key", "taken"), [("a/b.jpg", True), ("a/b", True), ("a/", False), ("a/.DS_Store", False)])
 def test_accepts(key, taken):
-    """Hidden files and folder markers are not samples."""
+    """Hidden files and folder markers are not samples of a folder."""
     assert Folder().accepts(key) is taken
 
 
@@ -54,7 +56,7 @@ CLASSES = ["cats/1.jpg", "cats/2.JPEG", "dogs/3.png", "dogs/4.jpg"]
 
 
 def taken(keys: list[str], name: str = "auto", extensions: list[str] | None = None) -> tuple[list[str], list[str]]:
-    """The samples among these files, and the notes."""
+    """Returns the samples among these files, and the notes."""
     notes: list[str] = []
     chosen = chooser(name, extensions=extensions, on_note=notes.append)(keys)
     return [key for key in keys if chosen.accepts(key)], notes
@@ -62,7 +64,7 @@ def taken(keys: list[str], name: str = "auto", extensions: list[str] | None = No
 
 @pytest.mark.parametrize("name", ["auto", "folder"])
 def test_in_class_folders_images_are_samples(name):
-    """All kinds of them together; the rest is counted in one line."""
+    """In class folders all kinds of images are samples; one note counts the other files by extension."""
     strays = ["README.md", "labels.csv", "LICENSE", "dogs/Thumbs.db", "cats/1.txt", "cats/2.txt", "dogs/.DS_Store"]
     assert taken([*CLASSES, *strays], name) == (
         CLASSES,
@@ -93,7 +95,7 @@ def test_the_commonest_files_of_class_folders_are_samples(keys, samples):
 
 
 def test_extensions_say_which_files_are_samples():
-    """Whatever is there in which number, also beside tars; one that no file has is an error with those there are."""
+    """Files with the given extensions are the samples, few or beside tars; an unknown extension is an error."""
     keys = [*CLASSES, "a/1.npy", "a/2.txt.gz", "b/LICENSE", "x.tar"]
     assert taken(keys, extensions=["npy"]) == (["a/1.npy"], [])
     assert taken(keys, extensions=["jpg", "txt.gz"])[0] == ["cats/1.jpg", "cats/2.JPEG", "dogs/4.jpg", "a/2.txt.gz"]
@@ -102,7 +104,7 @@ def test_extensions_say_which_files_are_samples():
 
 
 def test_files_of_one_name_are_told_of():
-    """An image with its text and its labels is three samples; how they become one is said."""
+    """A note says that files of one name are a sample each, and how `streamer.pack` makes one of them."""
     keys = [f"{number}.{ending}" for number in range(3) for ending in ("jpg", "txt", "json")]
     samples, notes = taken([*keys, "README.md"])
     assert len(samples) == 10
@@ -117,7 +119,7 @@ def test_files_of_one_name_are_told_of():
     ("folders", "are_pairs"), [(("images", "masks"), True), (("imgs", "labels"), True), (("cats", "dogs"), False)]
 )
 def test_folders_of_images_and_masks_are_told_of(folders, are_pairs):
-    """They would be classes; folders of classes have files of one name, too."""
+    """A note says that folders named for images and masks are read as classes; folders of classes get none."""
     keys = [f"{folder}/{number}.png" for folder in folders for number in range(3)]
     samples, notes = taken(keys)
     assert samples == keys
@@ -136,12 +138,12 @@ def test_folders_of_images_and_masks_are_told_of(folders, are_pairs):
     ],
 )
 def test_folders_that_belong_together_are_told(keys: list[str], names: str) -> None:
-    """VOC, Cityscapes, mmsegmentation, Carvana, KITTI: by the words of their names, at any depth."""
+    """A note names folders that belong together in VOC, Cityscapes, mmsegmentation, Carvana and KITTI."""
     _, notes = taken(keys)
     assert any(names in note and "each file a sample of its own" in note for note in notes)
 
 
 def test_images_of_phones_count_as_images() -> None:
-    """HEIC beside JPEG: the fewer are not left out."""
+    """HEIC and HEIF files count as images, so that neither they nor the JPEGs beside them are left out."""
     keys = ["cat/1.HEIC", "cat/2.HEIC", "cat/3.heif", "cat/4.jpg", "dog/5.jpg", "dog/notes.txt"]
     assert taken(keys)[0] == keys[:-1]

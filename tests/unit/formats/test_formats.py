@@ -1,3 +1,5 @@
+"""Which format the names of objects stand for, which are refused, and the options and table of the built-in formats."""
+
 from __future__ import annotations
 
 import ast
@@ -56,7 +58,7 @@ from streamer.formats.registry import find_format
     ],
 )
 def test_detect(keys, name):
-    """By the endings; only tars: webdataset; else folder. Hidden files, documents and index files do not count."""
+    """`detect` tells the format by the names' endings; hidden files, documents and index files do not count."""
     assert detect(keys) == name
     assert chooser("auto")(keys).name == name
 
@@ -77,7 +79,7 @@ def test_detect(keys, name):
     ],
 )
 def test_another_kind_of_dataset_is_named(kind, keys):
-    """By the names of its objects; its files would have been samples of bytes. To say "folder" takes them so."""
+    """A dataset in a format that streamer lacks is refused by its name; format="folder" takes its files."""
     for order in (keys, keys[::-1]):
         with pytest.raises(
             ConfigError, match=rf"this is a dataset in {kind}.*streamer (does not read|reads no)"
@@ -109,7 +111,7 @@ SPLITS = [
 
 @pytest.mark.parametrize(("keys", "names"), SPLITS)
 def test_splits_are_neither_one_dataset_nor_classes(keys, names):
-    """The url of one names it; to name the format takes them together, with a line."""
+    """Splits below one url are refused with their names; to name the format reads them as one, with a note."""
     for order in (keys, keys[::-1]):
         with pytest.raises(ConfigError, match=rf"below one url are the splits {names.replace('-*', '-[*]')}; name the"):
             chooser("auto")(order)
@@ -134,19 +136,19 @@ def test_splits_are_neither_one_dataset_nor_classes(keys, names):
     ],
 )
 def test_what_are_no_splits(keys):
-    """Names that only resemble them, lists beside the data, and splits of which none is for training."""
+    """Names that resemble splits, lists beside the data, and splits without one for training are no splits."""
     notes: list[str] = []
     chooser("auto", on_note=notes.append)(keys)
     assert not any("splits" in note for note in notes)
 
 
-def test_a_single_json_document_is_no_dataset():
-    """A list of objects would be one sample; to say the format takes it as what it is."""
-    for name in ("train.json", "train.json.gz"):
-        with pytest.raises(ConfigError, match=rf"{name} is one JSON document, or lines.*format='jsonl'"):
-            detect([name])
-        assert chooser("folder")([name]).name == "folder"
-        assert chooser("jsonl")([name]).name == "jsonl"
+@pytest.mark.parametrize("name", ["train.json", "train.json.gz"])
+def test_a_single_json_document_is_no_dataset(name):
+    """A single .json file is refused by detection, and taken where the format is named as folder or jsonl."""
+    with pytest.raises(ConfigError, match=rf"{name} is one JSON document, or lines.*format='jsonl'"):
+        detect([name])
+    assert chooser("folder")([name]).name == "folder"
+    assert chooser("jsonl")([name]).name == "jsonl"
 
 
 @pytest.mark.parametrize(
@@ -159,12 +161,12 @@ def test_a_single_json_document_is_no_dataset():
     ],
 )
 def test_one_such_file_beside_data_is_none(keys):
-    """Only what most files are makes the kind."""
+    """A single file of another kind beside data of a folder does not change the detected format."""
     assert chooser("auto")(keys).name == "folder"
 
 
 def test_a_mixture_says_what_was_found():
-    """Tars among other files are a question for the user."""
+    """A mixture of tars and other files of data is refused, and the error counts both."""
     with pytest.raises(ConfigError, match=r"2 tars and other files \(2 \.jpg, 1 \.h5\)") as caught:
         detect(["a.tar", "b.tar", "a.jpg", "b.jpg", "LICENSE", "x.h5", "a.json"])
     assert (caught.value.details["tars"], caught.value.details["others"]) == (2, 3)
@@ -181,7 +183,7 @@ def test_a_mixture_says_what_was_found():
     ],
 )
 def test_documents_and_sidecars_beside_tars(beside: list[str]):
-    """The tars are the data; a line counts what is no sample, but for hidden files."""
+    """Tars beside documents and sidecars are WebDataset; a note counts the files that are not samples."""
     notes: list[str] = []
     for keys in (["a.tar", "b.tar", *beside], [*beside, "b.tar", "a.tar"]):
         chosen = chooser("auto", on_note=notes.append)(keys)
@@ -193,7 +195,7 @@ def test_documents_and_sidecars_beside_tars(beside: list[str]):
 
 
 def test_other_files_among_those_of_a_format():
-    """Are a question for the user."""
+    """Zarr or TFRecord objects with data of another kind among them are refused, and both are counted."""
     with pytest.raises(ConfigError, match=r"zarr \(1 such objects, the first is \.zarray\) and 1 other files"):
         detect([".zarray", "0.0", "0.1", "a.jpg"])
     with pytest.raises(ConfigError, match=r"TFRecord \(3 such objects, the first is a\.tfrecord\) and 1 other files"):
@@ -201,12 +203,12 @@ def test_other_files_among_those_of_a_format():
 
 
 def test_a_named_format_is_taken_as_given():
-    """No detection when the user says what it is."""
+    """A format that the user names is taken without detection."""
     assert chooser("folder")(["a.tar"]) == Folder()
 
 
 def test_an_unknown_format_lists_the_known():
-    """A misspelt name is answered with the choice."""
+    """The error for an unknown format's name lists the known ones and points to packages with entry points."""
     with pytest.raises(ConfigError, match=r"folder, .*webdataset, .*auto, and those of packages with an entry point"):
         find_format("tfrecords")
     with pytest.raises(ConfigError, match="tfrecords"):
@@ -214,7 +216,7 @@ def test_an_unknown_format_lists_the_known():
 
 
 def test_an_unknown_option_is_named():
-    """Options come as JSON from other processes."""
+    """`find_format` refuses an unknown option by its name; options come as JSON from other processes."""
     with pytest.raises(ConfigError, match=r"format 'webdataset': .*unknown field `columns`"):
         find_format("webdataset", {"columns": ["a"]})
 
@@ -231,13 +233,13 @@ def test_an_unknown_option_is_named():
     ],
 )
 def test_options_are_finite(chosen: Format, named: str):
-    """JSON has null in place of other numbers, which is the default of many options."""
+    """Options of formats that are NaN or infinite are refused; JSON would turn them into null, often the default."""
     with pytest.raises(ConfigError, match=f"{named}: give finite numbers"):
         _ = chosen.options
 
 
 def test_options_of_other_types():
-    """Paths, ranges and numbers of numpy are what JSON has in their place; other types are named."""
+    """Paths, ranges and numpy's numbers become JSON values in a format's options; other types are refused."""
     assert Video(np.int64(8), segments=Path("a.csv")).options == {"num_frames_per_clip": 8, "segments": "a.csv"}
     windows = LeRobot(delta_timestamps={"action": np.arange(3) / 10}, episodes=range(2))
     assert windows.options == {"delta_timestamps": {"action": [0.0, 0.1, 0.2]}, "episodes": [0, 1]}
@@ -247,7 +249,7 @@ def test_options_of_other_types():
 
 
 def test_what_streamer_keeps_beside_a_dataset_is_no_part_of_it() -> None:
-    """Its manifest and the receipts of its shards, at any depth."""
+    """Files below a .streamer folder, at any depth, count neither for detection nor as samples."""
     from streamer.formats.detect import detect
     from streamer.formats.folder import Folder
 
@@ -259,14 +261,14 @@ def test_what_streamer_keeps_beside_a_dataset_is_no_part_of_it() -> None:
 
 @pytest.mark.parametrize("name", streamer.formats.BUILT_IN)
 def test_a_row_of_the_table_says_where_the_format_is(name: str) -> None:
-    """Its class has that name, can be imported from the package, and takes no options as well."""
+    """Each name in BUILT_IN finds the class that its row names, without options, and the package exports it."""
     found = find_format(name)
     assert found.name == name
     assert type(found) is getattr(streamer.formats, streamer.formats.BUILT_IN[name].class_name)
 
 
 def test_type_checkers_see_the_classes_of_the_table() -> None:
-    """What is imported for them only is what can be imported."""
+    """The imports that type checkers see in streamer.formats are the classes that its `__getattr__` gives."""
     source = ast.parse(Path(streamer.formats.__file__).read_text())
     imports = [node for node in ast.walk(source) if isinstance(node, ast.ImportFrom) and node.level == 0]
     static = {alias.name: node.module for node in imports for alias in node.names if alias.asname}

@@ -1,4 +1,4 @@
-"""Logs of tables are told by their names, and looked for around the urls of files."""
+"""Logs of tables (Delta, Iceberg, Hudi, Paimon): told by objects' names, and where they are looked for around a url."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from streamer.formats.table.layouts import logs_around, table_log
     ],
 )
 def test_logs_are_told_by_their_names(key: str, kind: str | None):
-    """Folders of other data that are called alike are not logs."""
+    """`table_log` names the kind of a table by its log's path; similar names of other data are no logs."""
     assert table_log(["a.parquet", key]) == (None if kind is None else (kind, key))
 
 
 def test_logs_are_looked_for_around_patterns_and_folders():
-    """A prefix is listed as a whole, so that only folders above it are looked at; of files that are named, none."""
+    """Logs are looked for in the folders of a pattern and above a prefix, and nowhere for a single file."""
     assert logs_around("s3://b/t/p=1/", ["s3://b/t/p=1/a", "s3://b/t/p=1/b"]) == [
         *("s3://b/t/_delta_log/", "s3://b/t/.hoodie/", "s3://b/_delta_log/", "s3://b/.hoodie/"),
     ]

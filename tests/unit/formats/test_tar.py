@@ -1,3 +1,5 @@
+"""The parser of tar headers and archives, compared with archives that Python's tarfile writes."""
+
 from __future__ import annotations
 
 import tarfile
@@ -23,7 +25,7 @@ from tests.tars import driven, tar_of
 
 
 def resealed(block: bytes, **fields: bytes) -> bytes:
-    """A header with other bytes at named places, and a checksum that fits."""
+    """Returns a header with other bytes at named places, and a checksum that fits."""
     places = {"size": 124, "kind": 156, "magic": 257, "prefix": 345, "name": 0}
     raw = bytearray(block)
     for name, value in fields.items():
@@ -35,7 +37,7 @@ def resealed(block: bytes, **fields: bytes) -> bytes:
 
 @pytest.mark.parametrize("kind", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
 def test_entries_are_those_of_the_standard_library(kind, tmp_path):
-    """Names, lengths and contents agree with tarfile, long names and empty entries included."""
+    """Entries of USTAR, GNU and PAX archives have the names and contents that tarfile wrote, long or empty."""
     long = "d" * 60 + "/" + "e" * 90 + ".jpg"
     entries = [("a.jpg", b"x" * 700), (long, b"y" * 512), ("empty.txt", b""), ("ä/ü.cls", b"1")]
     raw = tar_of(entries, kind)
@@ -45,7 +47,7 @@ def test_entries_are_those_of_the_standard_library(kind, tmp_path):
 
 @pytest.mark.parametrize("kind", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
 def test_a_name_longer_than_ustar_has_room_for(kind):
-    """A name of 3,000 bytes comes whole from an extended header, and belongs to its entry's range."""
+    """A name of 3,000 bytes comes whole from an extended header, which belongs to its entry's range."""
     name = "n" * 3000 + ".jpg"
     raw = tar_of([("first.jpg", b"1"), (name, b"2"), ("last.jpg", b"3")], kind)
     found, _ = driven(read_entries(len(raw)), raw)
@@ -54,7 +56,7 @@ def test_a_name_longer_than_ustar_has_room_for(kind):
 
 
 def test_pax_size_wins_over_the_header():
-    """A PAX record gives the size where the header's twelve digits do not."""
+    """The size in a PAX record wins over the one in the entry's header."""
     info = tarfile.TarInfo("big.bin")
     info.size = 1000
     info.pax_headers = {"size": "1000"}
@@ -66,7 +68,7 @@ def test_pax_size_wins_over_the_header():
 
 
 def test_sizes_from_8_gib_are_base_256():
-    """GNU's binary sizes are read."""
+    """The parser reads GNU's binary sizes, which headers have from 8 GiB."""
     info = tarfile.TarInfo("x")
     info.size = 9 << 30
     _, size, _ = parse_header(info.tobuf(tarfile.GNU_FORMAT), 0)
@@ -74,7 +76,7 @@ def test_sizes_from_8_gib_are_base_256():
 
 
 def test_directories_links_and_devices_have_no_content():
-    """An entry that is not a file has one header, whatever its size field says."""
+    """Entries of folders, links and FIFOs are no files, and take one header and no content."""
     kinds = [tarfile.DIRTYPE, tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE]
     infos = []
     for number, kind in enumerate(kinds):
@@ -88,7 +90,7 @@ def test_directories_links_and_devices_have_no_content():
 
 
 def test_small_entries_are_read_forward_in_large_windows():
-    """Every byte up to the end is asked for once, in order, in windows of READ_BYTES."""
+    """The reader of small entries asks for each byte once, in order, in windows of READ_BYTES."""
     raw = tar_of([(f"{i}.bin", bytes(1 << 20)) for i in range(20)])
     found, needs = driven(read_entries(len(raw)), raw)
     assert len(found) == 20
@@ -99,7 +101,7 @@ def test_small_entries_are_read_forward_in_large_windows():
 
 
 def test_large_entries_are_jumped_over():
-    """Of entries far larger than a window, little more than the headers is asked for."""
+    """The reader asks for little more than the headers of entries that are far larger than a window."""
     raw = tar_of([(f"{i}.bin", bytes(READ_BYTES + 2 * JUMP_BYTES)) for i in range(4)])
     _, needs = driven(read_entries(len(raw)), raw)
     assert sum(n.stop - n.start for n in needs) < READ_BYTES + 8 * PROBE_BYTES
@@ -118,7 +120,7 @@ def test_an_extended_header_may_cross_windows(monkeypatch):
 
 @pytest.mark.parametrize("cut", [0, 100, BLOCK, BLOCK + 10, 2 * BLOCK, 3 * BLOCK + 100])
 def test_a_cut_archive_is_an_error(cut):
-    """An archive that ends before its end mark is refused, wherever it was cut; the offset is its end."""
+    """An archive cut anywhere before its end mark is refused, with an offset within what is left."""
     raw = tar_of([("a.bin", bytes(600)), ("b.bin", bytes(600))])[:cut]
     with pytest.raises(DamagedError, match="cut off") as caught:
         driven(read_entries(len(raw)), raw)
@@ -126,7 +128,7 @@ def test_a_cut_archive_is_an_error(cut):
 
 
 def test_joined_archives_are_an_error():
-    """`cat a.tar b.tar` does not lose b in silence."""
+    """Content after an archive's end mark is refused, so that `cat a.tar b.tar` does not lose b in silence."""
     raw = tar_of([("a.txt", b"1")])
     with pytest.raises(DamagedError, match="joined archives"):
         driven(read_entries(2 * len(raw)), raw + raw)
@@ -134,18 +136,17 @@ def test_joined_archives_are_an_error():
         driven(read_entries(len(raw) + (2 << 20)), raw + bytes(2 << 20))
 
 
-def test_one_flipped_bit_in_a_header_is_found():
-    """The checksum covers every bit of the header."""
-    raw = tar_of([("a.txt", b"1")])
-    for place in (0, 3, 124, 130, 156, 257, 400, 511):
-        broken = bytearray(raw)
-        broken[place] ^= 0x10
-        with pytest.raises(DamagedError, match=r"not a tar header"):
-            driven(read_entries(len(raw)), bytes(broken))
+@pytest.mark.parametrize("place", [0, 3, 124, 130, 156, 257, 400, 511])
+def test_one_flipped_bit_in_a_header_is_found(place):
+    """A flipped bit anywhere in a header is found by its checksum."""
+    broken = bytearray(tar_of([("a.txt", b"1")]))
+    broken[place] ^= 0x10
+    with pytest.raises(DamagedError, match=r"not a tar header"):
+        driven(read_entries(len(broken)), bytes(broken))
 
 
 def test_checksums_of_signed_bytes_are_accepted():
-    """Old programs summed the header as signed bytes."""
+    """Header checksums over signed bytes, as old programs wrote them, are accepted."""
     block = bytearray(tarfile.TarInfo("ä.txt").tobuf(tarfile.GNU_FORMAT))
     block[148:156] = b" " * 8
     signed = sum(byte - 256 if byte >= 128 else byte for byte in block)
@@ -166,7 +167,7 @@ def test_checksums_of_signed_bytes_are_accepted():
     ],
 )
 def test_headers_that_cannot_be_streamed(change, reason):
-    """Sparse and multi-volume files, hostile sizes and numbers that are none are refused by name."""
+    """Sparse files, volumes, huge extended headers and sizes that are no numbers are refused with the reason."""
     raw = bytearray(tar_of([("a.txt", b"1")]))
     raw[:BLOCK] = resealed(bytes(raw[:BLOCK]), **change)
     with pytest.raises(DamagedError, match=reason):
@@ -177,39 +178,39 @@ def test_headers_that_cannot_be_streamed(change, reason):
     "payload", [b"5 a=b", b"x a=b\n", b"6 ab\n\n", b"99 a=b\n", b"0 a=b\n", b"-6 a=b\n", b" a=b\n", b"6 a=bX"]
 )
 def test_broken_pax_records(payload):
-    """A record must end where it says, with a newline."""
+    """A PAX record is refused unless it ends with a newline where its length says."""
     with pytest.raises(DamagedError, match="broken record"):
         parse_pax(payload, 0)
 
 
 def test_a_pax_record_without_a_space_ends():
-    """Found by fuzzing: a length followed by no space went round for ever."""
+    """A PAX length that no space follows is refused; fuzzing found that it was read for ever."""
     for byte in (b"\x80", b"\xff"):
         with pytest.raises(DamagedError, match="broken record"):
             parse_pax(b"15" + byte + b"path=\xc3\xbc.txt\n", 5120)
 
 
 def test_pax_records():
-    """Values may have any character, the newline too."""
+    """The value of a PAX record may have any character, the newline too."""
     assert parse_pax(b"12 path=a\nb\n11 size=12\n", 0) == {"path": "a\nb", "size": "12"}
 
 
-def test_a_global_pax_header_is_ignored_unless_it_renames():
-    """git's comment is harmless; a path or size for all entries is refused."""
-    for headers, refused in (({"comment": "x"}, False), ({"path": "x.jpg"}, True)):
-        entry = tar_of([("a.txt", b"1")])
-        prefix = tarfile.TarInfo.create_pax_global_header(headers)
-        raw = prefix + entry
-        if refused:
-            with pytest.raises(DamagedError, match="global PAX header"):
-                driven(read_entries(len(raw)), raw)
-        else:
-            found, _ = driven(read_entries(len(raw)), raw)
-            assert [m.name for m in found] == ["a.txt"]
+@pytest.mark.parametrize(("headers", "refused"), [({"comment": "x"}, False), ({"path": "x.jpg"}, True)])
+def test_a_global_pax_header_is_ignored_unless_it_renames(headers, refused):
+    """A global PAX header with a comment, as git writes it, is ignored; one with a path is refused."""
+    entry = tar_of([("a.txt", b"1")])
+    prefix = tarfile.TarInfo.create_pax_global_header(headers)
+    raw = prefix + entry
+    if refused:
+        with pytest.raises(DamagedError, match="global PAX header"):
+            driven(read_entries(len(raw)), raw)
+    else:
+        found, _ = driven(read_entries(len(raw)), raw)
+        assert [m.name for m in found] == ["a.txt"]
 
 
 def test_entries_in_memory_are_the_same():
-    """The walk over a sample's bytes finds what the walk over the archive found."""
+    """`entries_of` finds in a sample's bytes what the walk over the archive found."""
     raw = tar_of([("a.jpg", b"x" * 700), ("n" * 200 + ".txt", b"")], tarfile.GNU_FORMAT)
     found, _ = driven(read_entries(len(raw)), raw)
     assert list(entries_of(memoryview(raw)[: found[-1].stop])) == found
@@ -217,7 +218,7 @@ def test_entries_in_memory_are_the_same():
 
 
 def test_entries_in_memory_refuse_an_end():
-    """An end mark or a cut inside a sample's bytes is an error."""
+    """`entries_of` refuses an end mark or a cut inside a sample's bytes."""
     raw = memoryview(tar_of([("a.jpg", b"x" * 700)]))
     with pytest.raises(DamagedError, match="end-of-archive mark inside"):
         list(entries_of(raw))
@@ -226,7 +227,7 @@ def test_entries_in_memory_refuse_an_end():
 
 
 def test_headers_in_memory_are_read_as_those_of_the_archive():
-    """Whatever byte of a header is something else, its checksum right or wrong: the same entry, or the same error."""
+    """`entries_of` and the archive's parser agree on entries and errors for any changed byte of a header."""
     header = tar_of([("a/b.jpg", b"x" * 700)], tarfile.GNU_FORMAT)[:BLOCK]
     content = bytes(1024) + tar_of([("a/b.cls", b"1")])[: 2 * BLOCK]
     for place in range(BLOCK):
@@ -237,7 +238,7 @@ def test_headers_in_memory_are_read_as_those_of_the_archive():
 
 
 def outcome(raw: bytes, walk: Callable[[memoryview], Iterable[TarEntry]]) -> object:
-    """The entries that are found, then the error or None."""
+    """Returns the entries that are found, then the error's text or None."""
     found: list[TarEntry] = []
     try:
         found.extend(walk(memoryview(raw)))
@@ -247,7 +248,7 @@ def outcome(raw: bytes, walk: Callable[[memoryview], Iterable[TarEntry]]) -> obj
 
 
 def of_the_archive(raw: memoryview) -> Iterator[TarEntry]:
-    """The entries by the parser that reads archives; the errors of `entries_of` where they end too early."""
+    """Yields the entries by the parser that reads archives; raises what `entries_of` does where they end too early."""
     parser, position = Parser(), 0
     while position < len(raw):
         block = bytes(raw[position : position + BLOCK])

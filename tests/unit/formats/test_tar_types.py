@@ -1,4 +1,4 @@
-"""Entries of tars that are no files: what they are to Python's tarfile and to GNU tar, they are here."""
+"""Types of tar entries: WebDataset takes the files that Python's tarfile takes, and GNU tar's archives (a process)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ WITHOUT_CONTENT = [b"1", b"2", b"3", b"4", b"5", b"6"]
 
 
 def header(name: bytes, size: int, kind: bytes, magic: bytes = b"ustar  \0", link: bytes = b"") -> bytes:
-    """A header of 512 bytes, as tar programs write it."""
+    """Returns a header of 512 bytes, as tar programs write it."""
     block = bytearray(BLOCK)
     block[: len(name)] = name
     block[100:124] = b"0000644\0" + b"0000000\0" * 2
@@ -41,12 +41,12 @@ def header(name: bytes, size: int, kind: bytes, magic: bytes = b"ustar  \0", lin
 
 
 def entry(name: bytes, content: bytes, kind: bytes = b"0", magic: bytes = b"ustar  \0") -> bytes:
-    """An entry with its content."""
+    """Returns an entry of a tar with its content."""
     return header(name, len(content), kind, magic) + content + bytes(-len(content) % BLOCK)
 
 
 def by_tarfile(raw: bytes) -> list[tuple[str, bytes]]:
-    """The files of an archive, as webdataset takes them: `isreg`, in order."""
+    """Returns the files of an archive as webdataset takes them: `isreg`, in order."""
     with tarfile.open(fileobj=io.BytesIO(raw)) as archive:
         return [(member.name, archive.extractfile(member).read()) for member in archive if member.isreg()]
 
@@ -58,7 +58,7 @@ def by_us(raw: bytes) -> list[tuple[str, bytes]]:
 
 @st.composite
 def archives(draw) -> bytes:
-    """Archives of all types in any order, with extended headers before some of them."""
+    """Draws archives with entries of all types, with extended headers before some of them."""
     raw = b""
     for number in range(draw(st.integers(0, 12))):
         name = b"%s%d.%s" % (draw(st.sampled_from([b"", b"d/", b"./"])), number // 2, (b"jpg", b"cls")[number % 2])
@@ -80,14 +80,14 @@ def archives(draw) -> bytes:
 @settings(max_examples=150, deadline=None)
 @given(archives())
 def test_files_are_those_of_tarfile(raw: bytes) -> None:
-    """Names and contents, whatever types lie between; X of Solaris names the next entry as x does."""
+    """The parser's files are tarfile's by name and content; type X of Solaris names the next entry as x does."""
     assert by_us(raw) == by_tarfile(raw)
 
 
 @settings(max_examples=100, deadline=None)
 @given(archives())
 def test_samples_are_those_files(raw: bytes) -> None:
-    """Each file is a field of one sample; links are counted in one note."""
+    """WebDataset makes each file of an archive a field of one sample, and counts the links in one note."""
     record = ObjectRecord("s3://b/0.tar", len(raw), "v")
     steps = WebDataset().index(Source(record), Facts())
     found, _ = driven(steps, raw)
@@ -105,7 +105,7 @@ def test_samples_are_those_files(raw: bytes) -> None:
 @pytest.mark.process
 @pytest.mark.skipif(shutil.which("tar") is None, reason="GNU tar is not installed")
 def test_what_gnu_tar_writes(tmp_path: Path) -> None:
-    """A label, hard and symbolic links, a contiguous list of folders: files are samples, links are counted."""
+    """Labels and lists of folders that GNU tar writes are skipped, files are samples, and links are counted."""
     folder = tmp_path / "d"
     folder.mkdir()
     (folder / "a.jpg").write_bytes(b"1")
@@ -122,7 +122,7 @@ def test_what_gnu_tar_writes(tmp_path: Path) -> None:
 
 
 def test_compressed_tars_with_links_are_refused() -> None:
-    """When they are indexed; what was indexed before is read as it was."""
+    """A compressed tar with links is refused at indexing; one that was indexed before is read without them."""
     import zlib
 
     raw = entry(b"a.jpg", b"1") + header(b"b.jpg", 0, b"1", link=b"a.jpg") + bytes(2 * BLOCK)

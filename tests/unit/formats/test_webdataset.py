@@ -1,3 +1,5 @@
+"""WebDataset, the format of tars whose consecutive entries with one key are a sample: index and opening."""
+
 from __future__ import annotations
 
 import bz2
@@ -26,7 +28,7 @@ def samples(raw: bytes, url: str = URL) -> list[tuple[str, dict[str, bytes]]]:
 
 @pytest.mark.parametrize("kind", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
 def test_consecutive_entries_with_a_key_are_a_sample(kind):
-    """Key = path up to the first dot of the basename; field = the rest, in lower case; in order."""
+    """Consecutive entries equal up to the first dot of the basename are a sample; the rest names fields."""
     raw = tar_of(
         [("d.x/a.JPG", b"1"), ("d.x/a.seg.png", b"2"), ("d.x/b.jpg", b""), ("d.x/b.cls", b"7"), ("c.txt", b"3")], kind
     )
@@ -38,13 +40,13 @@ def test_consecutive_entries_with_a_key_are_a_sample(kind):
 
 
 def test_a_key_that_comes_back_is_another_sample():
-    """Entries are grouped only while they follow each other."""
+    """Entries are grouped into a sample only while they follow each other."""
     raw = tar_of([("a.jpg", b"1"), ("b.jpg", b"2"), ("a.jpg", b"3")])
     assert [key for key, _ in samples(raw)] == ["a", "b", "a"]
 
 
 def test_what_is_no_sample_is_skipped():
-    """Directories, hidden files, names without a dot and __metadata__ entries are left out, also within a sample."""
+    """Folders, hidden files, names without a dot and __metadata__ entries are left out, also within a sample."""
     folder = tarfile.TarInfo("d")
     folder.type = tarfile.DIRTYPE
     raw = tar_of(
@@ -57,7 +59,7 @@ def test_what_is_no_sample_is_skipped():
 
 
 def test_samples_touch_though_directories_lie_between():
-    """A small gap is read with the next sample, so that a chunk is one range."""
+    """A small gap between samples is part of the first, so that a chunk is one range."""
     folder = tarfile.TarInfo("d")
     folder.type = tarfile.DIRTYPE
     raw = tar_of([("a.jpg", b"1"), folder, ("b.jpg", b"2"), folder])
@@ -67,14 +69,14 @@ def test_samples_touch_though_directories_lie_between():
 
 
 def test_a_large_gap_is_not_part_of_a_sample():
-    """A skipped entry of more than 64 KiB is not fetched in training."""
+    """A skipped entry of more than 64 KiB is in no sample's span, so that training does not fetch it."""
     raw = tar_of([("a.jpg", b"1"), ("nodot", bytes(70_000)), ("b.jpg", b"2")])
     spans, _ = driven(FORMAT.index(Source(ObjectRecord(URL, len(raw), "")), Facts()), raw)
     assert spans[1].start - spans[0].stop > 70_000
 
 
 def test_an_empty_archive_has_no_samples():
-    """An archive of nothing but its end mark is fine."""
+    """An archive of nothing but its end mark has no samples, without an error."""
     assert samples(tar_of([])) == []
 
 
@@ -82,7 +84,7 @@ def test_an_empty_archive_has_no_samples():
     ("compress", "name"), [(gzip.compress, "gzip"), (bz2.compress, "bzip2"), (lzma.compress, "xz")]
 )
 def test_compressed_archives_are_named(compress, name):
-    """The content decides, and the error says which compression, which object and where."""
+    """A compressed archive named .tar is refused by its content, with compression, url and offset."""
     raw = compress(tar_of([("a.jpg", b"1" * 5000)])) + bytes(600)
     with pytest.raises(ManifestError, match=f"{re.escape(URL)} is compressed with {name}.*byte 0 of {len(raw)}") as e:
         samples(raw)
@@ -90,21 +92,21 @@ def test_compressed_archives_are_named(compress, name):
 
 
 def test_zstd_magic():
-    """zstd is not in the standard library; its magic is enough."""
+    """An object that begins with zstd's magic is refused as compressed with zstd."""
     with pytest.raises(ManifestError, match="zstd"):
         samples(b"\x28\xb5\x2f\xfd" + bytes(1000))
 
 
 @pytest.mark.parametrize("suffix", [".tar.lz4", ".TAR.BR", ".tar.z"])
 def test_names_of_other_compressions_are_refused_without_a_request(suffix):
-    """They are accepted as tars and refused by the index, before any byte is read."""
+    """Tars named for lz4, Brotli or compress are accepted, and refused by the index before a byte is read."""
     assert FORMAT.accepts(f"x{suffix}")
     with pytest.raises(ManifestError, match="is compressed"):
         next(FORMAT.index(Source(ObjectRecord(f"s3://b/x{suffix}", 1000, "")), Facts()))
 
 
 def test_a_truncated_archive_names_object_and_offset():
-    """Point 6 of the bad input: truncated tar."""
+    """The error for a truncated tar names the url, the entry, the offset and the option that skips it."""
     raw = tar_of([("a.jpg", bytes(5000))])[:3000]
     with pytest.raises(
         ManifestError, match=r"shard-000\.tar is damaged: cut off inside 'a\.jpg'.*Index\(damaged='skip'\)"
@@ -114,7 +116,7 @@ def test_a_truncated_archive_names_object_and_offset():
 
 
 def test_a_field_twice_in_a_sample_is_an_error():
-    """Which of them is meant cannot be known."""
+    """A sample with one field twice is refused, because no rule says which of them is meant."""
     raw = tar_of([("a.jpg", b"1"), ("a.JPG", b"2")])
     with pytest.raises(ManifestError, match="sample 'a' has two fields 'jpg'"):
         samples(raw)
@@ -130,7 +132,7 @@ def test_a_field_twice_in_a_sample_is_an_error():
     ],
 )
 def test_jpeg_is_jpg(entries, names):
-    """One name for JPEGs; a sample with both keeps both. Its span, and so its manifest, is as it was."""
+    """Fields of .jpeg files are named jpg, unless the sample has a jpg already."""
     raw = tar_of([(name, name.encode()) for name in entries])
     (span,), _ = driven(WebDataset().index(Source(ObjectRecord("s3://b/x.tar", len(raw), "")), Facts()), raw)
     _, fields = WebDataset().open(memoryview(raw)[span.start : span.stop], SampleName())
@@ -139,23 +141,25 @@ def test_jpeg_is_jpg(entries, names):
 
 
 def test_open_copies_nothing():
-    """A field is a view of the sample's bytes."""
+    """A field of an opened sample is a view of the sample's bytes."""
     raw = memoryview(bytearray(tar_of([("a.jpg", b"12345")])))[:1024]
     _, fields = FORMAT.open(raw, SampleName())
     raw[512] = 0x39
     assert bytes(fields[0].content) == b"92345"
 
 
-def test_open_refuses_what_is_no_sample():
-    """Garbage, two samples, and nothing at all are DecodeErrors."""
-    two = memoryview(tar_of([("a.jpg", b"1"), ("b.jpg", b"1")]))[: 4 * 512]
-    for content, reason in (
-        (memoryview(b"x" * 512), "not a tar header"),
-        (two, "two keys"),
-        (memoryview(b""), "no file"),
-    ):
-        with pytest.raises(DecodeError, match=reason):
-            FORMAT.open(content, SampleName())
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        pytest.param(b"x" * 512, "not a tar header", id="no tar"),
+        pytest.param(tar_of([("a.jpg", b"1"), ("b.jpg", b"1")])[: 4 * 512], "two keys", id="two samples"),
+        pytest.param(b"", "no file", id="nothing"),
+    ],
+)
+def test_open_refuses_what_is_no_sample(content, reason):
+    """Bytes that are no tar, two samples, or nothing at all are DecodeErrors when opened as a sample."""
+    with pytest.raises(DecodeError, match=reason):
+        FORMAT.open(memoryview(content), SampleName())
 
 
 @pytest.mark.parametrize(
@@ -172,5 +176,5 @@ def test_open_refuses_what_is_no_sample():
     ],
 )
 def test_split_name(name, parts):
-    """Key and field of an entry name."""
+    """`split_name` cuts an entry's name into key and field; hidden or undotted names have none."""
     assert split_name(name) == parts

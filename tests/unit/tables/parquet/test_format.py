@@ -1,4 +1,4 @@
-"""The index of Parquet: what it reads, where it cuts, and what it refuses."""
+"""The index of Parquet (what it reads, where it cuts, what it refuses) on pyarrow's files, and records of tables."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from tests.formats.cases import block_bytes, facts_of, find, recode, records_of,
 
 
 def written(table: pa.Table, **options: object) -> bytes:
-    """A file with this table."""
+    """Returns the bytes of a file that pyarrow writes from this table."""
     sink = pa.BufferOutputStream()
     pq.write_table(table, sink, **{"use_dictionary": ["label", "text"], **options})
     return sink.getvalue().to_pybytes()
 
 
 def blocks_of(content: bytes, chunk_bytes: int, chosen: Parquet | None = None) -> list:
-    """The blocks of a file."""
+    """Returns the blocks of a file."""
     chosen, objects, blocks = chosen or Parquet(), {"a.parquet": content}, []
     survey = run(chosen.survey(records_of(objects), {}), objects, None, [], print)
     source = msgspec.structs.replace(survey.sources[0], chunk_bytes=chunk_bytes)
@@ -39,13 +39,13 @@ def blocks_of(content: bytes, chunk_bytes: int, chosen: Parquet | None = None) -
 
 
 def images(rows: int = 400) -> pa.Table:
-    """Rows of 2 KB, with a label."""
+    """Makes rows of 2 KB, with a label."""
     rng = np.random.default_rng(0)
     return pa.table({"image": [rng.bytes(2000) for _ in range(rows)], "label": [n % 10 for n in range(rows)]})
 
 
 def test_reads_one_tail_of_each_file():
-    """64 KiB, once: those of the survey are not read again for the blocks."""
+    """The survey reads the last 64 KiB of each Parquet file once, and the blocks are made without a further read."""
     content = written(images(), write_page_index=True, data_page_size=10_000)
     found = find(Parquet(), {"a.parquet": content, "b.parquet": content})
     assert [[need.stop - need.start for need in ask] for ask in found.survey_needs] == [[64 << 10] * 2]
@@ -53,7 +53,7 @@ def test_reads_one_tail_of_each_file():
 
 
 def test_reads_a_long_footer_at_once():
-    """What is missing of it, and what stands before it."""
+    """The second read of a long footer takes what is missing of it, with 64 KiB before it."""
     content = written(pa.table({f"column {n}": [n] for n in range(1000)}))
     length = int.from_bytes(content[-8:-4], "little")
     assert length > 64 << 10
@@ -63,7 +63,7 @@ def test_reads_a_long_footer_at_once():
 
 
 def test_large_row_groups_are_cut_where_pages_begin():
-    """Blocks of about a chunk; together hardly more than the file, and all rows."""
+    """A large row group is cut at pages into blocks of about a chunk, which fetch at most 5 % more than the file."""
     content = written(images(), write_page_index=True, data_page_size=5000, write_batch_size=2, compression="none")
     for chunk_bytes in (30_000, 100_000, 300_000):
         blocks = blocks_of(content, chunk_bytes)
@@ -77,7 +77,7 @@ def test_large_row_groups_are_cut_where_pages_begin():
 
 
 def test_a_column_alone_is_little():
-    """1 % of the bytes and less."""
+    """A small column chosen alone fetches at most 1 % of a file's bytes."""
     content = written(images(), write_page_index=True)
     for columns in (("label",), ("image", "label")):
         fetched = sum(block.fetch_bytes for block in blocks_of(content, 8 << 20, Parquet(columns=columns)))
@@ -85,7 +85,7 @@ def test_a_column_alone_is_little():
 
 
 def test_planned_bytes_are_those_of_the_records():
-    """Within 1 % for numbers, texts, bytes and lists, in dictionaries too."""
+    """The planned bytes of a block's records are within 6 % for numbers, texts and lists, in dictionaries too."""
     rows = 3000
     table = pa.table(
         {
@@ -128,7 +128,7 @@ WHOLE = written(images(30), write_page_index=True)
     ],
 )
 def test_damaged_files(content: bytes, reason: str):
-    """Say which file and what is wrong, and can be left out."""
+    """A damaged Parquet file is refused with its url and the reason, and is skippable unless it is encrypted."""
     with pytest.raises(ManifestError, match=reason) as caught:
         find(Parquet(), {"a.parquet": content})
     assert "a.parquet" in str(caught.value)
@@ -136,7 +136,7 @@ def test_damaged_files(content: bytes, reason: str):
 
 
 def test_a_page_index_that_contradicts_the_footer():
-    """Is no reason to read something else."""
+    """A page index that contradicts the footer is refused."""
     table = images(100)
     content = written(table, write_page_index=True, data_page_size=5000, write_batch_size=2)
     details = pq.ParquetFile(pa.BufferReader(content)).metadata.row_group(0).column(0)
@@ -156,7 +156,7 @@ def _first_column(content: bytes):
 
 
 def test_a_large_row_group_without_page_index(monkeypatch: pytest.MonkeyPatch):
-    """Says how to write it; a smaller one is one block."""
+    """A row group over the limit without a page index is refused with how to write it; a smaller one is a block."""
     content = written(images(), compression="none")
     assert len(blocks_of(content, 10_000)) == 1
     monkeypatch.setattr(parquet_format, "MOST_FETCH_BYTES", 100_000)
@@ -177,7 +177,7 @@ def test_a_large_row_group_without_page_index(monkeypatch: pytest.MonkeyPatch):
     ],
 )
 def test_files_of_other_columns(other: dict, reason: str):
-    """Are named, with both types; columns that nobody wants may differ, and their order."""
+    """Files whose columns differ in type are refused with both types; further columns and their order may differ."""
     first, second = written(pa.table({"a": ["x"], "b": [1]})), written(pa.table(other))
     with pytest.raises(ManifestError, match=reason) as caught:
         find(Parquet(), {"1.parquet": first, "2.parquet": second})
@@ -187,13 +187,13 @@ def test_files_of_other_columns(other: dict, reason: str):
 
 
 def test_columns_that_do_not_exist():
-    """Are answered with those that do."""
+    """A column that the files lack is refused with the names of those that they have."""
     with pytest.raises(ConfigError, match=r"columns=lable: no such field; it has image, label"):
         find(Parquet(columns=("image", "lable")), {"a.parquet": WHOLE})
 
 
 def test_a_delta_table():
-    """Has files that are no longer valid."""
+    """Parquet files with a Delta log are refused, because some of them are no longer valid."""
     with pytest.raises(ManifestError, match=r"a part of a Delta table.*file_uris"):
         find(Parquet(), {"a.parquet": WHOLE, "_delta_log/00000000000000000000.json": b"{}"})
 
@@ -212,12 +212,12 @@ def test_a_delta_table():
     ],
 )
 def test_accepts(key: str, is_data: bool):
-    """Files of data alone."""
+    """Parquet accepts files of data, not those of logs, hidden folders or documents."""
     assert Parquet().accepts(key) == is_data
 
 
 def test_integers_with_nulls_in_a_list():
-    """Have no array; floats have NaN."""
+    """A null in a list of integers is refused with the way to leave it out; in a list of floats it is NaN."""
     content = written(pa.table({"a": [[1, None]], "b": [[1.0, None]]}))
     found = find(Parquet(), {"a.parquet": content})
     block = found.items[0][1][0]
@@ -232,7 +232,7 @@ def test_integers_with_nulls_in_a_list():
 
 
 def test_without_pyarrow(monkeypatch: pytest.MonkeyPatch):
-    """The index works; the recoder says what to install, and where."""
+    """Without pyarrow the index works, and the recoder raises ConfigError with what to install and where."""
     found = find(Parquet(), {"a.parquet": WHOLE})
     for name in [name for name in sys.modules if name.startswith(("pyarrow", "streamer.tables.parquet.recode"))]:
         monkeypatch.delitem(sys.modules, name)
@@ -248,7 +248,7 @@ def test_without_pyarrow(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_records_of_a_table():
-    """Fixed and variable fields, nulls and keys."""
+    """Records of fixed and variable fields, nulls and keys open as they were written; damaged ones are refused."""
     fields = [FieldSpec(f"f{n}", "<i4") for n in range(8)]
     fields += [FieldSpec("__key__", "txt"), FieldSpec("raw"), FieldSpec("grid", "<f4[2,2]")]
     numbers = [Column(np.array([n, -n], "<i4")) for n in range(8)]

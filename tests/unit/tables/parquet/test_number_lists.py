@@ -1,4 +1,4 @@
-"""Lists of numbers that are taken from the pages as they are: the records that pyarrow's values make, too."""
+"""Lists of numbers that are taken from Parquet's pages as they are: the same records as from pyarrow's values."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _written(table: pa.Table, **options: object) -> bytes:
 
 
 def _lists(lengths: Callable[[int], int], dtype: str = "<f4") -> pa.Array:
-    """A list of numbers for each row."""
+    """Makes a list of numbers for each row."""
     counts = [lengths(row) for row in range(_ROWS)]
     raw = np.random.default_rng(0).integers(0, 1 << 30, sum(counts))
     offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
@@ -45,7 +45,7 @@ def _records(found: Found, content: bytes) -> list[bytes]:
 
 
 def _both(found: Found, content: bytes, monkeypatch: pytest.MonkeyPatch) -> tuple[list[bool], list[bytes], list[bytes]]:
-    """Which lists were taken as they are, the records with them, and those that pyarrow's values make."""
+    """Returns which lists were taken as they are, the records with them, and those that pyarrow's values make."""
     taken: list[bool] = []
 
     def counted(*arguments):
@@ -65,7 +65,7 @@ def _both(found: Found, content: bytes, monkeypatch: pytest.MonkeyPatch) -> tupl
     [("none", "<f4"), ("snappy", "<f8"), ("gzip", "<i4"), ("brotli", "<i8"), ("zstd", "<f4"), ("lz4", "<f4")],
 )
 def test_values_are_those_of_pyarrow(version, codec, dtype, monkeypatch):
-    """Lists of all lengths, over several pages; beside columns that pyarrow reads."""
+    """Long lists taken from pages of each codec and version are the records that pyarrow's values make."""
     table = pa.table(
         {
             "same": _lists(lambda row: 1500, dtype),
@@ -84,7 +84,7 @@ def test_values_are_those_of_pyarrow(version, codec, dtype, monkeypatch):
 
 
 def test_rows_of_many_pages(monkeypatch):
-    """In pages of version 1 a list may go on in the next one."""
+    """A list that goes on in the next page of version 1 is read whole."""
     table = pa.table({"latent": _lists(lambda row: 5000)})
     content = _written(table, data_page_size=3000, write_batch_size=1000)
     taken, quick, slow = _both(find(Parquet(), {"a.parquet": content}), content, monkeypatch)
@@ -93,7 +93,7 @@ def test_rows_of_many_pages(monkeypatch):
 
 
 def test_runs_of_pages(monkeypatch):
-    """Blocks begin in the middle of a run of pages of another column."""
+    """Lists are read right where blocks begin in the middle of another column's run of pages."""
     table = pa.table({"large": _lists(lambda row: 6000), "small": _lists(lambda row: 300 + row)})
     content = _written(table, write_page_index=True, compression="none", **_LONG)
     found = find(Parquet(), {"a.parquet": content})
@@ -128,6 +128,7 @@ def test_runs_of_pages(monkeypatch):
     ],
 )
 def test_other_pages_are_left_to_pyarrow(name, column, options, monkeypatch):
+    """Short, empty or null lists and pages of other encodings are read by pyarrow, with the same records."""
     content = _written(pa.table({"x": column}), **options)
     taken, quick, slow = _both(find(Parquet(), {"a.parquet": content}), content, monkeypatch)
     assert taken == [False], name
@@ -136,6 +137,7 @@ def test_other_pages_are_left_to_pyarrow(name, column, options, monkeypatch):
 
 @pytest.mark.parametrize("kind", [pa.list_(pa.uint32()), pa.list_(pa.bool_()), pa.list_(pa.list_(pa.float32()))])
 def test_other_types_are_not_looked_at(kind, monkeypatch):
+    """Lists of unsigned integers, booleans or lists are read by pyarrow alone."""
     row = [[1.0] * 1000] if pa.types.is_list(kind.value_type) else [True] * 1000
     content = _written(pa.table({"x": pa.array([row] * 3).cast(kind)}))
     taken, quick, slow = _both(find(Parquet(), {"a.parquet": content}), content, monkeypatch)
@@ -144,7 +146,7 @@ def test_other_types_are_not_looked_at(kind, monkeypatch):
 
 
 def test_damaged_pages(monkeypatch):
-    """Of 600: either records of the usual lengths, or a RecodeError; with checksums never other records."""
+    """Damaged pages give records of the usual number or a RecodeError, and with checksums never other records."""
     table = pa.table({"x": _lists(lambda row: 600)})
     draw = random.Random(0)
     for checksums in (False, True):

@@ -1,4 +1,4 @@
-"""Thrift's compact protocol: what is written is read again, and what is no Thrift is refused."""
+"""Thrift's compact protocol: what is written is read again, by pyarrow too, and what is no Thrift is refused."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ INTEGERS = st.integers(-(2**63), 2**63 - 1)
     st.lists(st.booleans(), max_size=20),
 )
 def test_structs_come_back(numbers, texts, flags):
-    """Of any field numbers, with lists of any length."""
+    """Structs of any field numbers, with lists of any length, are read as they were written."""
     items = [{1: (thrift.TRUE, flag), 17: (thrift.BINARY, b"x")} for flag in flags]
     written = write_struct(
         {
@@ -39,7 +39,7 @@ def test_structs_come_back(numbers, texts, flags):
 
 
 def test_pyarrow_reads_our_structs_and_we_its(tmp_path):
-    """A footer of ours says to pyarrow what it says to us."""
+    """The Thrift reader reads the footer of a pyarrow file, and pyarrow reads a footer of the Thrift writer."""
     pq = pytest.importorskip("pyarrow.parquet")
     import pyarrow as pa
 
@@ -76,13 +76,13 @@ def test_pyarrow_reads_our_structs_and_we_its(tmp_path):
     ],
 )
 def test_other_bytes(content, reason):
-    """Are refused at once."""
+    """Bytes that are cut off, nested too deep, too long or of unknown types are refused at once."""
     with pytest.raises(DamagedError, match=reason):
         read_struct(content)
 
 
 def test_a_field_of_another_type():
-    """Is refused by its number."""
+    """A field of another type or a missing one is refused by its number; a default stands for a missing integer."""
     found, _ = read_struct(write_struct({1: (thrift.I64, 5)}))
     assert found.integer(2, 7) == 7
     for ask in (found.binary, found.struct, found.structs, partial(found.items, kind=bytes), found.flag):
