@@ -1,4 +1,4 @@
-"""What pyarrow opens once in a process is opened before the tests."""
+"""Opens once what pyarrow keeps open in a process, so that no test of annotations seems to have left it open."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Datasets with annotations, through an engine: folders, tars and records; and what is said where keys do not fit."""
+"""Datasets of folders, tars and records with annotations, read through an engine in a process of its own."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Open = Callable[..., StreamingDataset]
 
 @pytest.fixture(scope="module", autouse=True)
 def _engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """One for all tests, kept alive by a client of its own."""
+    """Starts one engine for all tests, kept alive by a client of its own."""
     folder = tmp_path_factory.mktemp("engine")
     multiprocessing.resource_tracker.ensure_running()
     with pytest.MonkeyPatch.context() as patch:
@@ -59,7 +59,7 @@ def name(number: int) -> str:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Files of which each has its number."""
+    """Makes files of which each has its number."""
     for number in range(COUNT):
         path = tmp_path / "data" / "deep" / f"{name(number)}.npy"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -69,7 +69,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def tars(folder: Path, tmp_path: Path) -> Path:
-    """The same in two tars."""
+    """Makes two tars of the files of `folder`."""
     out = tmp_path / "tars"
     out.mkdir()
     files = sorted((folder / "deep").iterdir())
@@ -80,14 +80,14 @@ def tars(folder: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def records(tmp_path: Path) -> Path:
-    """The same as JSON lines, whose keys are only numbers."""
+    """Makes JSON lines of the same samples, whose keys are only numbers."""
     path = tmp_path / "records.jsonl"
     path.write_text("".join(json.dumps({"image": f"{name(n)}.npy", "npy_number": n}) + "\n" for n in range(COUNT)))
     return path
 
 
 def labels_in(folder: Path, numbers: range = range(COUNT), **more: str) -> Path:
-    """A table in which the label is three times the number."""
+    """Writes a table in which the label is three times the number."""
     path = folder / "labels.csv"
     rows = "".join(f"{name(n)}.npy,{3 * n}\n" for n in numbers)
     path.write_text(f"file_name,tag\n{rows}{''.join(f'{key},{value}' + chr(10) for key, value in more.items())}")
@@ -95,7 +95,7 @@ def labels_in(folder: Path, numbers: range = range(COUNT), **more: str) -> Path:
 
 
 def coco_in(folder: Path) -> Path:
-    """Number n has n % 3 boxes."""
+    """Writes COCO's JSON in which number n has n % 3 boxes."""
     images = [{"id": n, "file_name": f"{name(n)}.npy", "height": 9, "width": 9} for n in range(COUNT)]
     objects = [
         {"image_id": n, "category_id": 5 + k, "bbox": [n, k, 1, 2], "area": 2, "iscrowd": 0}
@@ -113,7 +113,7 @@ def coco_in(folder: Path) -> Path:
 def test_every_sample_has_its_objects(
     request: pytest.FixtureRequest, opened: Open, tmp_path: Path, data: str, workers: int
 ) -> None:
-    """In files and tars, in the loader's workers and without; the order is that of the dataset without annotations."""
+    """Each sample of files or tars has its COCO objects, with workers and without, in the order that it has without."""
     url = request.getfixturevalue(data)
     dataset = opened(url, annotations=coco_in(tmp_path))
     plain = opened(url)
@@ -132,7 +132,7 @@ def test_every_sample_has_its_objects(
 
 
 def test_records_are_joined_on_a_field(opened: Open, records: Path, tmp_path: Path) -> None:
-    """Their keys are only numbers."""
+    """Samples whose keys are only numbers are joined by `sample_field`; a field that they lack is an error."""
     dataset = opened(records, annotations=Annotations(str(labels_in(tmp_path)), sample_field="image"))
     assert sorted((s["npy_number"], s["tag"]) for s in dataset) == [(n, 3 * n) for n in range(COUNT)]
     wrong = opened(records, annotations=Annotations(str(tmp_path / "labels.csv"), sample_field="picture"))
@@ -141,7 +141,7 @@ def test_records_are_joined_on_a_field(opened: Open, records: Path, tmp_path: Pa
 
 
 def test_a_missing_row_is_an_error_empty_or_drops_the_sample(opened: Open, folder: Path, tmp_path: Path) -> None:
-    """Files are compared when the dataset is opened; a row without a sample does no harm."""
+    """A file without a row is an error, gets None, or is dropped, as `missing=` says; further rows do no harm."""
     table = str(labels_in(tmp_path, range(4, COUNT), **{"more.npy": "1"}))
     with pytest.raises(ManifestError, match=r"4 of 24 samples have none: no annotations for 'deep/000\d.npy'"):
         len(opened(folder, annotations=table))
@@ -153,7 +153,7 @@ def test_a_missing_row_is_an_error_empty_or_drops_the_sample(opened: Open, folde
 
 
 def test_a_missing_row_of_a_tar_is_found_when_it_is_read(opened: Open, tars: Path, tmp_path: Path) -> None:
-    """The keys are in the archives only."""
+    """A tar's sample without a row is an error when it is read, because keys are in the archives only."""
     table = str(labels_in(tmp_path, range(COUNT - 1)))
     with pytest.raises(DecodeError, match=r"no annotations for '0023'.*keys are like '00\d\d.npy'"):
         list(opened(tars, annotations=table))
@@ -163,7 +163,7 @@ def test_a_missing_row_of_a_tar_is_found_when_it_is_read(opened: Open, tars: Pat
 
 
 def test_keys_that_fit_nothing_or_two_files_are_refused(opened: Open, folder: Path, tmp_path: Path) -> None:
-    """Also where missing rows are allowed: a table of other names would give nothing but empty samples."""
+    """A table whose keys fit no file, or two files with one row, is refused, also where missing rows are allowed."""
     other = tmp_path / "other.csv"
     other.write_text("file_name,tag\nx.npy,1\ny.npy,2\n")
     with pytest.raises(ManifestError, match=r"24 of 24 samples have none.*keys are like '[xy].npy', '[xy].npy'"):
@@ -175,7 +175,7 @@ def test_keys_that_fit_nothing_or_two_files_are_refused(opened: Open, folder: Pa
 
 
 def test_a_bad_file_names_itself_and_the_reason(opened: Open, folder: Path, tmp_path: Path) -> None:
-    """The recoder's reason, with the url."""
+    """The error for a bad file of annotations has its url and the recoder's reason."""
     table = labels_in(tmp_path, **{"0003.npy": "4"})
     with pytest.raises(ManifestError, match=r"labels.csv: rows 3 and 24 have the same key '0003.npy'"):
         len(opened(folder, annotations=str(table)))
@@ -193,7 +193,7 @@ def test_a_bad_file_names_itself_and_the_reason(opened: Open, folder: Path, tmp_
 
 @pytest.mark.parametrize("kind", ["csv", "jsonl"])
 def test_metadata_beside_pictures_is_found(opened: Open, tmp_path: Path, kind: str) -> None:
-    """As Hugging Face has it: it is not a sample; the name of the format leaves it out."""
+    """A metadata file beside images is joined as Hugging Face does; with format="folder" it is a sample."""
     data = tmp_path / "pictures"
     data.mkdir()
     for number in range(6):
@@ -210,7 +210,7 @@ def test_metadata_beside_pictures_is_found(opened: Open, tmp_path: Path, kind: s
 
 
 def test_metadata_that_does_not_name_the_files_is_not_joined(opened: Open, tmp_path: Path, caplog: Any) -> None:
-    """WILDS and others have a metadata.csv of their own; a line says so, and what joins it."""
+    """A metadata.csv with other keys, as WILDS has, is not joined; the log says so, and `key=` joins it."""
     for number in range(3):
         (tmp_path / f"{number}.png").write_bytes(b"not decoded")
     (tmp_path / "metadata.csv").write_text("img_filename,y\n" + "".join(f"{n}.png,{n}\n" for n in range(3)))
@@ -223,7 +223,7 @@ def test_metadata_that_does_not_name_the_files_is_not_joined(opened: Open, tmp_p
 
 @pytest.mark.parametrize("column", ["npy", "__key__", "label"])
 def test_columns_do_not_replace_fields(opened: Open, tmp_path: Path, column: str) -> None:
-    """What is known of the names is refused when the dataset is opened; to choose other columns helps."""
+    """A column called like a field of the samples is refused at opening; `fields=` leaves it out."""
     keys = [f"{name}/{number}.npy" for name in ("cat", "dog") for number in range(2)]
     for key in keys:
         (tmp_path / "d" / key).parent.mkdir(parents=True, exist_ok=True)
@@ -236,7 +236,7 @@ def test_columns_do_not_replace_fields(opened: Open, tmp_path: Path, column: str
 
 
 def test_columns_do_not_replace_fields_of_tars(opened: Open, tars: Path, tmp_path: Path) -> None:
-    """Their names are known when a sample is read."""
+    """A column called like a field of a tar's samples is refused when a sample is read."""
     table = tmp_path / "t.csv"
     table.write_text("file_name,npy\n" + "".join(f"{name(n)},x\n" for n in range(COUNT)))
     with pytest.raises(DecodeError, match="have a column 'npy'"):
@@ -244,14 +244,14 @@ def test_columns_do_not_replace_fields_of_tars(opened: Open, tars: Path, tmp_pat
 
 
 def test_dropped_samples_are_counted(opened: Open, folder: Path, tmp_path: Path, caplog: Any) -> None:
-    """With the first of them."""
+    """The log counts the samples that `missing="drop"` leaves out."""
     table = labels_in(tmp_path, range(5))
     assert len(opened(folder, annotations=Annotations(str(table), missing="drop"))) == 5
     assert f"{COUNT - 5} of {COUNT} samples have no row" in caplog.text
 
 
 def test_keys_that_begin_above_the_dataset(opened: Open, folder: Path, tmp_path: Path) -> None:
-    """Whole urls of two splits, of which the dataset is one."""
+    """Keys that are whole urls, or paths from above the dataset, are found, also beside those of other splits."""
     base = str(folder.parent)
     table = tmp_path / "t.csv"
     keys = [f"{folder.name}/{path.relative_to(folder)}" for path in folder.rglob("*.npy")]
@@ -265,7 +265,7 @@ def test_keys_that_begin_above_the_dataset(opened: Open, folder: Path, tmp_path:
 
 
 def test_a_changed_table_is_used_after_a_refresh(opened: Open, folder: Path, tmp_path: Path) -> None:
-    """The dataset keeps the one that it was opened with until then, in other processes, too."""
+    """A dataset keeps its table of annotations until `refresh`, in workers too, though the file has changed."""
     table = labels_in(tmp_path)
     dataset = opened(folder, annotations=str(table), shuffle=False)
     assert dataset[1]["tag"] == 3
@@ -278,7 +278,7 @@ def test_a_changed_table_is_used_after_a_refresh(opened: Open, folder: Path, tmp
 
 
 def test_ranks_compare_their_tables(opened: Open, folder: Path, tmp_path: Path) -> None:
-    """The digest is that of the content: not of the place, nor of the order of the rows."""
+    """The digest that ranks compare follows from the rows alone, not from the table's place or their order."""
     first = labels_in(tmp_path)
     rows = first.read_text().splitlines()
     (tmp_path / "copy").mkdir()
@@ -293,7 +293,7 @@ def test_ranks_compare_their_tables(opened: Open, folder: Path, tmp_path: Path) 
 
 
 def test_members_of_a_mix_have_their_own(opened: Open, folder: Path, tars: Path, tmp_path: Path) -> None:
-    """Each sample has the annotations of its member."""
+    """Each sample of a mix has the annotations of its member."""
     boxes = opened(folder, annotations=coco_in(tmp_path))
     tags = opened(tars, annotations={"url": str(labels_in(tmp_path)), "fields": ["tag"]})
     mix = MixedDataset({"boxes": boxes, "tags": tags})
@@ -304,7 +304,7 @@ def test_members_of_a_mix_have_their_own(opened: Open, folder: Path, tars: Path,
 
 
 def test_show_prints_them(folder: Path, tmp_path: Path) -> None:
-    """The fields of the row, after those of the sample."""
+    """`streamer show --annotations` prints the fields of the sample's row."""
     command = [sys.executable, "-m", "streamer", "show", str(folder), "--key", "deep/0004.npy"]
     done = subprocess.run(
         [*command, "--annotations", str(coco_in(tmp_path))], capture_output=True, text=True, check=True
@@ -316,7 +316,7 @@ def test_show_prints_them(folder: Path, tmp_path: Path) -> None:
 def test_a_removed_cache_folder_gets_its_tables_back(
     opened: Open, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Workers that start afterwards open the table of the dataset, also where its file has changed."""
+    """Workers that start after the cache folder was removed open the dataset's table, though its file has changed."""
     monkeypatch.setenv("STREAMER_RUNTIME_DIR", str(tmp_path / "run"))
     cache = tmp_path / "cache"
     table = labels_in(tmp_path)

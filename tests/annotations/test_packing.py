@@ -1,4 +1,4 @@
-"""Packs with annotations: shards have what is read with `annotations=`; and samples without a row."""
+"""Packs with annotations, in a thread and by the command: shards have the joined fields; and samples without a row."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ _engine, folder, tars = test_datasets._engine, test_datasets.folder, test_datase
 
 @pytest.fixture
 def here() -> Iterator[ThreadPoolExecutor]:
-    """Who packs."""
+    """Gives the executor that packs: one thread."""
     with ThreadPoolExecutor(1) as found:
         yield found
 
 
 def read(url: Path, **options: Any) -> dict[str, dict[str, Any]]:
-    """All samples by key, without folder and extension."""
+    """Returns all samples by key, without folder and extension."""
     dataset = StreamingDataset(f"{url}/", **options)
     found = {str(sample.pop("__key__")).rpartition("/")[2].partition(".")[0]: sample for sample in dataset}
     dataset.close()
@@ -52,7 +52,7 @@ def _plain(value: object) -> object:
 def test_objects_become_fields(
     request: pytest.FixtureRequest, tmp_path: Path, here: ThreadPoolExecutor, data: str
 ) -> None:
-    """Columns of Parquet under their names; in tars arrays as .npy, numbers in one json."""
+    """Packed annotations are columns of Parquet under their names; in tars arrays are .npy, numbers one json."""
     source = request.getfixturevalue(data)
     annotations = Annotations(str(coco_in(tmp_path)), fields=FIELDS)
     expected = read(source, annotations=annotations)
@@ -71,7 +71,7 @@ def test_objects_become_fields(
 
 @pytest.mark.slow
 def test_the_command_writes_the_same(folder: Path, tmp_path: Path, here: ThreadPoolExecutor) -> None:
-    """In a process of its own."""
+    """`streamer pack --annotations` in a process writes the same shard as `streamer.pack` in a thread."""
     told = {"url": str(coco_in(tmp_path)), "fields": FIELDS}
     streamer.pack(folder, tmp_path / "packed", annotations=told, executor=here)
     command = ["pack", str(folder), "--out", f"{tmp_path}/again", "--annotations", json.dumps(told)]
@@ -85,7 +85,7 @@ def test_the_command_writes_the_same(folder: Path, tmp_path: Path, here: ThreadP
 def test_samples_without_a_row(
     request: pytest.FixtureRequest, tmp_path: Path, here: ThreadPoolExecutor, data: str
 ) -> None:
-    """An error (of files before anything is written), empty values, or left out: also in tars."""
+    """A pack of files or tars refuses a sample without a row, leaves it out, or writes None, as `missing=` says."""
     source, table = request.getfixturevalue(data), str(labels_in(tmp_path, range(4, COUNT)))
     raised = ManifestError if data == "folder" else DecodeError
     with pytest.raises(raised, match=r"no annotations for '.*000\d.*'"):
@@ -103,7 +103,7 @@ def test_samples_without_a_row(
 
 
 def test_metadata_beside_pictures_is_packed(tmp_path: Path, here: ThreadPoolExecutor) -> None:
-    """As it is read; a transform gets it."""
+    """A pack joins a metadata.csv beside images as a dataset does, and gives its fields to a transform."""
     data = tmp_path / "pictures"
     data.mkdir()
     for number in range(6):
@@ -132,7 +132,7 @@ def _only_label(sample: dict[str, Any]) -> dict[str, Any]:
 async def test_other_machines_copy_the_table(
     folder: Path, tmp_path: Path, here: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Once, from beside the receipts."""
+    """A machine without the table of annotations copies it from beside the receipts, and keeps the copy."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     writing = PackOptions(
         url="memory://packed/",

@@ -1,4 +1,4 @@
-"""What a recoder makes of files of annotations: every row, every field; and what it says of bad ones."""
+"""What the recoder makes of files of annotations (rows, fields, refusals), and how keys find their rows; in-process."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def parquet(rows: list[dict[str, Any]]) -> bytes:
 
 
 def table(tmp_path: Path, name: str, content: bytes, part_mark: str = "", **options: Any) -> Joiner:
-    """The table of a file, as an engine publishes it and a worker opens it."""
+    """Returns the table of a file, as an engine publishes it and a worker opens it."""
     made = AnnotationRecoder(TableOptions(name, **options)).recode(memoryview(content), -1, b"")
     joined = b"".join(bytes(part) for part in made.parts)
     content = memoryview(joined + encode_table(made.lengths, made.part_lengths, made.part_ranges))
@@ -71,7 +71,7 @@ def table(tmp_path: Path, name: str, content: bytes, part_mark: str = "", **opti
 
 
 def test_a_row_of_a_file_is_for_its_parts(tmp_path: Path) -> None:
-    """Where the format cuts samples out of files; in other keys the mark is a part of the name."""
+    """A file's row serves the samples that the format cuts out of it; without a `part_mark` their keys are names."""
     rows = lines([{"file_name": "a.wav", "label": 1}, {"file_name": "b#t=2.wav", "label": 2}])
     joiner = table(tmp_path, "x.jsonl", rows, part_mark="#t=")
     assert [joiner.values(key, ())["label"] for key in ("a.wav#t=10,20", "b#t=2.wav#t=0,1", "a.wav")] == [1, 2, 1]
@@ -94,7 +94,7 @@ def test_a_row_of_a_file_is_for_its_parts(tmp_path: Path) -> None:
     ids=["csv", "csv with mark", "tsv", "jsonl", "json", "parquet"],
 )
 def test_every_kind_of_table_has_the_same_rows(tmp_path: Path, name: str, content: bytes) -> None:
-    """Types are those of the values; a missing number is None, dates are texts."""
+    """CSV, TSV, JSON, JSON lines and Parquet give the same rows: typed values, None for null, dates as texts."""
     joiner = table(tmp_path, name, content)
     for row in ROWS:
         wanted = {column: value for column, value in row.items() if column != "file_name"}
@@ -104,7 +104,7 @@ def test_every_kind_of_table_has_the_same_rows(tmp_path: Path, name: str, conten
 
 
 def test_lists_are_arrays_and_nested_values_json(tmp_path: Path) -> None:
-    """Numbers of a list are writable, and in memory of their own."""
+    """Lists of numbers are writable arrays in memory of their own; other nested values are as in JSON."""
     rows = [
         {"file_name": "1.png", "boxes": [1.5, 2], "tags": ["a"], "objects": {"id": [1, 2]}},
         {"file_name": "2.png", "boxes": [], "tags": [], "objects": None},
@@ -123,7 +123,7 @@ def test_lists_are_arrays_and_nested_values_json(tmp_path: Path) -> None:
 
 
 def test_only_named_fields_are_kept_and_numbers_are_keys_as_written(tmp_path: Path) -> None:
-    """ "0139" stays a name in CSV; whole numbers are names, too."""
+    """`fields=` keeps these columns alone; the key "0139" of CSV keeps its zero, and integers are keys."""
     joiner = table(tmp_path, "x.csv", b"id,label,more\n0139,1,x\n0140,2,y\n", key="id", fields=("label",))
     assert joiner.values("0139", ()) == {"label": 1}
     joiner = table(tmp_path, "x.jsonl", b'{"id": 139, "label": 1}', key="id")
@@ -131,7 +131,7 @@ def test_only_named_fields_are_kept_and_numbers_are_keys_as_written(tmp_path: Pa
 
 
 def test_objects_of_coco_are_those_of_their_image(tmp_path: Path) -> None:
-    """Boxes by their corners, labels in the order of the category ids, in the order of the file."""
+    """COCO's boxes are corners in the file's order, and labels count the classes in the order of category ids."""
     joiner = table(tmp_path, "x.json", json.dumps(COCO).encode())
     found = joiner.values("0002", ())
     assert joiner.table.head.classes == ("ant", "cat")
@@ -149,7 +149,7 @@ def test_objects_of_coco_are_those_of_their_image(tmp_path: Path) -> None:
 
 
 def test_coco_has_captions_keypoints_and_segmentation_on_demand(tmp_path: Path) -> None:
-    """Captions are the usual field where there are no boxes."""
+    """COCO's captions are joined by default where there are no boxes; keypoints and segmentation where named."""
     captions = COCO | {"annotations": [{"image_id": 7, "caption": text} for text in ("one", "two")]}
     assert table(tmp_path, "x.json", json.dumps(captions).encode()).values("0001.jpg", ())["captions"] == ["one", "two"]
     points = {"keypoints": [1, 2, 2, 3, 4, 0], "segmentation": [[1, 1, 2, 2, 1, 2]]}
@@ -237,7 +237,7 @@ def first_object(**parts: Any) -> bytes:
 def test_bad_files_are_refused_with_a_reason(
     tmp_path: Path, name: str, content: bytes, options: dict[str, Any], message: str
 ) -> None:
-    """The reason names the row, the key, or the column, and what there is."""
+    """A bad file of annotations is refused with the row, key or column, and what there is."""
     with pytest.raises((RecodeError, ConfigError), match=message):
         table(tmp_path, name, content, **options)
 
@@ -249,7 +249,7 @@ def test_bad_files_are_refused_with_a_reason(
     ids=["coco", "csv", "jsonl", "parquet"],
 )
 def test_damaged_files_are_read_or_refused(name: str, content: bytes, several: int) -> None:
-    """No other error, whatever the bytes are."""
+    """Damaged files of annotations are read, or refused with RecodeError or ConfigError."""
     drawn = random.Random(several)
     for _ in range(several):
         with suppress(RecodeError, ConfigError):
@@ -268,26 +268,26 @@ def test_damaged_files_are_read_or_refused(name: str, content: bytes, several: i
     ],
 )
 def test_quotes_of_tsv(tmp_path: Path, content: bytes, caption: str) -> None:
-    """They enclose fields where both ends are there, and are letters elsewhere: no row is lost in a text."""
+    """Quotes in TSV enclose a field where both ends are there, and are letters elsewhere, so that no row is lost."""
     joiner = table(tmp_path, "x.tsv", content)
     assert [joiner.values(key, ())["c"] for key in "bcd"] == [caption, "bar", "baz"]
 
 
 def test_a_column_that_the_first_object_lacks(tmp_path: Path) -> None:
-    """A JSON list has the columns of all its objects."""
+    """A JSON list has the columns of all its objects, None where an object lacks one."""
     joiner = table(tmp_path, "x.json", b'[{"file_name": "a"}, {"file_name": "b", "n": 3}]')
     assert [joiner.values(key, ())["n"] for key in "ab"] == [None, 3]
 
 
 def test_images_of_lvis_are_named_by_their_urls(tmp_path: Path) -> None:
-    """They have no file_name; a mark at the beginning of the file is passed over."""
+    """Images of LVIS, without file_name, are named by coco_url; a byte order mark before the JSON is skipped."""
     images = [{"id": 7, "coco_url": "http://x.org/train2017/0001.jpg", "height": 4, "width": 6}]
     content = b"\xef\xbb\xbf" + changed(images=images, annotations=[])
     assert table(tmp_path, "x.json", content).values("0001.jpg", ())["image_id"] == 7
 
 
 def test_sizes_that_no_image_has_are_no_fields(tmp_path: Path) -> None:
-    """A missing height is not 0."""
+    """Height and width that no image of a COCO file has are left out, and are not 0."""
     content = changed(images=[{"id": 5, "file_name": "0001.jpg"}])
     assert list(table(tmp_path, "x.json", content).values("0001.jpg", ())) == [
         *("boxes", "labels", "area", "iscrowd", "image_id"),
@@ -305,7 +305,7 @@ def test_sizes_that_no_image_has_are_no_fields(tmp_path: Path) -> None:
     ],
 )
 def test_the_prefix_is_the_folder_that_contains_all_keys(tmp_path: Path, keys: list[str], prefix: str) -> None:
-    """Not one whose name another one begins with: "img-2" is outside of "img"."""
+    """A table's prefix is the folder that contains all keys: "img-2" is outside of "img"."""
     rows = lines([{"file_name": key, "label": number} for number, key in enumerate(keys)])
     table(tmp_path, "x.jsonl", rows)
     (found,) = tmp_path.glob("**/annotations.json")
@@ -313,14 +313,14 @@ def test_the_prefix_is_the_folder_that_contains_all_keys(tmp_path: Path, keys: l
 
 
 def test_the_identity_of_a_table_does_not_depend_on_the_prefix() -> None:
-    """Tables of earlier versions have none."""
+    """A table's digest does not depend on its prefix, which tables of earlier versions lack."""
     rows = {"hash": np.zeros(1, np.int64), "key": BinaryColumn.of([b"a"]), "row": BinaryColumn.of([b""])}
     assert AnnotationHead("x", (), prefix="t").digest(rows) == AnnotationHead("y", ()).digest(rows)
     assert b"prefix" not in AnnotationHead("x", ()).encode()
 
 
 def test_rows_of_one_hash_are_told_apart(tmp_path: Path) -> None:
-    """The second of three rows that claim the hash of its key."""
+    """Rows whose keys have one hash are told apart by the keys."""
     hashes = np.full(3, hash_of(b"b"), np.int64)
     keys = BinaryColumn.of([b"a", b"b", b"c"])
     rows = AnnotationTable(tmp_path, AnnotationHead("x", ()), {"hash": hashes, "key": keys, "row": keys})
@@ -354,7 +354,7 @@ def test_rows_of_one_hash_are_told_apart(tmp_path: Path) -> None:
     ],
 )
 def test_keys_are_compared_as_far_as_they_are_written(tmp_path: Path, keys: list[str], key: str, found: int) -> None:
-    """Folders and extensions count where both sides have them; what is ambiguous without them is not found."""
+    """Keys are compared by folder and extension where both sides have them; ambiguous ones are not found."""
     joiner = table(tmp_path, "x.jsonl", lines([{"file_name": each, "n": n} for n, each in enumerate(keys)]))
     row = joiner.table.find(key)
     assert (joiner.values(key, ())["n"] if row >= 0 else -1) == found

@@ -1,4 +1,4 @@
-"""COCO's JSON as pycocotools reads it: every box, label, area and mask; and what a table of it costs."""
+"""COCO's JSON and masks compared with pycocotools: boxes, labels, areas; and what a table costs in time and memory."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CATEGORIES = [{"id": number, "name": f"c{number}", "supercategory": "x"} for num
 
 
 def instances(images: int, objects: int) -> dict[str, Any]:
-    """Random boxes; a tenth of the objects are crowds, with run lengths, of which half are packed."""
+    """Draws random boxes; a tenth of the objects are crowds, with run lengths, of which half are compressed strings."""
     drawn = np.random.default_rng(images)
     found = []
     for number in range(objects):
@@ -56,7 +56,7 @@ def read_by_pycocotools(path: Path) -> COCO:
 
 @pytest.mark.parametrize(("images", "objects"), [(30, 200), pytest.param(30_000, 215_000, marks=[pytest.mark.formats])])
 def test_every_object_is_that_of_pycocotools(tmp_path: Path, images: int, objects: int) -> None:
-    """Point 18: all boxes and labels; at most 10 CPU seconds and 300 bytes an image."""
+    """A COCO table has pycocotools' boxes and labels; a large one takes 10 CPU s and 300 bytes an image (point 18)."""
     path = tmp_path / "instances.json"
     path.write_text(json.dumps(instances(images, objects)))
     content = path.read_bytes()
@@ -85,7 +85,7 @@ def test_every_object_is_that_of_pycocotools(tmp_path: Path, images: int, object
 # Of pycocotools 2.0.11 itself, with numpy 2.
 @pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 def test_masks_are_those_of_pycocotools(tmp_path: Path) -> None:
-    """Polygons, run lengths as numbers, and packed ones."""
+    """`coco_masks` makes pycocotools' masks of polygons, run lengths as numbers, and compressed ones."""
     path = tmp_path / "instances.json"
     path.write_text(json.dumps(instances(20, 100)))
     joiner = table(tmp_path, str(path), path.read_bytes(), fields=("segmentation", "height", "width"))
@@ -99,7 +99,7 @@ def test_masks_are_those_of_pycocotools(tmp_path: Path) -> None:
 
 
 def test_a_segmentation_without_area_is_an_empty_mask() -> None:
-    """A polygon of two points, which pycocotools refuses; an image without objects."""
+    """A polygon of two points, which pycocotools refuses, is an empty mask; an image without objects has no mask."""
     sample = {"segmentation": [[[1, 1, 2, 2]]], "height": 3, "width": 4}
     assert not coco_masks(sample).any()
     assert coco_masks(sample | {"segmentation": []}).shape == (0, 3, 4)
@@ -107,7 +107,7 @@ def test_a_segmentation_without_area_is_an_empty_mask() -> None:
 
 @pytest.mark.parametrize("absent", [{}, {"segmentation": []}, {"segmentation": None}])
 def test_an_object_without_a_segmentation_has_no_mask(tmp_path: Path, absent: dict[str, object]) -> None:
-    """Its box is all there is: an error that says which one, and no mask of zeros."""
+    """`coco_masks` refuses an object without a segmentation by its number, and makes no mask of zeros of it."""
     document = instances(1, 3)
     del document["annotations"][1]["segmentation"]
     document["annotations"][1] |= absent
@@ -119,7 +119,7 @@ def test_an_object_without_a_segmentation_has_no_mask(tmp_path: Path, absent: di
 
 @pytest.mark.slow
 def test_the_memory_of_a_reader_does_not_grow_with_the_table(tmp_path: Path) -> None:
-    """A million rows, a tenth of them read: what the process has for itself grows by less than a megabyte."""
+    """Reading 100,000 of a table's million rows grows the memory of a process's own by less than 1 MiB."""
     rows = "".join(f"c{n % 1000}/{n:09}.jpg,{n},a caption of some length, number {n}\n" for n in range(1_000_000))
     joiner = table(tmp_path, "x.csv", b"file_name,label,caption,number\n" + rows.encode())
     joiner.values("c0/000000000.jpg", ())
@@ -132,7 +132,7 @@ def test_the_memory_of_a_reader_does_not_grow_with_the_table(tmp_path: Path) -> 
 
 
 def anonymous_bytes() -> int:
-    """Memory that is no page of a file."""
+    """Returns the bytes of memory of this process that are no pages of a file."""
     for line in Path("/proc/self/smaps_rollup").read_text().splitlines():
         if line.startswith("Anonymous:"):
             return int(line.split()[1]) * 1024
@@ -140,7 +140,7 @@ def anonymous_bytes() -> int:
 
 
 def masked(segmentation: object, height: int, width: int) -> np.ndarray:
-    """The mask of one object."""
+    """Returns the mask of one object."""
     return coco_masks({"segmentation": [segmentation], "height": height, "width": width})[0]
 
 
@@ -148,7 +148,7 @@ def masked(segmentation: object, height: int, width: int) -> np.ndarray:
 @settings(max_examples=100, deadline=None)
 @given(height=st.integers(1, 40), width=st.integers(1, 40), seed=st.integers(0, 99), share=st.floats(0, 1))
 def test_run_lengths_of_any_size_are_those_of_pycocotools(height: int, width: int, seed: int, share: float) -> None:
-    """As a string, as bytes, as a list of numbers; one pixel and single rows, too."""
+    """Run lengths as string, bytes or numbers make the mask that pycocotools encoded, single pixels and rows too."""
     truth = (np.random.default_rng(seed).random((height, width)) < share).astype(np.uint8)
     runs = mask.encode(np.asfortranarray(truth))
     flat = truth.ravel("F")
@@ -177,14 +177,16 @@ def test_run_lengths_of_any_size_are_those_of_pycocotools(height: int, width: in
     ],
 )
 def test_masks_that_do_not_fit_their_image_are_refused(segmentation: object, message: str) -> None:
-    """Regression: one of 1 x 1 filled the image, and lengths that end early left memory that was never written."""
+    """Masks of another size than their image, and coordinates that are no numbers, are refused with the object.
+
+    Regression: one of 1 x 1 filled the image, and lengths that end early left memory that was never written."""
     with pytest.raises(DecodeError, match=rf"segmentation of object 0 of 1 is refused: .*{message}"):
         masked(segmentation, 4, 5)
 
 
 @pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 def test_cut_run_lengths_are_never_half_a_mask() -> None:
-    """Each cut of a string, and each changed letter, is a mask of that size or a refusal."""
+    """Each cut of a string of run lengths is refused; each changed letter is a mask of 0 and 1, or a refusal."""
     truth = (np.random.default_rng(0).random((30, 40)) < 0.4).astype(np.uint8)
     counts = mask.encode(np.asfortranarray(truth))["counts"].decode()
     for cut in range(0, len(counts), 7):

@@ -1,8 +1,7 @@
 """Small datasets that the libraries themselves have written, what their own readers say of them, and a store of them.
 
 A case on the disk is a folder with the objects and `expected.json`: for each sample its fields as `summary` gives them,
-and `__key__` where the format has keys. The scripts in `make/` have made them.
-"""
+and `__key__` where the format has keys. The scripts in `make/` have made them."""
 
 from __future__ import annotations
 
@@ -86,7 +85,7 @@ class Case:
 def read_case(
     chosen: Format, folder: str, *, raw: Sequence[str] = (), copied: Sequence[str] = (), name: str = ""
 ) -> Case:
-    """The case in a folder of `data/`."""
+    """Returns the case in a folder of `data/`."""
     root = DATA / folder
     files = sorted(path for path in root.rglob("*") if path.is_file())
     objects = {str(path.relative_to(root)): path.read_bytes() for path in files if path.name != EXPECTED}
@@ -118,7 +117,7 @@ class Found:
 
 
 def records_of(objects: Mapping[str, bytes]) -> list[ObjectRecord]:
-    """The listing of these objects."""
+    """Returns the listing of these objects."""
     return [
         ObjectRecord(URL + name, len(content), f"etag:{sha1(content).hexdigest()}")
         for name, content in sorted(objects.items())
@@ -156,7 +155,7 @@ def _refuse(item: object) -> None:
 
 
 def facts_of(found: Found) -> Facts:
-    """The facts of the survey, or none."""
+    """Returns the facts of the survey, or none."""
     return found.survey.facts if found.survey else Facts()
 
 
@@ -195,7 +194,7 @@ def run(
 
 
 def examined(asked: Examine, content: bytes) -> Examined:
-    """What a recoder says of an object, here in this process."""
+    """Returns what a recoder says of an object, here in this process and not in the engine's."""
     recoder = find_format(asked.format, asked.options).recoder(asked.facts)
     try:
         made = recoder.recode(memoryview(content), -1, asked.hint)
@@ -213,7 +212,7 @@ def _bytes_of(need: Need, objects: Mapping[str, bytes]) -> memoryview:
 
 
 def contents_of(chosen: Format, found: Found, objects: Mapping[str, bytes]) -> list[tuple[bytes, SampleName]]:
-    """The bytes of each sample, as the opener gets them; those of blocks are recoded."""
+    """Returns the bytes of each sample, as the opener gets them; those of blocks are recoded."""
     contents: list[tuple[bytes, SampleName]] = []
     for source, items in found.items:
         key = source.record.url.removeprefix(URL)
@@ -229,13 +228,13 @@ def contents_of(chosen: Format, found: Found, objects: Mapping[str, bytes]) -> l
 
 
 def block_bytes(block: Block, whole: bytes, objects: Mapping[str, bytes] | None = None) -> bytes:
-    """What the recoder gets: bytes of the object that was indexed, or of others, too."""
+    """Returns what the recoder gets: bytes of the object that was indexed, or of others, too."""
     owners = [(objects or {})[owner.url.removeprefix(URL)] for owner in block.objects] or [whole] * len(block.ranges)
     return b"".join(owner[start:stop] for owner, (start, stop) in zip(owners, block.ranges, strict=True))
 
 
 def recode(chosen: Format, found: Found, block: Block, content: bytes) -> list[bytes]:
-    """The records of a block."""
+    """Returns the records of a block."""
     made = chosen.recoder(facts_of(found)).recode(memoryview(content), block.samples, block.hint)
     heads, shared = (
         b"".join(bytes(memoryview(part).cast("B")) for part in parts) for parts in (made.parts, made.shared_parts)
@@ -251,7 +250,7 @@ def recode(chosen: Format, found: Found, block: Block, content: bytes) -> list[b
 def samples_in(
     chosen: Format, objects: Mapping[str, bytes], chunk_bytes: int = 8 << 20, draws: Draws | None = None
 ) -> list[dict[str, object]]:
-    """The samples of objects, decoded."""
+    """Returns the samples of objects, decoded."""
     found = find(chosen, objects, chunk_bytes)
     opener, decode = chosen.opener(facts_of(found)), SampleDecoder()
     contents = [opener.open(memoryview(record), name) for record, name in contents_of(chosen, found, objects)]
@@ -259,13 +258,13 @@ def samples_in(
 
 
 def opened(case: Case, opener: Opener, content: memoryview, name: SampleName) -> Sample:
-    """A sample as `expected.json` has it."""
+    """Returns a sample as `expected.json` has it."""
     key, fields = opener.open(content, name)
     return told(case, key, fields)
 
 
 def told(case: Case, key: str | None, fields: Sequence[Field]) -> Sample:
-    """A sample as `expected.json` has it, of its fields."""
+    """Returns a sample as `expected.json` has it, of its fields."""
     values = case.decoder()(key or "", fields)
     values.pop(KEY)
     told = {field_name: summary(value) for field_name, value in values.items()}
@@ -277,12 +276,14 @@ def told(case: Case, key: str | None, fields: Sequence[Field]) -> Sample:
 
 
 class MemoryStore:
-    """Lists and reads objects in memory; counts what is read.
+    """Stands for an object store: lists and reads objects in memory, and keeps what was read in `reads`.
+
+    Like a store it lists in pages and answers in any order (with a seed). Unlike one, it never fails, and the versions
+    of its objects follow from their contents.
 
     Args:
         objects: by name below `URL`.
-        seed: of the order of the listing and of the answers; None: sorted, and at once.
-    """
+        seed: of the order of the listing and of the answers; None: sorted, and at once."""
 
     def __init__(self, objects: Mapping[str, bytes], seed: int | None = None) -> None:
         self._objects, self._drawn = objects, random.Random(seed) if seed is not None else None
@@ -302,11 +303,12 @@ class MemoryStore:
         return self._objects[extent.object.url.removeprefix(URL)][extent.start : extent.stop]
 
     async def examine(self, asked: Examine) -> Examined:
+        """Reads the object and examines it in this process, where an engine has a pool of recoders."""
         return examined(asked, await self.read(Extent(asked.object, 0, asked.object.size)))
 
 
 async def built(chosen: Format, store: MemoryStore, root: Path, chunk_bytes: int = 4096, **options: object) -> Manifest:
-    """The manifest of what a store has, whose keys are those that every installer computes."""
+    """Builds the manifest of what a store has, and checks that its keys are those that every installer computes."""
     manifest = await build(
         URL,
         root,

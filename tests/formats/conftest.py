@@ -1,4 +1,4 @@
-"""What the tests of every format use."""
+"""Fixtures of the tests of all formats: one engine in a process, jobs that read a case through it, no unpickling."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from tests.formats.contract import Job, engine_below
 
 @pytest.fixture(scope="session", autouse=True)
 def _resource_tracker() -> None:
-    """Otherwise the first test that needs it leaves a process over."""
+    """Starts the process that the first test that needs it would leave over."""
     multiprocessing.resource_tracker.ensure_running()
 
 
 @pytest.fixture(scope="session")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClientSettings]:
-    """One for all formats: each of its own takes half a second of CPU (2026-11-26)."""
+    """Starts one engine for all formats: each of its own takes half a second of CPU (2026-11-26)."""
     root = tmp_path_factory.mktemp("engine")
     settings = ClientSettings(cache_dir=root / "cache", runtime_dir=root / "run", cache_bytes=10**9)
     with EngineClient(settings) as client:
@@ -41,7 +41,7 @@ def job(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture,
 ) -> Iterator[Job]:
-    """The files of a case, and what is read of them through the engine."""
+    """Writes the files of a case, and reads them through the engine."""
     engine_below(engine.cache_dir.parent, monkeypatch)
     with closing(Job(tmp_path, case, lambda: capsys.readouterr().out)) as made:
         yield made
@@ -49,7 +49,7 @@ def job(
 
 @pytest.fixture
 def unpickling_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is unpickled while the test runs."""
+    """Refuses to unpickle anything while the test runs."""
 
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("something was unpickled")

@@ -64,20 +64,20 @@ MOST_SECONDS = 1.0
 
 @functools.cache
 def _cases_of(contract: type[FormatContract]) -> list[Case]:
-    """Read once for all tests of a contract, not for each of the twenty."""
+    """Returns the cases, read once for all tests of a contract, not for each of the twenty."""
     return contract.cases()
 
 
 class FormatContract:
-    """Subclasses give `cases`."""
+    """The tests that each format's class inherits; subclasses give `cases`."""
 
     @classmethod
     def cases(cls) -> list[Case]:
-        """The datasets; the first one is also read end to end in `make test`."""
+        """Returns the datasets; the first one is also read end to end in `make test`."""
         raise NotImplementedError
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
-        """One test for each case."""
+        """Makes one test for each case."""
         if "case" in metafunc.fixturenames:
             # Half a second each.
             rest = [pytest.mark.formats] if "job" in metafunc.fixturenames else []
@@ -88,7 +88,7 @@ class FormatContract:
     # ------------------------------------------------------------ index
 
     def test_asks_inside_of_the_objects_and_forward(self, case: Case):
-        """No byte is read twice by a walk, and no more than estimated; samples ascend and do not overlap."""
+        """An index reads forward, no byte twice, and at most what its survey estimated; samples do not overlap."""
         found = find(case.format, case.objects)
         for source, items in found.items:
             last = 0
@@ -106,7 +106,7 @@ class FormatContract:
 
     @pytest.mark.parametrize("read_bytes", [1, 512])
     def test_windows_of_any_size(self, case: Case, read_bytes: int, monkeypatch: pytest.MonkeyPatch):
-        """The index does not depend on how much is read at once."""
+        """The index of a format does not depend on how much is read at once."""
         whole = find(case.format, case.objects)
         small = read_bytes if max(map(len, case.objects.values())) < 50_000 else max(read_bytes, 64)
         for name in ("READ_BYTES", "PROBE_BYTES"):
@@ -115,7 +115,7 @@ class FormatContract:
         assert (found.survey, found.items) == (whole.survey, whole.items)
 
     def test_goes_on_at_any_sample(self, case: Case):
-        """An index that was ended begins at a sample that it had found."""
+        """An index that was stopped goes on at any sample that it had found, with the same rest."""
         found = find(case.format, case.objects)
         for source, items in found.items:
             for place in sorted({0, 1, len(items) // 2, len(items) - 1} & set(range(len(items)))):
@@ -127,7 +127,7 @@ class FormatContract:
                 assert rest == items[place:]
 
     async def test_digest_depends_on_the_objects_alone(self, case: Case, tmp_path: Path):
-        """Two builds, other orders of the listing and of the answers, fewer at once, all known: one manifest."""
+        """A manifest's digest does not depend on orders of listing and answers, concurrency or known manifests."""
         first = await built(case.format, MemoryStore(case.objects), tmp_path / "0")
         verify(first)
         for seed, concurrency in ((None, 1), (1, 3)):
@@ -140,7 +140,7 @@ class FormatContract:
 
     @pytest.mark.parametrize("chunk_bytes", [4 << 10, 8 << 20])
     async def test_chunks(self, case: Case, chunk_bytes: int, tmp_path: Path):
-        """As long as asked, but where a sample or a block is longer; together they have every sample."""
+        """Chunks fetch at most twice `chunk_bytes`, unless they are one sample or block, and have all samples."""
         manifest = await built(case.format, MemoryStore(case.objects), tmp_path, chunk_bytes)
         verify(manifest)
         assert manifest.samples == len(case.samples)
@@ -149,7 +149,7 @@ class FormatContract:
             assert chunk.fetch_bytes <= 2 * chunk_bytes or chunk.samples == 1 or _blocks_of(chunk.hint) == 1
 
     async def test_keys_follow_from_the_objects(self, case: Case, tmp_path: Path):
-        """Another version of an object gives its chunks other keys, and no others."""
+        """Another version of an object gives other keys to its chunks, and to no others."""
         before = await built(case.format, MemoryStore(case.objects), tmp_path / "a")
         changed = max(name for name in case.objects if case.format.accepts(name))
         store = _Touched(case.objects, changed)
@@ -160,7 +160,7 @@ class FormatContract:
     # ------------------------------------------------------------ open, recode
 
     def test_opens_from_the_bytes_alone(self, case: Case):
-        """Read-only or writable, again with the same result; plain fields are views of the bytes, not copies."""
+        """A sample opens equally from read-only and writable bytes, again too; its plain fields are views of them."""
         found = find(case.format, case.objects)
         opener = case.format.opener(facts_of(found))
         for content, name in contents_of(case.format, found, case.objects):
@@ -173,7 +173,7 @@ class FormatContract:
                 assert field.name in case.copied or _is_inside(field.content, own), f"{field.name} is a copy"
 
     def test_recodes_in_one_way(self, case: Case):
-        """Twice the same bytes; a cut or changed block is refused, or has as many records."""
+        """Recoding a block twice gives the same bytes; a damaged block is refused, or has as many records."""
         found = find(case.format, case.objects)
         drawn = random.Random(1)
         for source, items in found.items:
@@ -192,20 +192,20 @@ class FormatContract:
     # ------------------------------------------------------------ bad inputs
 
     def test_damaged_files(self, case: Case, unpickling_fails: None):
-        """Read, or refused with one of three errors; quickly."""
+        """Damaged files are read or refused with a typed error, each within a second of CPU."""
         _mutate(case, FEW)
 
     @pytest.mark.formats
     @pytest.mark.timeout(1800)
     def test_many_damaged_files(self, case: Case, unpickling_fails: None):
-        """The same 2,000 times for each file, and with little memory, that of libraries included."""
+        """Thousands of damaged versions of each file are read or refused, within limits of time and memory."""
         samples_of(case)  # imports what it needs
         more = more_memory()
         _mutate(case, MANY)
         assert more() < MAX_BYTES + 8 * sum(map(len, case.objects.values()))
 
     def test_objects_of_no_bytes(self, case: Case):
-        """Have no samples, or are refused by name."""
+        """An object of no bytes has no samples, or is refused with ManifestError."""
         for name in (name for name in case.objects if case.format.accepts(name)):
             with contextlib.suppress(ManifestError):
                 find(case.format, {**case.objects, name: b""})
@@ -213,7 +213,7 @@ class FormatContract:
     # ------------------------------------------------------------ the object itself
 
     def test_is_its_options(self, case: Case):
-        """A format is made again from its name and its options as JSON; it has no state."""
+        """A format is made again from its name and its options as JSON, and pickles as an equal."""
         again = find_format(case.format.name, json.loads(json.dumps(case.format.options)))
         assert again.options == case.format.options
         assert pickle.loads(pickle.dumps(case.format)) == case.format
@@ -222,7 +222,7 @@ class FormatContract:
     # ------------------------------------------------------------ what a format can do besides
 
     def test_narrow_reads_the_same_values_and_less(self, case: Case):
-        """Of one field, and of two: all samples in their order, without the bytes of the others."""
+        """A dataset narrowed to one field or two has their values in order, and fetches fewer bytes."""
         found = find(case.format, case.objects)
         names = [spec.name for spec in facts_of(found).fields]
         whole = samples_of(case)
@@ -256,7 +256,7 @@ class FormatContract:
             assert None not in keys or KEY in fields
 
     def test_keys_of_parts_begin_with_their_file(self, case: Case):
-        """What is before the mark is the key of an object."""
+        """The key of a part of a file is the file's key before the format's mark."""
         if mark := case.format.part_mark:
             found = find(case.format, case.objects)
             opener = case.format.opener(facts_of(found))
@@ -278,13 +278,13 @@ class FormatContract:
         assert _read_bytes(fine) <= max(_read_bytes(coarse), size)
 
     async def test_codecs(self, case: Case, tmp_path: Path):
-        """Names that FFmpeg has; of formats without any, none."""
+        """The codecs that a format names for its dataset are names of decoders of FFmpeg."""
         av = pytest.importorskip("av")
         for name in find_codecs(await built(case.format, MemoryStore(case.objects), tmp_path)):
             assert av.Codec(name, "r").name
 
     async def test_bytes_of_tokens_and_samples(self, case: Case, tmp_path: Path):
-        """A sample is so many tokens, and nothing else; the bytes of samples are known of all or of none."""
+        """A sample of tokens is a multiple of the token's bytes; the bytes of samples are known of all or of none."""
         manifest = await built(case.format, MemoryStore(case.objects), tmp_path)
         token_bytes = case.format.find_token_bytes(manifest.facts)
         if token_bytes:
@@ -300,7 +300,7 @@ class FormatContract:
             assert (sizes > 0).all()
 
     async def test_decode_cost(self, case: Case, tmp_path: Path):
-        """Of all samples and of their mean, or of none; it says itself in words."""
+        """The cost of decoding is known of all samples and of their mean, or of none, and has a text."""
         manifest = await built(case.format, MemoryStore(case.objects), tmp_path)
         mean = case.format.find_decode_cost(manifest)
         each = [case.format.find_decode_cost(manifest, ordinal) for ordinal in range(manifest.samples)]
@@ -309,7 +309,7 @@ class FormatContract:
             assert cost is None or (cost.work > 0 and str(cost) and isinstance(cost.cheaper + cost.advice, str))
 
     async def test_packer(self, case: Case, tmp_path: Path):
-        """It travels to the tasks of a pack, and gives names and values, or leaves a field to its kind."""
+        """A format's packer can be pickled, and gives names and values, or leaves a field to its kind."""
         manifest = await built(case.format, MemoryStore(case.objects), tmp_path)
         packer = pickle.loads(pickle.dumps(case.format.find_packer(manifest)))
         if packer is None:
@@ -322,7 +322,7 @@ class FormatContract:
             assert all(isinstance(pair[0], str) for values in packed if values is not None for pair in values)
 
     def test_request(self, case: Case):
-        """The engine is asked for it by its name, or to look what is beside the files; annotations are no sample."""
+        """A format is requested by its name or as "auto", and does not accept its file of annotations as a sample."""
         assert case.format.requested_name in (case.format.name, AUTO)
         assert case.format.chosen_extensions is None or case.format.whole_objects
         if case.format.metadata_file:
@@ -332,7 +332,7 @@ class FormatContract:
     # ------------------------------------------------------------ end to end
 
     def test_epochs_and_single_samples(self, case: Case, job: Job):
-        """Through an engine and its socket: two epochs, `dataset[i]`, and `streamer show`."""
+        """Two epochs, `dataset[i]` and `streamer show` through an engine's socket give the expected samples."""
         dataset = job.dataset(case)
         for _ in range(2):
             assert _sorted(_told(dict(sample)) for sample in dataset) == job.expected
@@ -342,7 +342,7 @@ class FormatContract:
         assert all(name in shown for name in case.samples[0] if name != KEY), shown
 
     def test_conditions_need_no_index(self, case: Case, job: Job):
-        """Where a format reads a field alone, `where=` takes it as it is."""
+        """`where=` takes a field that a format reads alone without an index of columns."""
         facts = facts_of(find(case.format, case.objects))
         for spec in facts.fields:
             dtype = find_dtype(spec.kind)
@@ -356,7 +356,7 @@ class FormatContract:
 
     @pytest.mark.formats
     def test_resumes_on_another_number_of_ranks(self, case: Case, job: Job):
-        """Two ranks stop in mid-epoch; three go on: every sample once."""
+        """Two ranks stop in mid-epoch, and three go on from their state: each sample comes once."""
         assert len(case.samples) > GLOBAL_BATCH, "a case has samples for more than one batch"
         seen: list[object] = []
         for rank in range(2):
@@ -374,7 +374,7 @@ class FormatContract:
 
     @pytest.mark.slow
     def test_a_changed_object_is_an_error(self, case: Case, job: Job):
-        """It was indexed with another version."""
+        """An object that changed after it was indexed raises ObjectChangedError."""
         manifest = job.manifest(case)
         for name in case.objects:
             if case.format.accepts(name):
@@ -385,13 +385,13 @@ class FormatContract:
 
 
 def _fetched_bytes(found: Found) -> int:
-    """What is fetched for the samples of an index."""
+    """Returns the bytes that are fetched for the samples of an index."""
     items = [item for _, items in found.items for item in items]
     return sum(item.fetch_bytes if isinstance(item, Block) else item.stop - item.start for item in items)
 
 
 def _read_bytes(found: Found) -> int:
-    """What an index reads."""
+    """Returns the bytes that an index reads."""
     return sum(need.stop - need.start for asks in found.needs.values() for ask in asks for need in ask)
 
 
@@ -406,26 +406,26 @@ class Job:
         self.expected = _sorted(numbered)
 
     def dataset(self, case: Case, **options: object) -> StreamingDataset:
-        """The dataset; closed at the end."""
+        """Opens the dataset, which is closed at the end."""
         rule = dict.fromkeys(case.raw) if case.raw else "auto"
         made = StreamingDataset(self.folder, format=case.format, decode=rule, cache_bytes="1GB", **options)
         self._made.append(made)
         return made
 
     def loader(self, case: Case, rank: int, ranks: int, **options: object) -> StreamingDataLoader:
-        """The loader of one rank."""
+        """Returns the loader of one rank."""
         filled = Order(last_batch="fill")
         dataset = self.dataset(case, rank=rank, world_size=ranks, order=filled, **options)
         return StreamingDataLoader(dataset, GLOBAL_BATCH // ranks, 0, collate_fn=_kept, report_every=None)
 
     def manifest(self, case: Case) -> Path:
-        """A manifest that was built with another cache."""
+        """Builds a manifest with another cache, and returns its folder."""
         where = ["--cache-dir", str(self._root / "another"), "--out", str(self._root / "manifest")]
         assert main(["index", str(self.folder), *_named(case), *where]) == 0
         return self._root / "manifest"
 
     def show(self, case: Case) -> str:
-        """What `streamer show` prints of the first sample."""
+        """Returns what `streamer show` prints of the first sample."""
         assert main(["show", str(self.folder), *_named(case), "--sample", "0"]) == 0
         return self._out()
 
@@ -443,7 +443,7 @@ def engine_below(root: Path, patch: pytest.MonkeyPatch) -> None:
 
 
 def samples_of(case: Case) -> list[object]:
-    """Every sample of a case."""
+    """Returns every sample of a case."""
     found = find(case.format, case.objects)
     opener = case.format.opener(facts_of(found))
     contents = contents_of(case.format, found, case.objects)
@@ -451,7 +451,7 @@ def samples_of(case: Case) -> list[object]:
 
 
 class _Touched(MemoryStore):
-    """One object has another version."""
+    """Stands for a store in which one object got another version, with the same bytes."""
 
     def __init__(self, objects: dict[str, bytes], name: str) -> None:
         super().__init__(objects)
@@ -467,7 +467,7 @@ def _touched(record):
 
 
 def _keys(manifest: Manifest, name: str | None = None) -> list[bytes]:
-    """The keys of all chunks, or of those with bytes of one object."""
+    """Returns the keys of all chunks, or of those with bytes of one object."""
     chunks = [manifest.chunk(number) for number in range(manifest.chunks)]
     return [c.key for c in chunks if name is None or any(e.object.url == URL + name for e in c.extents)]
 
@@ -498,7 +498,7 @@ def _is_inside(view: memoryview, whole: memoryview) -> bool:
 
 
 def more_memory() -> Callable[[], int]:
-    """What tells by how many bytes the peak of this process has grown since; tracemalloc takes ten times as long."""
+    """Returns what tells how many bytes this process's peak has grown since; tracemalloc takes ten times as long."""
     # From here on the peak is counted anew (man proc_pid_clear_refs).
     Path("/proc/self/clear_refs").write_text("5")
     before = _peak_bytes()
@@ -511,7 +511,7 @@ def _peak_bytes() -> int:
 
 
 def _mutate(case: Case, times: int) -> None:
-    """Each object is changed in turn, and index, recoding and opening run to their end or to a refusal."""
+    """Changes each object in turn, and runs index, recoding and opening to their end or to a refusal."""
     drawn = random.Random(7)
     # A store of many small objects is read as a whole each time.
     times //= max(1, len(case.objects) // 4)
@@ -547,12 +547,12 @@ def _named(case: Case) -> list[str]:
 
 
 def _new(batch: list[object], loader: StreamingDataLoader) -> list[object]:
-    """The samples of a batch that are no repeats."""
+    """Returns the samples of a batch that are no repeats."""
     return [sample for sample, again in zip(batch, loader.repeated, strict=True) if not again]
 
 
 def _told(sample: dict[str, object]) -> dict[str, object]:
-    """A sample of a dataset as `expected.json` has it."""
+    """Returns a sample of a dataset as `expected.json` has it."""
     return json.loads(json.dumps({name: value if name == KEY else summary(value) for name, value in sample.items()}))
 
 

@@ -1,4 +1,4 @@
-"""Environments with a library's package beside what this one has, for the scripts in `make/`."""
+"""Environments with a library's package beside what this one has, for the scripts in `make/`; made by venv and pip."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SECONDS = 1500
 
 
 def library_python(*packages: str) -> Path:
-    """The Python of an environment with these packages, without what they ask for; made once."""
+    """Returns the Python of an environment with these packages, without what they ask for; made once."""
     folder = BUILT / hashlib.sha256(" ".join(packages).encode()).hexdigest()[:12]
     python, stamp = folder / "bin" / "python", folder / "made"
     if not stamp.exists():
@@ -34,7 +34,7 @@ def library_python(*packages: str) -> Path:
 
 
 def source_of(package: str) -> Path:
-    """The archive of a package's source, which has files that its wheel has not; fetched once."""
+    """Returns the archive of a package's source, which has files that its wheel has not; fetched once."""
     folder = BUILT / "sources" / package
     if not folder.exists():
         source = ("--no-deps", "--no-binary", ":all:", "--dest", folder, package)
@@ -44,7 +44,7 @@ def source_of(package: str) -> Path:
 
 
 def python_with_only(*packages: str) -> Path:
-    """The Python of an environment with these packages and what they ask for, nothing of this one; made once."""
+    """Returns the Python of an environment with these packages and what they need, nothing of this one; made once."""
     folder = BUILT / packages[0]
     stamp = folder / "made"
     if not stamp.exists():

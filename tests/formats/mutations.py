@@ -9,7 +9,7 @@ _EDGES = [b"\xff" * 8, b"\x00" * 8, b"\xff\xff\xff\x7f", b"\x00\x00\x00\x80", b"
 
 
 def mutated(content: bytes, drawn: random.Random) -> bytes:
-    """The content with one to eight changes."""
+    """Returns the content with one to eight changes."""
     out = bytearray(content)
     for _ in range(drawn.choice((1, 1, 2, 8))):
         kind, at = drawn.random(), drawn.randrange(len(out) + 1)

@@ -1,4 +1,4 @@
-"""What is expected of samples, as JSON. Needs numpy alone: the scripts in `make/` run beside each library's package."""
+"""The JSON in which samples are expected. Needs numpy alone, because scripts in `make/` run beside other packages."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def write_expected(folder: Path, samples: Sequence[Mapping[str, object]]) -> Non
 
 
 def summary(value: object) -> object:
-    """A decoded value as JSON: bytes and arrays by their digest."""
+    """Returns a decoded value as JSON: bytes and arrays by their digest."""
     if isinstance(value, np.ndarray):
         # Byte order does not matter, dtype and shape do.
         plain = np.ascontiguousarray(value, value.dtype.newbyteorder("<"))

@@ -1,4 +1,4 @@
-"""The table of docs/formats.md, "What arrays deliver": as stored, converted, refused, in npy, HDF5 and zarr alike."""
+"""What arrays deliver (the table of docs/formats.md): as stored, converted or refused, in npy, HDF5 and zarr alike."""
 
 from __future__ import annotations
 
@@ -43,19 +43,19 @@ def rows_in(chosen: object, objects: dict[str, bytes]) -> list[object]:
 @pytest.mark.parametrize("read", [of_npy, of_hdf5, of_zarr])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_numbers_are_those_that_are_stored(read: Callable[[np.ndarray], list[object]], dtype: str):
-    """Of every width and order of bytes: rows, and single numbers."""
+    """Arrays of every width and byte order deliver the stored numbers, as rows and as single numbers."""
     rows = np.arange(-3, 9).reshape(4, 3).astype(dtype)
     assert np.array_equal(np.array(read(rows)), rows)
     assert np.array_equal(np.array(read(np.ascontiguousarray(rows[:, 0]))), rows[:, 0])
 
 
 def test_enumerations_are_their_integers():
-    """As h5py reads them."""
+    """Enumerations of HDF5 are delivered as their integers, as h5py reads them."""
     assert of_hdf5(np.array([3, 5, 3], "i2"), dtype=ENUM) == [3, 5, 3]
 
 
 def test_fortran_order():
-    """Of zarr the axes are those of the array; rows of npy would be scattered."""
+    """Zarr arrays in Fortran order keep their axes; npy files in it are refused, because rows would be scattered."""
     rows = np.asfortranarray(np.arange(24, dtype="<i2").reshape(4, 3, 2))
     assert np.array_equal(of_zarr(rows, "F"), rows)
     with pytest.raises(ManifestError, match="Fortran order"):
@@ -64,13 +64,13 @@ def test_fortran_order():
 
 @pytest.mark.parametrize("options", [{"chunks": (3, 2)}, {"chunks": (3, 2), "compression": "gzip", "shuffle": True}])
 def test_chunks_at_edges(options: dict[str, object]):
-    """Have no more than the array."""
+    """Chunks at the edges of an HDF5 array deliver no more than the array."""
     rows = np.arange(35, dtype="<u2").reshape(7, 5)
     assert np.array_equal(of_hdf5(rows, **options), rows)
 
 
 def test_scalars_and_arrays_without_rows():
-    """Scalars are no fields, unless they are named; no rows are no samples."""
+    """Scalars are no fields, and refused where they are named; an array of no rows has no samples."""
     group = b'{"zarr_format": 3, "node_type": "group"}'
     grid = {"name": "regular", "configuration": {"chunk_shape": []}}
     store = {"zarr.json": group, "s/zarr.json": array(shape=[], chunk_grid=grid), "s/c": b"1"}
@@ -104,6 +104,6 @@ def test_scalars_and_arrays_without_rows():
     ],
 )
 def test_what_holds_no_numbers_is_refused(read: Callable[[np.ndarray], list[object]], rows: np.ndarray):
-    """With the name of the object."""
+    """Arrays of dates, texts, structs or empty rows are refused with the object's name."""
     with pytest.raises(ManifestError, match=r"a\.npy|a\.h5|\.zarray"):
         read(rows)

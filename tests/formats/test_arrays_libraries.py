@@ -1,4 +1,4 @@
-"""Larger files that h5py (an older release, too) and zarr have just written: every row is what they read."""
+"""Larger files that h5py (an older release, too) and zarr have just written in environments of their own."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ROWS = 1000
 
 @pytest.fixture(scope="module", autouse=True)
 def _semaphore() -> None:
-    """As in test_zarr.py."""
+    """Makes blosc's semaphore before the tests, so that none seems to leave it, as in test_zarr.py."""
     numcodecs.blosc.compress(b"a", b"lz4", 1, 1)
 
 
@@ -41,7 +41,7 @@ def _semaphore() -> None:
 def test_what_the_libraries_write(
     packages: tuple[str, ...], script: str, chosen: Format, names: tuple[str, ...], tmp_path: Path
 ):
-    """Each kind of file."""
+    """HDF5 files of two releases of h5py and stores of zarr deliver each row as these libraries read it."""
     make(python_with_only(*packages), script, tmp_path / "data", ROWS)
     for name in names:
         case = read_case(chosen, str(tmp_path / "data" / name))

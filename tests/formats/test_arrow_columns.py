@@ -1,4 +1,4 @@
-"""Columns of Arrow files that are read alone: the values of a whole read, without the bytes of the others."""
+"""Columns of Arrow files that are read alone, other schemas, and the images of datasets; on files of pyarrow."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ TABLE = pa.table(
 
 
 def written(table: pa.Table, compression: str | None, *, is_file: bool, batch_rows: int = 16) -> bytes:
-    """The bytes of a file or stream with batches of some rows."""
+    """Returns the bytes of a file or stream with batches of some rows."""
     sink = io.BytesIO()
     options = pa.ipc.IpcWriteOptions(compression=compression)
     with (pa.ipc.new_file if is_file else pa.ipc.new_stream)(sink, table.schema, options=options) as writer:
@@ -62,7 +62,7 @@ def check_columns(content: bytes, columns: tuple[str, ...], whole: list[dict[str
 @pytest.mark.parametrize("compression", [None, "zstd", "lz4"])
 @pytest.mark.parametrize("is_file", [True, False])
 def test_each_column_is_that_of_a_whole_read(compression: str | None, is_file: bool):
-    """Of every type, compressed or not, of files and of streams, beside a dictionary."""
+    """An Arrow column of any type that is read alone has the values of a whole read, compressed or not."""
     content = written(TABLE, compression, is_file=is_file)
     whole = samples(ArrowIPC(), {"a.arrow": content})
     for columns in (*((name,) for name in TABLE.column_names), ("struct.other",), ("view", "flag"), ("word", "number")):
@@ -71,7 +71,7 @@ def test_each_column_is_that_of_a_whole_read(compression: str | None, is_file: b
 
 @pytest.mark.parametrize("examples", [15, pytest.param(400, marks=pytest.mark.formats)])
 def test_columns_of_drawn_files(examples: int):
-    """However files differ in columns and types."""
+    """Columns chosen from files that differ in columns and types have the values of a whole read."""
 
     @given(drawn=drawn_tables(), ending=st.sampled_from([arrow, arrow_stream]), draw=st.data())
     @settings(max_examples=examples)
@@ -95,12 +95,12 @@ def test_columns_of_drawn_files(examples: int):
 
 
 def fetched_bytes(chosen: Format, content: bytes) -> int:
-    """The bytes of all ranges."""
+    """Returns the bytes of all ranges."""
     return sum(block.fetch_bytes for _, blocks in find(chosen, {"a.arrow": content}).items for block in blocks)
 
 
 def test_bytes_of_other_columns_are_not_fetched():
-    """Beside pictures a column of labels costs its own bytes, and the heads of the batches."""
+    """A column of labels beside images fetches its own bytes and the headers of the batches."""
     table = pa.table({"label": pa.array(range(1000)), "image": pa.array([bytes(10_000)] * 1000)})
     content = written(table, None, is_file=True, batch_rows=100)
     narrow = ArrowIPC().narrow(facts_of(find(ArrowIPC(), {"a.arrow": content})), ["label"])
@@ -112,7 +112,7 @@ def test_bytes_of_other_columns_are_not_fetched():
 
 
 def test_columns_of_damaged_batches():
-    """Heads of batches with other bytes are refused, or give rows."""
+    """Damaged headers of Arrow batches raise no error but RecodeError."""
     content = bytearray(written(TABLE, None, is_file=False))
     chosen = ArrowIPC(columns=("list", "view"))
     found = find(chosen, {"a.arrow": bytes(content)})
@@ -134,7 +134,7 @@ def test_columns_of_damaged_batches():
 
 
 def test_files_of_other_schemas_with_many_batches():
-    """The recoder gets the schema of such a file alone, not the places of its batches."""
+    """The hint of a file with another schema has this schema alone, and not the places of its batches."""
     first = pa.table({"a": pa.array(range(4000))})
     second = pa.table({"a": pa.array(range(4000)), "b": pa.array(["x"] * 4000)})
     objects = {
@@ -148,7 +148,7 @@ def test_files_of_other_schemas_with_many_batches():
 
 
 def test_schemas_that_are_too_long_are_named():
-    """Each block would carry one of more than 64 KiB."""
+    """A file whose other schema is longer than 64 KiB, which each block would carry, is refused by name."""
     columns = {f"a column with a rather long name {number}": [1] for number in range(1000)}
     objects = {"0.arrow": arrow(pa.table({"x": [1]})), "1.arrow": arrow(pa.table(columns))}
     with pytest.raises(ManifestError, match=r"1\.arrow has a schema of .* bytes.*write the files with one schema"):
@@ -177,12 +177,12 @@ def test_lists_of_nulls(chosen: Format, write, ending: str):
 
 
 def of_hugging_face(table: pa.Table, features: dict[str, object]) -> pa.Table:
-    """The table with a description of its columns, as datasets writes it."""
+    """Returns the table with a description of its columns, as datasets writes it."""
     return table.replace_schema_metadata({"huggingface": json.dumps({"info": {"features": features}})})
 
 
 def write_png() -> bytes:
-    """The bytes of an image of one pixel."""
+    """Returns the bytes of an image of one pixel."""
     sink = io.BytesIO()
     Image.new("RGB", (1, 1)).save(sink, "png")
     return sink.getvalue()
@@ -195,7 +195,7 @@ FILE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 @pytest.mark.parametrize(("chosen", "write", "ending"), [(Parquet, parquet, "parquet"), (ArrowIPC, arrow, "arrow")])
 @pytest.mark.parametrize("feature", ["Image", "Audio"])
 def test_files_that_are_not_embedded(chosen: type[Parquet | ArrowIPC], write, ending: str, feature: str):
-    """datasets' images and sounds that have a path only are refused; their paths are a field where it is named."""
+    """Images and sounds of datasets that have a path only are refused; their paths are a field where it is named."""
     rows = [{"bytes": PNG, "path": "0.jpg"}, None, {"bytes": None, "path": "folder/2.jpg"}]
     features = {"x": {"_type": feature}, "label": {"dtype": "int64", "_type": "Value"}}
     table = of_hugging_face(pa.table({"x": pa.array(rows, FILE), "label": [0, 1, 2]}), features)
@@ -215,7 +215,7 @@ def test_files_that_are_not_embedded(chosen: type[Parquet | ArrowIPC], write, en
 
 @pytest.mark.parametrize(("chosen", "write", "ending"), [(Parquet(), parquet, "parquet"), (ArrowIPC(), arrow, "arrow")])
 def test_files_in_lists_that_are_not_embedded(chosen: Format, write, ending: str):
-    """The same of images in a list."""
+    """Images of datasets in lists are refused where they have a path only."""
     features = {"x": {"_type": "List", "feature": {"_type": "Image"}}}
     good = pa.table({"x": pa.array([[{"bytes": PNG, "path": "0.jpg"}, None], None], pa.list_(FILE))})
     bad = pa.table({"x": pa.array([[{"bytes": None, "path": "0.jpg"}]], pa.list_(FILE))})
@@ -225,6 +225,6 @@ def test_files_in_lists_that_are_not_embedded(chosen: Format, write, ending: str
 
 
 def test_images_that_are_texts():
-    """A column of paths that is described as images has the paths."""
+    """A column of paths that datasets describes as images has the paths."""
     table = of_hugging_face(pa.table({"x": ["a.jpg", None]}), {"x": {"_type": "Image"}})
     assert samples(Parquet(), {"a.parquet": parquet(table)}) == [{"x": "a.jpg"}, {"x": None}]

@@ -1,4 +1,4 @@
-"""Arrow files meet the contract of the formats, on files of pyarrow, polars, datasets; what is said of bad ones."""
+"""Arrow files of pyarrow, polars and datasets meet the contract of the formats; how they are indexed, and refusals."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def blocks_in(content: bytes) -> list[Block]:
 
 
 def test_files_are_indexed_by_their_footers():
-    """Head, end, and the heads of all batches at once: of 8 MB, 200 KB; of a stream all is read, in windows."""
+    """The index of a file of 8 MB reads start, footer and headers of batches, 200 KB; that of a stream reads all."""
     batches = [numbers(100_000)] * 10
     found = found_in(file(*batches))
     (head,), (end,) = found.survey_needs
@@ -73,7 +73,7 @@ def test_files_are_indexed_by_their_footers():
 
 
 def test_batches_are_jumped_over():
-    """From 4 MiB on: of 50 MB of large batches their heads are read."""
+    """The index of a stream reads only the headers of batches that are larger than 4 MiB."""
     content = stream(*[numbers(1_000_000)] * 6)
     found = found_in(content)
     assert sum(need.stop - need.start for need in found.walked[URL]) <= 7 * reading.PROBE_BYTES
@@ -81,7 +81,9 @@ def test_batches_are_jumped_over():
 
 
 def test_a_stream_without_an_end_mark():
-    """Ends with its last message, and a batch of no rows is no block; one that is cut off is damaged."""
+    """A stream without an end mark ends with its last message; one that is cut inside a message is damaged.
+
+    A batch of no rows is no block."""
     content = stream(numbers(3), numbers(0), numbers(4))
     assert content.endswith(b"\xff\xff\xff\xff\0\0\0\0")
     ((block,), (same,)) = blocks_in(content[:-8]), blocks_in(content)
@@ -93,7 +95,7 @@ def test_a_stream_without_an_end_mark():
 
 
 def test_dictionaries_that_change():
-    """Those of a file, and of a stream before its batches, are read; others are refused with what to do."""
+    """Dictionaries of a stream are read where they do not change, and refused otherwise with what to do."""
     first = pa.record_batch({"word": pa.array(["a", "b"]).dictionary_encode()})
     other = pa.record_batch({"word": pa.array(["c", "b"]).dictionary_encode()})
     assert [block.samples for block in blocks_in(stream(first, first))] == [4]
@@ -113,20 +115,23 @@ def test_dictionaries_that_change():
         (pa.list_view(pa.int32()), "type number 25"),
     ],
 )
-def test_columns_that_are_not_read(kind, reason):
-    """Are named, inside of others, too."""
-    for nested in (kind, pa.struct([("bad", kind)])):
-        schema = pa.schema([pa.field("bad", nested)])
-        with pytest.raises(ManifestError, match=reason):
-            blocks_in(stream(schema=schema))
+@pytest.mark.parametrize("is_nested", [False, True])
+def test_columns_that_are_not_read(kind, reason, is_nested):
+    """Columns of unions, intervals, run-end encodings and list views are refused by name, inside structs, too."""
+    nested = pa.struct([("bad", kind)]) if is_nested else kind
+    schema = pa.schema([pa.field("bad", nested)])
+    with pytest.raises(ManifestError, match=reason):
+        blocks_in(stream(schema=schema))
 
 
-def test_files_of_other_types():
-    """Are refused with the names of both files, also those of 32 and 64 bits."""
-    for kind in (pa.int32(), pa.uint64(), pa.string(), pa.timestamp("us"), pa.list_(pa.int64())):
-        other = pa.record_batch({"n": pa.array([None], kind)})
-        with pytest.raises(ManifestError, match=r"b\.arrow has a column 'n' that is .*, in .*a\.arrow it is .*int64"):
-            find(ArrowIPC(), {"a.arrow": stream(numbers(2)), "b.arrow": stream(other)})
+@pytest.mark.parametrize(
+    "kind", [pa.int32(), pa.uint64(), pa.string(), pa.timestamp("us"), pa.list_(pa.int64())], ids=str
+)
+def test_files_of_other_types(kind):
+    """Files whose column has another type, of other widths too, are refused with the names of both files."""
+    other = pa.record_batch({"n": pa.array([None], kind)})
+    with pytest.raises(ManifestError, match=r"b\.arrow has a column 'n' that is .*, in .*a\.arrow it is .*int64"):
+        find(ArrowIPC(), {"a.arrow": stream(numbers(2)), "b.arrow": stream(other)})
 
 
 @pytest.mark.parametrize(
@@ -143,34 +148,30 @@ def test_files_of_other_types():
     ],
 )
 def test_what_is_no_arrow_file(content, reason):
-    """Says why."""
+    """Bytes that are no Arrow file are refused with what is wrong in them."""
     with pytest.raises(ManifestError, match=reason):
         find(ArrowIPC(), {"a.arrow": content})
 
 
-def test_a_footer_that_lies():
-    """Its messages overlap, go outside, or are of another length than they say."""
+@pytest.mark.parametrize(
+    ("at", "layout", "value"),
+    [(0, "<q", 0), (0, "<q", 1 << 40), (8, "<i", 4), (8, "<i", -8), (16, "<q", -8), (16, "<q", 8)],
+)
+def test_a_footer_that_lies(at, layout, value):
+    """A footer whose messages overlap, lie outside the file or have another length is refused as damaged."""
     content = file(numbers(1000), numbers(1000))
     length = struct.unpack("<i", content[-10:-6])[0]
     start = len(content) - 10 - length
     place = content.index(struct.pack("<q", next(iter(blocks_in(content))).ranges[0][0]), start)
-    for at, layout, value in (
-        (0, "<q", 0),
-        (0, "<q", 1 << 40),
-        (8, "<i", 4),
-        (8, "<i", -8),
-        (16, "<q", -8),
-        (16, "<q", 8),
-    ):
-        wrong = bytearray(content)
-        struct.pack_into(layout, wrong, place + at, value)
-        with pytest.raises(ManifestError, match="is damaged"):
-            blocks_in(bytes(wrong))
+    wrong = bytearray(content)
+    struct.pack_into(layout, wrong, place + at, value)
+    with pytest.raises(ManifestError, match="is damaged"):
+        blocks_in(bytes(wrong))
 
 
 @pytest.mark.parametrize("codec", [None, "lz4", "zstd"])
 def test_bodies_that_lie(codec):
-    """Offsets that leave their buffer, and lengths of compressed buffers: refused, nothing is read out of the batch."""
+    """False offsets and lengths in a batch's body give as many rows or a RecodeError; other row counts are refused."""
     content = stream(pa.record_batch({"s": ["abc", "defg"] * 50}), compression=codec)
     found = found_in(content)
     ((_, (block,)),) = found.items
@@ -193,7 +194,9 @@ def test_bodies_that_lie(codec):
 @pytest.mark.parametrize("kind", [pa.string_view(), pa.binary_view()])
 @pytest.mark.parametrize("nested", [False, True])
 def test_a_null_view_of_negative_length(kind, nested):
-    """Found by 2,000 mutations (2026-11-23): pyarrow takes it for valid, and its cast ends the process by SIGSEGV."""
+    """A null view of negative length is refused, because pyarrow's cast of it ends the process by SIGSEGV.
+
+    Found by 2,000 mutations (2026-11-23): pyarrow takes it for valid."""
     views = struct.pack("<iiii", -0x33000000, 0, 0, 0) + struct.pack("<i4sii", 24, b"xxxx", 0, 0)
     array = pa.Array.from_buffers(kind, 2, [pa.py_buffer(b"\x02"), pa.py_buffer(views), pa.py_buffer(b"x" * 24)])
     array.validate(full=True)
@@ -206,7 +209,7 @@ def test_a_null_view_of_negative_length(kind, nested):
 
 
 def test_names():
-    """Found by itself; the caches of datasets are not samples."""
+    """Arrow files are detected by their names, and the caches of datasets beside them are not samples."""
     saved = ["data-00000-of-00001.arrow", "state.json", "dataset_info.json", "cache-3fa9.arrow"]
     assert detect(saved) == "arrow"
     assert [ArrowIPC().accepts(key) for key in (*saved, "x.feather", "x.ipc")] == [True, *[False] * 3, True, True]

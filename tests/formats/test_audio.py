@@ -1,4 +1,4 @@
-"""Windows of recordings meet the contract of the formats, and are those of a decoder of the whole file."""
+"""Windows of audio files meet the contract of the formats, and are those of PyAV's decoding of the whole file."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.recordings import decoded, flac, m4a, mp3, opus, sound, vorbis, wav
 
 
 def expected(name: str, chosen: Audio, samples: np.ndarray, rate: int) -> list[dict[str, object]]:
-    """The windows of a recording, cut out of all of it."""
+    """Returns the windows of a recording, cut out of all of it."""
     length, step = (round(rate * (each or chosen.seconds)) for each in (chosen.seconds, chosen.seconds_between_starts))
     found, total = [], samples.shape[1]
     for start in range(0, total, step):
@@ -48,7 +48,7 @@ def expected(name: str, chosen: Audio, samples: np.ndarray, rate: int) -> list[d
 
 
 def case(chosen: Audio, name: str, objects: dict[str, bytes]) -> Case:
-    """A dataset whose samples PyAV tells."""
+    """Makes a dataset whose samples PyAV tells."""
     samples = [
         sample for key, content in sorted(objects.items()) for sample in expected(key, chosen, *decoded(content))
     ]
@@ -74,7 +74,7 @@ class TestAudio(FormatContract):
 @pytest.mark.parametrize("make", [flac, mp3, lambda: opus(6), lambda: vorbis(6)])
 @pytest.mark.parametrize("chunk_bytes", [3_000, 9_000])
 def test_windows_do_not_depend_on_chunks(make: Callable[[], bytes], chunk_bytes: int, monkeypatch: pytest.MonkeyPatch):
-    """However small the blocks are of which they are cut."""
+    """Windows of audio are the same however small the blocks are of which they are cut."""
     for module in (flac_files, ogg):
         monkeypatch.setattr(module, "PROBE_BYTES", 16_000)
     chosen = Audio(seconds=0.5, seconds_between_starts=0.2, at_end="pad")
@@ -86,7 +86,7 @@ def test_windows_do_not_depend_on_chunks(make: Callable[[], bytes], chunk_bytes:
 
 
 def test_a_chunk_has_what_windows_share_once():
-    """Windows that overlap four times take no more than their heads besides the file."""
+    """A chunk of overlapping windows has the file's samples once, and a header for each window."""
     content = wav(sound(60))
     ((_, (block,)),) = find(Audio(seconds=1.0, seconds_between_starts=0.25), {"0.wav": content}).items
     made = Audio().recoder(Facts()).recode(memoryview(content)[44:], block.samples, block.hint)
@@ -98,7 +98,7 @@ def test_a_chunk_has_what_windows_share_once():
 @pytest.mark.parametrize("make", [lambda: wav(sound(3)), flac, lambda: m4a(codec="alac")])
 @pytest.mark.parametrize("chunk_bytes", [9_000, 8 << 20])
 def test_drawn_windows_are_inside_of_their_cells(make: Callable[[], bytes], chunk_bytes: int):
-    """Equal generators draw one window for all fields; without one it begins in the middle of its cell."""
+    """Equal generators draw equal windows, each within its cell; without a generator they begin in the middle."""
     content = make()
     whole, rate = decoded(content)
     chosen = Audio(seconds=0.5, seconds_between_starts=0.4, start="random")
@@ -114,24 +114,24 @@ def test_drawn_windows_are_inside_of_their_cells(make: Callable[[], bytes], chun
 
 
 def test_drawn_windows_are_uniform():
-    """10,000 draws of a cell of 1,000 samples, in ten parts: chi-square below what one in a thousand exceeds."""
+    """10,000 drawn starts are uniform in their cell: chi-square of ten parts stays below the limit of p = 0.001."""
     head = WindowHeader("a.wav", TrackCodec("pcm"), 0, 500, 2_000, 501, places=1_000)
     found = np.bincount([(head.draw(np.random.default_rng(seed)) - 500) // 100 for seed in range(10_000)])
     assert len(found) == 10
     assert ((found - 1_000) ** 2 / 1_000).sum() < 27.9
 
 
-def test_windows_apart_are_fetched_alone():
-    """With more than 64 KiB between them; nearer ones are one range."""
+@pytest.mark.parametrize(("between", "ranges"), [(0.5, 1), (5.0, 12)])
+def test_windows_apart_are_fetched_alone(between: float, ranges: int):
+    """Windows with more than 64 KiB between them are a range of bytes each; nearer ones are one range."""
     content = wav(sound(60))
-    for between, ranges in ((0.5, 1), (5.0, 12)):
-        ((_, (block,)),) = find(Audio(seconds=0.1, seconds_between_starts=between), {"0.wav": content}).items
-        assert len(block.ranges) == ranges
+    ((_, (block,)),) = find(Audio(seconds=0.1, seconds_between_starts=between), {"0.wav": content}).items
+    assert len(block.ranges) == ranges
 
 
 @given(st.lists(st.tuples(st.integers(0, 200), st.integers(0, 60)), min_size=1, max_size=20))
 def test_shared_parts_are_the_ranges(spans: list[tuple[int, int]]):
-    """Joined they are each range; together they have every unit once, and no other."""
+    """The shared parts of overlapping ranges, joined, are each range, and have each unit exactly once."""
     lower, upper = (np.array(sorted(column)) for column in zip(*((a, a + b) for a, b in spans), strict=True))
     begin, end, ranges = cut_parts(lower, upper)
     parts = [set(range(*edges)) for edges in zip(begin, end, strict=True)]
@@ -153,7 +153,7 @@ def test_shared_parts_are_the_ranges(spans: list[tuple[int, int]]):
     ],
 )
 def test_windows_of_a_recording(total: int, length: int, step: int, kept: int, padded: int):
-    """Those inside of it; with "pad" as many as have all its samples, if windows leave none out."""
+    """`Windows.cut` counts the windows inside a recording; "pad" adds one for samples that remain at the end."""
     assert Windows.cut(total, length, step, pad=False).count == kept
     assert Windows.cut(total, length, step, pad=True).count == padded
 
@@ -175,13 +175,13 @@ def test_windows_of_a_recording(total: int, length: int, step: int, kept: int, p
     ],
 )
 def test_what_is_no_recording_is_refused(content: bytes, reason: str):
-    """By name, with what it is."""
+    """Bytes that are no audio file, or one in an unknown coding, are refused with what they are."""
     with pytest.raises(ManifestError, match=reason):
         find(Audio(), {"0.wav": content})
 
 
 def test_a_recording_that_is_cut_off_is_refused_by_the_recoder():
-    """Its head says more samples than there are."""
+    """A FLAC file that has fewer samples than its header says is refused by the recoder."""
     content = flac()[:-5_000]
     found = find(Audio(seconds=1.0), {"0.flac": content})
     with pytest.raises(RecodeError, match="samples 0 to 24000 are wanted, there are 0 to"):
@@ -190,7 +190,9 @@ def test_a_recording_that_is_cut_off_is_refused_by_the_recoder():
 
 @pytest.mark.parametrize("length", [0, 0xFFFFFFFF, 0x7FFFF000])
 def test_a_wav_that_was_not_closed_is_read_to_its_end(length: int):
-    """A recorder that was killed leaves 0 as the length of the numbers, one that writes to a pipe all ones."""
+    """A WAV file without a true length is read to its end.
+
+    A recorder that was killed leaves 0 as the length of the numbers, one that writes to a pipe all ones."""
     content = wav(sound(2))
     killed = content[:40] + length.to_bytes(4, "little") + content[44:]
     chosen = Audio(seconds=0.5)
@@ -202,13 +204,13 @@ def test_a_wav_that_was_not_closed_is_read_to_its_end(length: int):
 
 
 def test_a_wav_that_is_cut_off_is_a_shorter_one():
-    """As for FFmpeg; it has no samples that are missing."""
+    """A WAV file that is cut off is read as a shorter one, as FFmpeg reads it."""
     samples = samples_in(Audio(seconds=0.5), {"0.wav": wav(sound(2))[:-5_000]})
     assert [sample["start_seconds"] for sample in samples] == [0.0, 0.5, 1.0]
 
 
-def test_options():
-    """Are checked, and say what is wrong."""
-    for options in ({"seconds": 0}, {"seconds_between_starts": -1.0}, {"at_end": "repeat"}):
-        with pytest.raises(ConfigError, match="audio"):
-            find_format("audio", options)
+@pytest.mark.parametrize("options", [{"seconds": 0}, {"seconds_between_starts": -1.0}, {"at_end": "repeat"}], ids=str)
+def test_options(options: dict[str, object]):
+    """Options of Audio out of their range are refused."""
+    with pytest.raises(ConfigError, match="audio"):
+        find_format("audio", options)

@@ -1,4 +1,4 @@
-"""Windows of files that other libraries write and come with are those that soundfile and PyAV read."""
+"""Windows of files that other packages come with and soundfile writes, compared with soundfile's and PyAV's reading."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ REFUSED = {
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """All of them, with what soundfile reads beside."""
+    """Collects the audio files of the packages, with what soundfile reads beside them."""
     folder = tmp_path_factory.mktemp("sounds")
     python = python_with_only(SOUNDFILE)
     media = library_python(*WHEELS).parents[1]
@@ -77,7 +77,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 
 def truth(path: Path) -> np.ndarray | None:
-    """What is in a file: as soundfile reads numbers, FLAC and Vorbis, else as PyAV does; None: both refuse it."""
+    """Returns a file's samples: soundfile's for WAV, FLAC and Vorbis, else PyAV's; None if both refuse it."""
     known, content = Path(f"{path}.npy"), path.read_bytes()
     if path.suffix in {".wav", ".flac", ".ogg"} and b"OpusHead" not in content[:64]:
         return np.load(known) if known.exists() else None
@@ -89,7 +89,7 @@ def truth(path: Path) -> np.ndarray | None:
 
 @pytest.mark.parametrize("chunk_bytes", [8_000, 8 << 20])
 def test_windows_are_what_other_libraries_read(chunk_bytes: int, files: list[Path]):
-    """Of each file; those that are refused are named."""
+    """Windows of each package's file, one after the other, are what soundfile or PyAV reads; refusals are listed."""
     refused, wrong, compared = dict[str, str](), list[str](), 0
     for path in files:
         try:
@@ -107,7 +107,7 @@ def test_windows_are_what_other_libraries_read(chunk_bytes: int, files: list[Pat
 
 
 async def test_ten_hours_of_flac(tmp_path: Path):
-    """The index reads less than 1 % of it, and a window of 10 seconds is in at most two ranges of bytes."""
+    """The index of ten hours of FLAC reads at most 1 % of them, and a chunk is at most two ranges of bytes."""
     make(python_with_only(SOUNDFILE), "sounds.py", tmp_path / "10 hours.flac", 10)
     with (
         (tmp_path / "10 hours.flac").open("rb") as file,
@@ -122,7 +122,7 @@ async def test_ten_hours_of_flac(tmp_path: Path):
 
 
 def compare(path: Path, samples: Sequence[Mapping[str, object]], whole: np.ndarray) -> Iterator[str]:
-    """Tells what of windows one behind the other differs."""
+    """Yields what of consecutive windows differs from the whole."""
     rate = samples[0]["sample_rate"] if samples else 1
     joined = np.concatenate([sample["audio"] for sample in samples], axis=1) if samples else whole[:, :0]
     first, last = (float(time) for time in samples[-1]["__key__"].partition("#t=")[2].split(",")) if samples else (0, 0)

@@ -1,4 +1,4 @@
-"""Sounds of drawn formats, numbers, channels, rates and lengths are those that libsndfile reads."""
+"""Audio files of drawn formats, codings, channels, rates and lengths, compared with what libsndfile reads."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WINDOWS = (".wav", ".flac")
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """Files, of which each has what soundfile reads beside it."""
+    """Makes files, of which each has what soundfile reads beside it."""
     folder = tmp_path_factory.mktemp("sounds")
     make(python_with_only(SOUNDFILE), "sounds.py", folder, "draw", COUNT)
     found = [path for path in sorted(folder.iterdir()) if path.suffix != ".npy" and Path(f"{path}.npy").exists()]
@@ -36,7 +36,7 @@ def differs(found: np.ndarray, want: np.ndarray) -> bool:
 
 
 def test_whole_files(files: list[Path]):
-    """Every sample, and the rate; what is refused has no sample, or is a WAV of big-endian codes."""
+    """`AudioClip` decodes the samples and the rate that libsndfile reads; it refuses no sounds but big-endian LAW."""
     wrong, refused = list[str](), list[str]()
     for path in files:
         want = np.load(f"{path}.npy")
@@ -55,7 +55,7 @@ def test_whole_files(files: list[Path]):
 
 @pytest.mark.parametrize("chunk_bytes", [1_000, 8 << 20])
 def test_windows(chunk_bytes: int, files: list[Path]):
-    """One behind the other they are the whole file, wherever chunks begin."""
+    """Consecutive windows of WAV and FLAC files are the whole file, wherever chunks begin."""
     wrong, compared = list[str](), 0
     for path in files:
         want = np.load(f"{path}.npy")

@@ -1,4 +1,4 @@
-"""Windows of the sound of m4a, mp4 and mov are those of a decoder of the whole file."""
+"""Windows of the sound of m4a, mp4 and mov, compared with PyAV's decoding of the whole track."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ RATE_OF_TRACKS = 48_000
 
 
 def edited(content: bytes, media_time: int, *, ticks: int | None = None) -> bytes:
-    """With another edit: where it begins in the track, and its length in ticks of the movie."""
+    """Returns the file with another edit: where it begins in the track, and its length in ticks of the movie."""
     at = content.index(b"elst") + 12
     length = content[at : at + 4] if ticks is None else struct.pack(">i", ticks)
     return content[:at] + length + struct.pack(">i", media_time) + content[at + 8 :]
@@ -57,14 +57,16 @@ KINDS: dict[str, tuple[Callable[[], bytes], int, float]] = {
 
 
 def windows(chosen: Audio, content: bytes, chunk_bytes: int = 8 << 20) -> list[dict[str, object]]:
-    """The samples of a file."""
+    """Returns the samples of a file."""
     return samples_in(chosen, {"a.mp4": content}, chunk_bytes)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("chunk_bytes", [5_000, pytest.param(8 << 20, marks=pytest.mark.slow)])
 def test_windows_are_those_of_the_whole(kind: str, chunk_bytes: int):
-    """However small the blocks are; their length is what was encoded, which decoders fill to whole packets."""
+    """Windows of a track are those of the decoded whole, and end where the sound that was encoded ends.
+
+    Decoders fill the last packet."""
     make, total, near = KINDS[kind]
     content = make()
     whole, rate = decoded(content)
@@ -78,7 +80,7 @@ def test_windows_are_those_of_the_whole(kind: str, chunk_bytes: int):
 
 
 def test_noise_that_decoders_draw_is_the_same_again():
-    """AAC may leave bands to be filled with noise: a sample does not depend on those decoded before it."""
+    """A window of AAC is the same whichever were decoded before it, also where the decoder draws noise."""
     content = encoded("aac", "ipod", sound(1, 1, 48_000), 48_000, noise=True)
     one, other = (windows(Audio(seconds=0.2), content) for _ in range(2))
     assert all(np.array_equal(a["audio"], b["audio"]) for a, b in zip(one, other, strict=True))
@@ -87,13 +89,13 @@ def test_noise_that_decoders_draw_is_the_same_again():
 
 
 def test_when_a_window_begins_is_when_it_is_played():
-    """As in the video beside it: Opus begins behind its pre-skip, what an edit delays is later."""
+    """A window of Opus in mp4 begins at the time when it is played, after the codec's pre-skip."""
     first = windows(Audio(seconds=0.2), m4a(codec="libopus", container="mp4"))[0]
     assert (first["start_seconds"], first["__key__"]) == (312 / 48_000, "a.mp4#t=0.0065,0.2065")
 
 
 def test_fetches_sound_without_the_pictures_between():
-    """Where more than 64 KiB are between; the index reads the boxes alone."""
+    """Windows of sound skip video of more than 64 KiB between them, and the index reads the boxes alone."""
     content = video("rawvideo", 60, name="x.mov", sound=True)
     found = find(Audio(seconds=0.1, seconds_between_starts=1.0), {"a.mp4": content})
     ((_, (block,)),) = found.items
@@ -112,13 +114,13 @@ def test_fetches_sound_without_the_pictures_between():
     ],
 )
 def test_what_has_no_sound_that_is_read_is_refused(content: bytes, reason: str):
-    """By name, with what it is."""
+    """A file without a track of sound that is read is refused with what it has."""
     with pytest.raises(ManifestError, match=reason):
         find(Audio(), {"a.mp4": content})
 
 
 def test_the_track_is_chosen_by_its_number():
-    """Of all tracks; the first one with sound without it."""
+    """`stream_index` counts all tracks, and a track without sound is refused."""
     content = video("mpeg4", 10, sound=True)
     assert len(windows(Audio(seconds=0.1, stream_index=1), content)) == 3
     with pytest.raises(ManifestError, match="no track, number 0, of kind 'soun'"):
@@ -138,21 +140,21 @@ def test_the_track_is_chosen_by_its_number():
     ids=["LC", "of 960", "without SBR, said", "SBR around", "SBR behind", "any rate"],
 )
 def test_what_aac_tells_its_decoder(config: str, rate: int, samples: int):
-    """The rate that is decoded, and the samples of a packet."""
+    """The AAC configuration gives the decoded rate and the samples of a packet."""
     sound, each = tracks._aac(TrackCodec("aac", bytes.fromhex(config), rate=1, channels=2))
     assert (sound.rate, each) == (rate, samples)
 
 
 @pytest.mark.parametrize(("config", "reason"), [("f94c0000", "object type 42"), ("12", "ends after 1 bytes")])
 def test_other_aac_is_refused(config: str, reason: str):
-    """xHE-AAC, which FFmpeg does not read everywhere, and what is cut off."""
+    """xHE-AAC, which not every FFmpeg reads, and a configuration that is cut off are refused."""
     with pytest.raises(DamagedError, match=reason):
         tracks._aac(TrackCodec("aac", bytes.fromhex(config), rate=1, channels=2))
 
 
 @pytest.mark.parametrize("between", [0, 60_000])
 def test_hints_of_many_packets_are_short(between: int):
-    """However little their lengths, and what is between them, can be compressed."""
+    """Hints of 60,000 packets stay below LONGEST_HINT, because blocks are cut where lengths compress badly."""
     drawn, count = np.random.default_rng(0), 60_000
     sizes, gaps = drawn.integers(30, 700, count), drawn.integers(0, between + 1, count)
     offsets = np.cumsum(sizes + gaps) - sizes

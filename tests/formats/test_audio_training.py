@@ -1,4 +1,4 @@
-"""Sounds in training: windows with annotations, in a mix, resumed on fewer ranks; files whose window is drawn."""
+"""Audio in training: windows with annotations, in a mix, resumed on fewer ranks; files whose window is drawn."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DRAWN = Audio(seconds=0.5, seconds_between_starts=0.25, start="random")
 
 @pytest.fixture
 def talks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """15 windows of a WAV, and 11 of a FLAC in a folder."""
+    """Writes a WAV of 15 windows, and a FLAC of 11 in a folder."""
     monkeypatch.setenv("STREAMER_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("STREAMER_RUNTIME_DIR", str(tmp_path / "run"))
     folder = tmp_path / "talks"
@@ -42,7 +42,7 @@ def check(sample: dict[str, object], folder: Path, *, begin: bool = False) -> st
 
 
 def test_a_row_serves_all_windows_of_a_file(talks: Path, tmp_path: Path):
-    """Annotations are found by the path; keys by the window."""
+    """A row of annotations, found by the file's path, serves all windows of the file."""
     (tmp_path / "speakers.csv").write_text("file_name,speaker\n0.wav,ada\nb/1.flac,bob\n")
     table = str(tmp_path / "speakers.csv")
     with closing(StreamingDataset(talks, format=WINDOWS, annotations=table)) as dataset:
@@ -53,7 +53,7 @@ def test_a_row_serves_all_windows_of_a_file(talks: Path, tmp_path: Path):
 
 
 def test_windows_of_files_are_drawn_anew_in_each_epoch(talks: Path):
-    """From seed, epoch and sample: again the same in a second run."""
+    """Windows drawn from audio files differ between epochs, and are the same in a second run."""
 
     def drawn() -> list[dict[str, float]]:
         rule = dict.fromkeys(["wav", "flac"], AudioClip(seconds=0.5, start="random"))
@@ -75,7 +75,7 @@ def _start(sample: dict[str, object]) -> float:
 @pytest.mark.formats
 @pytest.mark.parametrize("chosen", [WINDOWS, DRAWN])
 def test_resumes_on_fewer_ranks_in_a_mix(chosen: Audio, talks: Path, tmp_path: Path):
-    """4, then 2, then one rank, and a mix with files of another kind: every sample once, as on one rank."""
+    """A mix of windows and files resumed on 4, 2 and 1 ranks has each sample once, as on one rank."""
     words = tmp_path / "words"
     words.mkdir()
     for number in range(22):

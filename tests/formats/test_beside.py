@@ -1,4 +1,4 @@
-"""`streamer index --beside`: every engine finds the manifest, and reads no tar."""
+"""`streamer index --beside` as a command in this process: the manifest is found beside tars, and no tar is read."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.tars import tar_of
 
 @pytest.fixture
 def tars(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Two tars of three samples."""
+    """Makes two tars of three samples."""
     monkeypatch.setenv("STREAMER_RUNTIME_DIR", str(tmp_path / "run"))
     folder = tmp_path / "tars"
     folder.mkdir()
@@ -28,7 +28,7 @@ def indexed(capsys: pytest.CaptureFixture, *arguments: str) -> tuple[int, str, s
 
 
 def test_the_manifest_lies_beside_the_data(tars, tmp_path, capsys):
-    """Another engine says that it reads nothing, and has the same digest."""
+    """After `streamer index --beside` another cache's index reads no tar, and prints the same first lines."""
     code, first, _ = indexed(capsys, f"{tars}/", "--beside", "--cache-dir", str(tmp_path / "one"))
     assert code == 0
     assert (tars / ".streamer" / "root.json").is_file()
@@ -39,7 +39,7 @@ def test_the_manifest_lies_beside_the_data(tars, tmp_path, capsys):
 
 
 def test_raw_files_need_none(tars, tmp_path, capsys):
-    """Their listing says everything."""
+    """`--beside` is refused for raw files, because their listing says everything."""
     where = ["--cache-dir", str(tmp_path / "one")]
     code, _, error = indexed(capsys, str(tars), "--format", "folder", "--beside", *where)
     assert code == 2
@@ -48,7 +48,7 @@ def test_raw_files_need_none(tars, tmp_path, capsys):
 
 @pytest.mark.parametrize("name", ["*.tar", "a.tar"])
 def test_it_needs_the_folder(tars, tmp_path, capsys, name):
-    """An engine that lists a pattern would not find it."""
+    """`--beside` is refused for a pattern or a single file, whose listing would not find the manifest."""
     code, _, error = indexed(capsys, str(tars / name), "--beside", "--cache-dir", str(tmp_path / "one"))
     assert code == 2
     assert "is not the one folder (or prefix) in which all objects are" in error

@@ -1,4 +1,4 @@
-"""Larger files that LMDB, Megatron-LM, pyarrow, polars, datasets and zipfile have just written: all that they read."""
+"""Larger files that LMDB, Megatron-LM, pyarrow, polars, datasets and zipfile have just written, and packers' rows."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ WINDOWS = Tokens(sequence_length=32)
 def test_what_the_libraries_write(
     script: str, python: Callable[[], Path], count: int, formats: dict[str, Format], raw: list[str], tmp_path: Path
 ):
-    """Every sample and field; and a manifest of them, whatever the order of the answers."""
+    """Files of LMDB, tokens, Arrow and zip deliver each sample and field as their libraries read them."""
     make(python(), script, tmp_path / "data", count)
     for name, chosen in formats.items():
         case = read_case(chosen, str(tmp_path / "data" / name), raw=raw)
@@ -78,7 +78,7 @@ def test_what_the_libraries_write(
 
 @pytest.mark.parametrize("vocabulary", [50_257, None])
 def test_megatron_reads_packed_tokens(vocabulary: int | None, tmp_path: Path):
-    """Of two bytes and of four; what it reads and writes again with its own writer has the same bytes."""
+    """Megatron-LM reads packed tokens of two and four bytes, and writes files of the same bytes."""
     packed = streamer.pack(
         made(10_000), tmp_path / "packed", output_format="tokens", vocab_size=vocabulary, shard_bytes="1MB"
     )
@@ -95,6 +95,8 @@ def test_megatron_reads_packed_tokens(vocabulary: int | None, tmp_path: Path):
     ],
 )
 def test_rows_of_other_packers(peer: str, python: Callable[[], Path], tmp_path: Path):
-    """They are those with which rows of documents are compared (tests/unit/batches/rows/test_assemble.py)."""
+    """The stored rows of grain and Megatron-LM are those that these packages make now.
+
+    Rows of documents are compared with them (tests/unit/batches/rows/test_assemble.py)."""
     make(python(), "row_fields.py", peer, tmp_path / "rows.json")
     assert (tmp_path / "rows.json").read_text() == (DATA / "rows" / f"{peer}.json").read_text()

@@ -1,4 +1,4 @@
-"""DALI reads encoded images through `DaliSource`: every sample once, and the same pixels as with its own reader."""
+"""DALI, in an environment of its own, reads encoded images through `DaliSource`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ PACKAGES = (
 @pytest.mark.formats
 @pytest.mark.timeout(1800)
 def test_two_epochs_are_those_of_dalis_own_reader(tmp_path: Path) -> None:
-    """Batches of 16, the last one of 2; DALI's queue holds some while the loader makes the next."""
+    """Two epochs through `DaliSource` have each image once, with the pixels of DALI's own reader.
+
+    Batches are of 16, the last one of 2; DALI's queue holds some while the loader makes the next."""
     from PIL import Image
 
     drawn, folder = np.random.default_rng(0), tmp_path / "jpegs"

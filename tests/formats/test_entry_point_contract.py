@@ -1,4 +1,4 @@
-"""A format of another package passes the contract, and gets all that the package's own formats get."""
+"""A format of another package, found by its entry point, meets the contract and has all features of built-in ones."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NUMBERS = [number * number for number in range(20)]
 
 
 def columns_module():
-    """The package's module, as its entry point imports it."""
+    """Returns the package's module, as its entry point imports it."""
     if MODULE not in sys.modules:
         spec = importlib.util.spec_from_file_location(MODULE, PACKAGE / f"{MODULE}.py")
         assert spec is not None
@@ -38,7 +38,7 @@ def columns_module():
 
 @pytest.fixture(scope="module", autouse=True)
 def _installed() -> Iterator[None]:
-    """Processes that this one starts find the package, too."""
+    """Puts the package onto the path, also for processes that this one starts."""
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(PACKAGE)
         yield
@@ -46,7 +46,7 @@ def _installed() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory, _installed: None) -> Iterator[ClientSettings]:
-    """Another one than that of the package's formats, which has started without the package."""
+    """Starts another engine than that of the built-in formats, which has started without the package."""
     root = tmp_path_factory.mktemp("engine")
     settings = ClientSettings(cache_dir=root / "cache", runtime_dir=root / "run", cache_bytes=10**9)
     with EngineClient(settings) as client:
@@ -55,13 +55,13 @@ def engine(tmp_path_factory: pytest.TempPathFactory, _installed: None) -> Iterat
 
 
 def objects() -> dict[str, bytes]:
-    """Two files."""
+    """Returns two files of the package's format."""
     write = columns_module().write_columns
     return {"a.cols": write(NUMBERS[:12], NAMES[:12]), "b.cols": write(NUMBERS[12:], NAMES[12:])}
 
 
 class TestColumnFile(FormatContract):
-    """All that a format must do and can do."""
+    """The contract for the package's format: all that a format must do and can do."""
 
     @classmethod
     def cases(cls) -> list[Case]:
@@ -76,13 +76,13 @@ class TestColumnFile(FormatContract):
 
 @pytest.fixture
 def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The files, and an engine of their own."""
+    """Writes the files, and names folders for an engine of their own."""
     engine_below(tmp_path, monkeypatch)
     return Case("", columns_module().ColumnFile(), objects(), ()).write(tmp_path / "data")
 
 
 def test_conditions_read_one_column(data: Path, caplog: pytest.LogCaptureFixture):
-    """Without an index of columns, as Parquet; the manifest of the column has half of the bytes."""
+    """A condition on a format of another package reads its column alone, without an index of columns."""
     caplog.set_level(logging.INFO)
     with closing(StreamingDataset(data, format="columns_of_tests", cache_bytes="1GB")) as dataset:
         part = dataset.select(where="number > 100 and number < 200")
@@ -93,7 +93,7 @@ def test_conditions_read_one_column(data: Path, caplog: pytest.LogCaptureFixture
 
 
 def test_joins_by_number_and_by_a_column(data: Path):
-    """Keys are numbers without reading a sample, or one column."""
+    """Datasets of another package's format are joined by number and by a column."""
     options = {"format": "columns_of_tests", "cache_bytes": "1GB"}
     with closing(StreamingDataset(data, **options)) as left, closing(StreamingDataset(data, **options)) as right:
         for on in ("__key__", "number"):
@@ -102,13 +102,13 @@ def test_joins_by_number_and_by_a_column(data: Path):
 
 
 def test_what_decoding_takes_is_shown(data: Path, capsys: pytest.CaptureFixture[str]):
-    """`streamer show` says it in the format's words."""
+    """`streamer show` prints the cost of decoding in the format's words."""
     assert main(["show", str(data), "--format", "columns_of_tests", "--sample", "0"]) == 0
     assert "decoding: 2 columns of a row" in capsys.readouterr().out
 
 
 def test_pack_writes_what_the_format_says(data: Path, tmp_path: Path):
-    """In the task of another process."""
+    """A pack in another process writes the fields that the format's packer gives."""
     pack(data, str(tmp_path / "packed"), format="columns_of_tests", executor="processes:1")
     with closing(StreamingDataset(tmp_path / "packed", cache_bytes="1GB")) as dataset:
         assert {dataset[index]["name.txt"] for index in range(dataset.samples)} == {

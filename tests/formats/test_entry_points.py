@@ -1,4 +1,4 @@
-"""A format of another package: installed beside streamer in the trainer and where the engine runs, or only in one."""
+"""A format of another package, installed for trainer and engine, or missing in one; with engines in processes."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def data(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The package, as pip installs it; engines that this process starts find it, too."""
+    """Installs the package's files as pip does; engines that this process starts find it, too."""
     place = tmp_path / "site"
     info = place / "streamer_format_of_the_tests-1.0.dist-info"
     info.mkdir(parents=True)
@@ -82,7 +82,7 @@ def texts(batch: list[dict[str, str]]) -> list[str]:
 
 @pytest.mark.usefixtures("installed")
 def test_index_epoch_and_resume(data: Path) -> None:
-    """By name or as an object, on one rank, and on two that go on in mid-epoch."""
+    """A format of another package is indexed, read in an epoch, and resumed in mid-epoch on two ranks."""
     chosen = find_format("fixed", OPTIONS)
     read: list[str] = []
     dataset = StreamingDataset(data, format=chosen, cache_bytes="1GB")
@@ -103,13 +103,13 @@ def test_index_epoch_and_resume(data: Path) -> None:
 
 @pytest.mark.usefixtures("installed")
 def test_options_that_it_does_not_have() -> None:
-    """Are refused as those of built-in formats are."""
+    """An unknown option of another package's format is refused as those of built-in formats are."""
     with pytest.raises(ConfigError, match=r"format 'fixed'.*record_byte"):
         find_format("fixed", {"record_byte": 8})
 
 
 def test_a_class_that_is_no_format(installed: Path) -> None:
-    """Is named with its place."""
+    """An entry point that is no subclass of Format is refused with its place."""
     (installed / f"{MODULE}.py").write_text("Fixed = 5\n")
     with pytest.raises(ConfigError, match=f"{MODULE}:Fixed is not a subclass"):
         find_format("fixed")
@@ -117,7 +117,7 @@ def test_a_class_that_is_no_format(installed: Path) -> None:
 
 @pytest.mark.usefixtures("installed")
 def test_not_installed_where_the_engine_runs(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The error names the format, what provides it, and the Python where it is missing."""
+    """The error for a format that the engine lacks has its name, the entry points' group and the engine's Python."""
     (tmp_path / "streamer.toml").write_text(f"[[datasets]]\nurl = '{data}'\n")
     served = subprocess.Popen(
         [sys.executable, "-m", "streamer", "serve", "--socket", tmp_path / "s", "--config", tmp_path / "streamer.toml"],
@@ -141,6 +141,6 @@ def test_not_installed_where_the_engine_runs(data: Path, tmp_path: Path, monkeyp
 
 
 def test_not_installed_here() -> None:
-    """In the trainer the error says so, with the formats that there are."""
+    """The error for a format that the trainer lacks has its name, the Python and the formats that there are."""
     with pytest.raises(ConfigError, match=r"'fixed' is not installed for .*python.*folder.*webdataset"):
         find_format("fixed")

@@ -1,4 +1,4 @@
-"""Raw files meet the contract of the formats."""
+"""Raw files meet the contract of the formats, and the classes of their folders are read through the engine."""
 
 from __future__ import annotations
 
@@ -34,7 +34,9 @@ def _files(folder: Path, keys: list[str]) -> Path:
 def test_a_class_does_not_replace_a_field(
     engine: ClientSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """SemanticKITTI has files called 000000.label; below the folder of a sequence their class would be its number."""
+    """A file's field "label" is not replaced by the class of its folder, and such a dataset is refused.
+
+    SemanticKITTI has files called 000000.label; below the folder of a sequence their class would be its number."""
     engine_below(engine.cache_dir.parent, monkeypatch)
     folder = _files(tmp_path / "d", ["00/000000.label"])
     why = r"a field 'label' of its own, and so would be called the number of its class folder"
@@ -47,7 +49,7 @@ def test_a_class_does_not_replace_a_field(
 def test_a_validation_set_has_the_classes_of_training(
     engine: ClientSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where it lacks one of them."""
+    """A validation set takes the classes of training by `Folder(classes=...)`, also where it lacks one of them."""
     engine_below(engine.cache_dir.parent, monkeypatch)
     train = _files(tmp_path / "train", ["bird/1.bin", "cat/1.bin", "dog/1.bin"])
     valid = _files(tmp_path / "val", ["bird/1.bin", "dog/1.bin"])
