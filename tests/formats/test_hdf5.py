@@ -1,4 +1,4 @@
-"""HDF5 meets the contract of the formats; filters by h5py; and what must be said of files that are not read."""
+"""HDF5 meets the contract of the formats, on files of h5py with its filters; and which files are refused."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class TestHDF5(FormatContract):
 
 
 def written(fill: Callable[[h5py.File], object], **options: object) -> bytes:
-    """A file."""
+    """Returns the bytes of a file that `fill` writes by h5py."""
     sink = io.BytesIO()
     with h5py.File(sink, "w", **options) as file:
         fill(file)
@@ -37,12 +37,12 @@ def written(fill: Callable[[h5py.File], object], **options: object) -> bytes:
 
 
 def dataset(array: np.ndarray = IMAGES, version: str = "earliest", **options: object) -> bytes:
-    """A file of one dataset, "x"."""
+    """Returns a file of one dataset, "x"."""
     return written(lambda file: file.create_dataset("x", data=array, **options), libver=version)
 
 
 def values(content: bytes, **datasets: str) -> list[object]:
-    """The samples of a file."""
+    """Returns the samples of a file."""
     return samples_of(Case("a file", HDF5(datasets=datasets), {"a.h5": content}, []))
 
 
@@ -63,7 +63,7 @@ def values(content: bytes, **datasets: str) -> list[object]:
     ids=["contiguous", "rows", "tiles", "one", "grows", "grows-gzip", "scaleoffset", "blosc", "bitshuffle"],
 )
 def test_layouts_and_filters(version: str, options: dict[str, object]):
-    """Of each version of the library."""
+    """HDF5 files of each layout, filter and version of the library deliver the rows that were written."""
     assert values(dataset(version=version, **options)) == [{"x": summary(row)} for row in IMAGES]
 
 
@@ -71,7 +71,7 @@ def test_layouts_and_filters(version: str, options: dict[str, object]):
 @pytest.mark.parametrize("maxshape", [(3000, 2), (None, 2)])
 @pytest.mark.parametrize("filters", [{}, {"shuffle": True}])
 def test_many_chunks(version: str, maxshape: tuple[int | None, int], filters: dict[str, object]):
-    """Trees of two levels, arrays of pages, blocks of blocks; a level is asked for at once."""
+    """The index of 3,000 HDF5 chunks finds all rows in at most four reads, whatever structure lists the chunks."""
     array = np.arange(6000, dtype="<u4").reshape(3000, 2)
     content = dataset(array, version, chunks=(1, 2), maxshape=maxshape, **filters)
     found = find(HDF5(), {"a.h5": content})
@@ -86,7 +86,7 @@ def test_many_chunks(version: str, maxshape: tuple[int | None, int], filters: di
 
 
 def test_an_index_reads_little():
-    """Rows of 128 KB, in the older layout with a chunk for each: headers, and the nodes of a tree."""
+    """The index of HDF5 rows of 128 KB reads at most ten ranges and 1 % of the file."""
     array = np.zeros((400, 256, 256), "<u2")
     content = dataset(array, chunks=(1, 256, 256))
     needs = [need for asks in find(HDF5(), {"a.h5": content}).needs.values() for ask in asks for need in ask]
@@ -95,7 +95,7 @@ def test_an_index_reads_little():
 
 
 def test_datasets_by_path():
-    """In groups; others do not matter."""
+    """HDF5 datasets are chosen by path, in groups too; a path without a dataset is refused with those there are."""
 
     def fill(file: h5py.File) -> None:
         file["train/images"] = IMAGES
@@ -120,7 +120,7 @@ def test_datasets_by_path():
 
 
 def test_the_datasets_of_many_groups_are_not_all_named():
-    """A message has twenty of them; groups that refer to themselves end."""
+    """The error for a root without arrays names twenty datasets of groups, and ends for groups in a cycle."""
 
     def fill(file: h5py.File) -> None:
         for number in range(30):
@@ -195,14 +195,16 @@ GOOD = dataset()
     ],
 )
 def test_files_that_have_no_rows(content: bytes, reason: str):
-    """Are refused by name, with what to do."""
+    """HDF5 files whose values or layouts are not read are refused with the file's name and the reason."""
     with pytest.raises(ManifestError, match=reason) as caught:
         find(HDF5(), {"a.h5": content})
     assert "a.h5" in str(caught.value)
 
 
 def test_a_layout_of_2004():
-    """As libraries before 1.6.3 wrote it: the message of today's is made an older one, which is as long."""
+    """HDF5 datasets with the layout message of libraries before 1.6.3 are read.
+
+    The message of today's is made an older one, which is as long."""
     numbers = np.arange(6, dtype="<f8").reshape(3, 2)
     content = dataset(numbers)
     with h5py.File(io.BytesIO(content)) as file:
@@ -216,13 +218,13 @@ def test_a_layout_of_2004():
 
 
 def test_files_of_two_kinds():
-    """Both are named."""
+    """HDF5 files whose rows differ in type or shape are refused, with both."""
     with pytest.raises(ManifestError, match=r"b\.h5 has rows of .*u1\[2\].*the first file of .*u2\[8,6\]"):
         find(HDF5(), {"a.h5": GOOD, "b.h5": dataset(np.zeros((3, 2), "u1"))})
 
 
 def test_a_checksum_that_is_wrong():
-    """Of the chunk, as Fletcher32 gives it."""
+    """A chunk of HDF5 whose Fletcher32 checksum is wrong is refused."""
     content = dataset(chunks=(24, 8, 6), fletcher32=True)
     found = find(HDF5(), {"a.h5": content})
     [(_, [block])] = found.items
@@ -235,7 +237,7 @@ def test_a_checksum_that_is_wrong():
 
 @pytest.mark.parametrize("content", [b"", b"\x00\x00", b"\xff\xff" * 70_000, bytes(range(255)) * 3, b"\x01\x02\x03"])
 def test_fletcher32_is_that_of_hdf5(content: bytes):
-    """Of an odd length, too."""
+    """`fletcher32` gives the checksum that HDF5 stores, for odd lengths, too."""
     if content:
         sink = dataset(np.frombuffer(content, "u1"), chunks=(len(content),), fletcher32=True)
         with h5py.File(io.BytesIO(sink)) as file:
@@ -246,7 +248,7 @@ def test_fletcher32_is_that_of_hdf5(content: bytes):
 
 
 def test_a_chunk_that_unpacks_to_more():
-    """A bomb is not unpacked: a chunk has as many bytes as its shape says."""
+    """A chunk of HDF5 that decompresses to more bytes than its shape says is refused."""
     import zlib
 
     content = dataset(chunks=(24, 8, 6), compression="gzip")
@@ -259,7 +261,7 @@ def test_a_chunk_that_unpacks_to_more():
 
 @pytest.mark.parametrize("version", ["earliest", "latest"])
 def test_soft_links_are_followed(version: str):
-    """As h5py follows them: absolute and relative ones, over groups and over other links."""
+    """HDF5's soft links are followed as h5py follows them, over groups and other links; cycles are refused."""
 
     def fill(file: h5py.File) -> None:
         file["entry/detector/images"] = IMAGES
@@ -281,7 +283,9 @@ def test_soft_links_are_followed(version: str):
 
 @pytest.mark.parametrize("version", ["earliest", "latest"])
 def test_a_soft_link_of_the_root_is_a_field(version: str):
-    """One to nothing is none; one to another file is refused, unless the others are named."""
+    """A soft link in HDF5's root is a field, unless it leads to nothing; a link to another file is refused.
+
+    Where the other datasets are named, such a link does not matter."""
 
     def fill(file: h5py.File) -> None:
         file["a"] = IMAGES
@@ -302,7 +306,7 @@ LENGTHS = {0: 5, 1: 9, 2: 3, 10: 7}
 
 
 def _episodes(file: h5py.File, **options: object) -> None:
-    """As robomimic has them; written in another order than their numbers."""
+    """Writes episodes as robomimic has them, in another order than their numbers."""
     file["mask/train"] = np.array([b"demo_0", b"demo_10"])
     for number in (10, 2, 0, 1):
         group = file.create_group(f"data/demo_{number}")
@@ -329,7 +333,7 @@ DEMOS = {"image": "data/*/obs/agentview_image", "action": "/data/demo_*/actions"
 @pytest.mark.parametrize("fields", [DEMOS, {"action": "data/*/actions"}, {"image": "data/*/obs/agentview_image"}])
 @pytest.mark.parametrize("window", [None, (2, 1), (4, 2), (5, 6)])
 def test_groups_that_are_episodes(version, options, fields, window):
-    """Files of robomimic: demo_2 before demo_10, and no window over the end of an episode."""
+    """Groups of robomimic's files are episodes in the order of their numbers, and no window crosses their ends."""
     paths = {name: path.replace("demo_*", "*") for name, path in fields.items()}
     content = written(lambda file: _episodes(file, **options), libver=version)
     wanted = []
@@ -344,7 +348,7 @@ def test_groups_that_are_episodes(version, options, fields, window):
 
 
 def test_patterns_of_episodes():
-    """Are the same for all fields; what does not fit is named."""
+    """One pattern of groups holds for all fields of HDF5; paths that do not fit are refused with what there is."""
     content = written(_episodes)
     assert len(values(content, action="data/demo_1*/actions")) == LENGTHS[1] + LENGTHS[10]
     assert len(values(content, action="data/demo_1/actions")) == LENGTHS[1]
@@ -370,7 +374,7 @@ def test_patterns_of_episodes():
 
 
 def test_many_episodes_are_read_together():
-    """Structures of 64 groups are asked for at once: few turns of the store."""
+    """The index of 100 groups of HDF5 takes at most 20 reads, because 64 groups are asked for at once."""
 
     def fill(file: h5py.File) -> None:
         for number in range(100):
@@ -384,26 +388,26 @@ def test_many_episodes_are_read_together():
 @pytest.mark.parametrize("version", ["earliest", "latest"])
 @pytest.mark.parametrize("fill", [None, 0, 7])
 @pytest.mark.parametrize("dtype", ["<f4", ">i2", ">f8"])
-def test_a_dataset_that_was_never_written(version: str, fill: int | None, dtype: str):
-    """Has its fill value in all rows, as h5py reads it, alone and beside others."""
-    for others in ({}, {"y": np.arange(5)}):
+@pytest.mark.parametrize("others", [{}, {"y": np.arange(5)}], ids=["alone", "beside others"])
+def test_a_dataset_that_was_never_written(others: dict[str, np.ndarray], version: str, fill: int | None, dtype: str):
+    """An HDF5 dataset that was never written has its fill value in all rows, as h5py reads it."""
 
-        def make(file: h5py.File, others: dict[str, np.ndarray] = others) -> None:
-            file.create_dataset("x", (5, 2), dtype, fillvalue=fill)
-            for name, array in others.items():
-                file[name] = array
+    def make(file: h5py.File) -> None:
+        file.create_dataset("x", (5, 2), dtype, fillvalue=fill)
+        for name, array in others.items():
+            file[name] = array
 
-        content = written(make, libver=version)
-        with h5py.File(io.BytesIO(content)) as file:
-            wanted = file["x"][:]
-        assert [row["x"] for row in values(content)] == [summary(row) for row in wanted]
+    content = written(make, libver=version)
+    with h5py.File(io.BytesIO(content)) as file:
+        wanted = file["x"][:]
+    assert [row["x"] for row in values(content)] == [summary(row) for row in wanted]
 
 
 @pytest.mark.parametrize("dtype", ["u1", "<i2", ">i4", "<u8", "<f4", ">f8"])
 @pytest.mark.parametrize("fill", [None, 0, 7])
 @pytest.mark.parametrize("more", [{}, {"compression": "gzip", "shuffle": True}])
 def test_scale_offset_with_a_fill_value(dtype: str, fill: int | None, more: dict[str, object]):
-    """Items that have the fill value, and those that were never written, are it."""
+    """The scale-offset filter of HDF5 delivers fill values, stored or never written, as h5py does."""
     shape = (12, 4)
 
     def write(file: h5py.File) -> None:

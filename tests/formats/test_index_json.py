@@ -1,4 +1,4 @@
-"""Shards of MDS and LitData that are not what their index says, or are not read: each is refused by name."""
+"""Shards of MDS and LitData that contradict their index.json, or are not read: each is refused by name."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Edit = Callable[[dict], object]
 
 
 def objects_of(folder: str, edit: Edit | None = None, **replaced: bytes) -> dict[str, bytes]:
-    """The objects of a case, with another index."""
+    """Returns the objects of a case, with another index."""
     objects = dict(read_case(MDS(), folder).objects) | replaced
     if edit is not None:
         index = json.loads(objects[INDEX])
@@ -34,21 +34,21 @@ def objects_of(folder: str, edit: Edit | None = None, **replaced: bytes) -> dict
 
 
 def refusal(chosen: Format, objects: Mapping[str, bytes]) -> ManifestError:
-    """What the index says of them."""
+    """Returns the error with which the index refuses them."""
     with pytest.raises(ManifestError) as caught:
         find(chosen, objects)
     return caught.value
 
 
 def put(content: bytes, place: int, layout: str, value: int) -> bytes:
-    """The content with a number in it."""
+    """Returns the content with a number in it."""
     changed = bytearray(content)
     struct.pack_into(layout, changed, place, value)
     return bytes(changed)
 
 
 def shard(index: dict) -> dict:
-    """The first shard of an index of MDS."""
+    """Returns the first shard of an index of MDS."""
     return index["shards"][0]
 
 
@@ -72,7 +72,7 @@ def shard(index: dict) -> dict:
     ],
 )
 def test_an_index_of_mds_that_cannot_be_used(edit: Edit, said: str):
-    """Says which index, and what of it."""
+    """An index.json of MDS that is not read is refused with what is wrong in it."""
     assert said in str(refusal(MDS(), objects_of("mds/zstd", edit)))
 
 
@@ -97,32 +97,32 @@ def test_an_index_of_mds_that_cannot_be_used(edit: Edit, said: str):
     ],
 )
 def test_an_index_of_litdata_that_cannot_be_used(edit: Edit, said: str):
-    """Says which index, and what of it."""
+    """An index.json of LitData that is not read is refused with what is wrong in it."""
     assert said in str(refusal(LitData(), objects_of("litdata/items-0.2.51", edit)))
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[" * 100_000, b"[]", b'{"shards": 3}', b"\xff\xfe"])
-def test_an_index_that_is_none(content: bytes):
-    """Names it."""
-    for chosen, folder in ((MDS(), "mds/plain"), (LitData(), "litdata/items")):
-        assert f"{URL}{INDEX}" in str(refusal(chosen, objects_of(folder, **{INDEX: content})))
+@pytest.mark.parametrize(("chosen", "folder"), [(MDS(), "mds/plain"), (LitData(), "litdata/items")])
+def test_an_index_that_is_none(chosen: Format, folder: str, content: bytes):
+    """The error for an index.json that cannot be parsed has its url."""
+    assert f"{URL}{INDEX}" in str(refusal(chosen, objects_of(folder, **{INDEX: content})))
 
 
 def test_an_index_that_is_too_long(monkeypatch: pytest.MonkeyPatch):
-    """It is not read."""
+    """An index.json longer than MAX_INDEX_BYTES is refused."""
     monkeypatch.setattr(index_json, "MAX_INDEX_BYTES", 100)
     assert "1 to 100 are read" in str(refusal(MDS(), objects_of("mds/plain")))
 
 
 def test_no_index():
-    """Says where it is looked for."""
+    """MDS shards without an index.json are refused with the name of what is missing."""
     objects = objects_of("mds/plain")
     del objects[INDEX]
     assert "no index.json is listed" in str(refusal(MDS(), objects))
 
 
 def test_many_shards():
-    """An index of 20,000 shards (1.3 TB), of which the last one is missing, is read within seconds."""
+    """An index of 20,000 shards (1.3 TB), of which the last one is missing, is refused within 10 s of CPU."""
     index = json.loads(objects_of("mds/plain")[INDEX])
     one = index["shards"][0]
     index["shards"] = [one] * 20_000 + [one | {"raw_data": one["raw_data"] | {"basename": "missing.mds"}}]
@@ -137,7 +137,7 @@ def test_many_shards():
 
 
 def test_streams_and_joined_parts():
-    """Two folders with an index each are one dataset; an index above them that names all shards is read alone."""
+    """Two folders of MDS with an index each are one dataset; an index above them for all is read alone."""
     plain = read_case(MDS(), "mds/plain")
     names = [name for name in plain.objects if name != INDEX]
     split = {f"{part}/{name}": content for part in "ab" for name, content in plain.objects.items()}
@@ -159,7 +159,7 @@ def test_streams_and_joined_parts():
 
 
 def test_another_dataset_beside_it():
-    """Items of other fields are not one dataset."""
+    """LitData folders whose items have other fields are refused as one dataset."""
     objects = {
         f"{part}/{name}": content
         for part in ("items", "items-0.2.51")
@@ -180,33 +180,38 @@ def test_another_dataset_beside_it():
         (8, 2**32 - 1, "behind its head"),
     ],
 )
-def test_a_head_that_is_wrong(place: int, value: int, said: str):
-    """Counts and places of the samples are checked; the details say that Index(damaged='skip') leaves it out."""
-    for chosen, folder, name in (
-        (MDS(), "mds/plain", "shard.00000.mds"),
-        (LitData(), "litdata/items", "chunk-0-0.bin"),
-    ):
-        objects = objects_of(folder)
-        error = refusal(chosen, {**objects, name: put(objects[name], place, "<I", value)})
-        assert said in str(error)
-        assert error.details["url"] == URL + name
-        assert "reason" in error.details
+@pytest.mark.parametrize(
+    ("chosen", "folder", "name"),
+    [(MDS(), "mds/plain", "shard.00000.mds"), (LitData(), "litdata/items", "chunk-0-0.bin")],
+    ids=["mds", "litdata"],
+)
+def test_a_head_that_is_wrong(chosen: Format, folder: str, name: str, place: int, value: int, said: str):
+    """A shard whose header has wrong counts or places is refused, and Index(damaged='skip') can leave it out."""
+    objects = objects_of(folder)
+    error = refusal(chosen, {**objects, name: put(objects[name], place, "<I", value)})
+    assert said in str(error)
+    assert error.details["url"] == URL + name
+    assert "reason" in error.details
 
 
-def test_samples_that_do_not_add_up():
-    """Lengths of columns and leaves."""
-    for chosen, folder, name in ((MDS(), "mds/plain", "MDS"), (LitData(), "litdata/items", "LitData")):
-        case = read_case(chosen, folder)
-        found = find(chosen, case.objects)
-        opener = chosen.opener(facts_of(found))
-        content = contents_of(chosen, found, case.objects)[0][0]
-        for wrong in (content[:-1], content + b"\0", content[:3], b"", put(content, 0, "<I", 2**32 - 1)):
-            with pytest.raises(DecodeError, match=name):
-                opener.open(memoryview(wrong), SampleName())
+@pytest.mark.parametrize(
+    ("chosen", "folder", "name"),
+    [(MDS(), "mds/plain", "MDS"), (LitData(), "litdata/items", "LitData")],
+    ids=["mds", "litdata"],
+)
+def test_samples_that_do_not_add_up(chosen: Format, folder: str, name: str):
+    """A sample of MDS or LitData whose lengths of columns do not add up is a DecodeError."""
+    case = read_case(chosen, folder)
+    found = find(chosen, case.objects)
+    opener = chosen.opener(facts_of(found))
+    content = contents_of(chosen, found, case.objects)[0][0]
+    for wrong in (content[:-1], content + b"\0", content[:3], b"", put(content, 0, "<I", 2**32 - 1)):
+        with pytest.raises(DecodeError, match=name):
+            opener.open(memoryview(wrong), SampleName())
 
 
 def test_frames_out_of_order():
-    """The table of frames must tile the chunk."""
+    """A table of frames that does not tile LitData's chunk is refused."""
     objects = objects_of("litdata/frames")
     content = objects["chunk-0-0.bin"]
     items = struct.unpack_from("<I", content, 12)[0]
@@ -226,7 +231,7 @@ def test_frames_out_of_order():
     ],
 )
 def test_an_arrow_file_that_is_none(place: int, layout: str, value: int, said: str):
-    """Lengths beyond the file, and another end."""
+    """A LitData chunk whose Arrow footer has lengths beyond the file, or another end, is refused."""
     objects = objects_of("litdata/arrow")
     wrong = put(objects["chunk-0-1.bin"], len(objects["chunk-0-1.bin"]) + place, layout, value)
     assert said in str(refusal(LitData(), {**objects, "chunk-0-1.bin": wrong}))
@@ -236,7 +241,7 @@ def test_an_arrow_file_that_is_none(place: int, layout: str, value: int, said: s
 
 
 def blocks_of(folder: str, chosen: Format, edit: Edit | None = None):
-    """What is found, and the first block with its bytes."""
+    """Returns what is found, and the first block with its bytes."""
     objects = objects_of(folder, edit)
     found = find(chosen, objects)
     source, (block, *_) = found.items[0]
@@ -247,7 +252,7 @@ def blocks_of(folder: str, chosen: Format, edit: Edit | None = None):
 @pytest.mark.parametrize("factor", [0.5, 0.999, 1.001, 1000])
 @pytest.mark.parametrize("name", ["zstd", "gz", "br", "bz2", "snappy"])
 def test_a_shard_that_unpacks_to_another_size(name: str, factor: float):
-    """Shorter, longer, or a thousand times as long as index.json says: no more memory is used than it says."""
+    """A shard that decompresses to another size than index.json says is refused, shorter or longer."""
 
     def lie(index: dict) -> None:
         shard(index)["raw_data"]["bytes"] = int(shard(index)["raw_data"]["bytes"] * factor) + (factor > 1)
@@ -259,7 +264,7 @@ def test_a_shard_that_unpacks_to_another_size(name: str, factor: float):
 
 @pytest.mark.parametrize("name", ["sha1", "md5", "sha3_256"])
 def test_hashes(name: str):
-    """One that hashlib has is compared; others are not."""
+    """The first hash of an MDS shard that hashlib has is compared; hashes that it lacks are not."""
 
     def lie(index: dict) -> None:
         shard(index)["zip_data"]["hashes"] = {"xxh64": "00", name: "00"}
@@ -270,7 +275,7 @@ def test_hashes(name: str):
 
 
 def test_uncompressed_shards_are_taken_where_both_are_there():
-    """`keep_zip`: the dataset is then plain; with one raw shard of several, all are blocks."""
+    """Raw shards beside compressed ones (`keep_zip`) are read instead, if all are there."""
     case = read_case(MDS(), "mds/zstd")
     raw = {}
     for one in json.loads(case.objects[INDEX])["shards"]:
@@ -301,7 +306,7 @@ def test_uncompressed_shards_are_taken_where_both_are_there():
     ],
 )
 def test_pickles_are_refused_before_the_first_sample(chosen: Format, folder: str, edit: Edit):
-    """The schema tells; a rule of the user's for the field is enough, or to allow them."""
+    """A field of pickles is refused by its schema; a rule for the field, or `allow_pickle`, permits it."""
     fields = facts_of(find(chosen, objects_of(folder, edit))).fields
     (name,) = (field.name for field in fields if field.kind == "pickle")
     with pytest.raises(ConfigError, match=f"field '{name}' is a pickle"):
@@ -312,7 +317,7 @@ def test_pickles_are_refused_before_the_first_sample(chosen: Format, folder: str
 
 
 def test_leaves_of_other_serializers_are_bytes():
-    """Those of a user's own, and media that are not decoded here."""
+    """Leaves of LitData by a user's serializer, and media that are not decoded, are fields of bytes."""
     words = ["mine", "graph", "video", "audio", "tifffile", "file:pdf", "nifti:nii"]
 
     def edit(index: dict) -> None:

@@ -1,4 +1,4 @@
-"""JSON lines meet the contract of the formats; and what must be said of bad ones."""
+"""JSON lines meet the contract of the formats; which bytes are lines, and which files are refused."""
 
 from __future__ import annotations
 
@@ -39,22 +39,22 @@ def lines_of(content: bytes) -> list[bytes]:
     ],
 )
 def test_lines(content, lines):
-    """End with a newline or with the object; blank ones, carriage returns and a byte order mark are nothing."""
+    """Lines end with a newline or with the object; blank ones and a byte order mark are no samples."""
     assert lines_of(content) == lines
 
 
-def test_a_line_that_is_too_long(monkeypatch):
-    """Whether it ends or not, with its place; it is not read to its end."""
+@pytest.mark.parametrize("end", [b"", b"\n3"], ids=["unended", "ended"])
+def test_a_line_that_is_too_long(end, monkeypatch):
+    """A line longer than LONGEST_LINE is refused with its offset, whether it ends or not."""
     monkeypatch.setattr(json_lines, "LONGEST_LINE", 100)
-    for content in (b"1\n" + b"2" * 101, b"1\n" + b"2" * 101 + b"\n3"):
-        with pytest.raises(ManifestError, match="a line of more than 100 bytes") as caught:
-            lines_of(content)
-        assert caught.value.details["offset"] == 2
+    with pytest.raises(ManifestError, match="a line of more than 100 bytes") as caught:
+        lines_of(b"1\n" + b"2" * 101 + end)
+    assert caught.value.details["offset"] == 2
     assert lines_of(b"1\n" + b"2" * 100 + b"\n") == [b"1", b"2" * 100]
 
 
 def test_compressed_files_are_named():
-    """What has the name of a plain file and the first bytes of a packed one."""
+    """A compressed file that is named as a plain one is refused as compressed."""
     with pytest.raises(ManifestError, match="is compressed"):
         find(JsonLines(), {"a.jsonl": b"\x1f\x8b\x08" + bytes(100)})
 
@@ -64,12 +64,13 @@ def test_compressed_files_are_named():
     [b"{", b"{}x", b"nothing", b'{"a": nan}', b'{"__key__": 3}', b"[" * 10**5, b"", b'{"a":\0}'],
 )
 def test_what_is_no_json(line):
-    """Is a DecodeError."""
+    """A line that is not JSON is a DecodeError when it is opened."""
     with pytest.raises(DecodeError, match="is not JSON"):
         JsonLines().opener(Facts()).open(memoryview(line), SampleName())
 
 
 def indexed(objects: dict[str, bytes]) -> list[str]:
+    """Returns the names of the files that are indexed."""
     return sorted(source.record.url.rpartition("/")[2] for source, _ in find(JsonLines(), objects).items)
 
 
@@ -83,13 +84,13 @@ def indexed(objects: dict[str, bytes]) -> list[str]:
     ],
 )
 def test_lines_in_files_that_are_called_json(names, expected):
-    """Where none are called .jsonl or numbered, which makes the others documents."""
+    """Files called .json are lines where none is called .jsonl or numbered; otherwise they are documents."""
     lines = dict.fromkeys(names, b'{"a": 1}\n{"a": 2}\n')
     assert indexed(lines) == (expected or names[1:])
 
 
 def test_packed_lines_in_files_that_are_called_json():
-    """As C4 has them, and much of what is on the Hub."""
+    """Compressed lines in numbered files called .json.gz, as C4 and many of the Hub have them, are read."""
     content = gzip.compress(b'{"text": "a"}\n{"text": "b"}\n')
     ((_, blocks),) = find(JsonLines(), {"c4-train.00000-of-01024.json.gz": content}).items
     assert [block.samples for block in blocks] == [2]
@@ -106,14 +107,15 @@ def test_packed_lines_in_files_that_are_called_json():
         b'[{"a": 1},\n {"a": 2}]\n',
     ],
 )
-def test_a_document_is_not_lines(content):
-    """A list of objects, or an object on several lines, plain or packed: an error that says what to write."""
-    for name, written in (("a.json", content), ("a.json.gz", gzip.compress(content))):
-        with pytest.raises((ManifestError, RecodeError), match="one JSON document, not a JSON value on each line"):
-            find(JsonLines(), {name: written})
+@pytest.mark.parametrize("compress", [bytes, gzip.compress], ids=["plain", "gzip"])
+def test_a_document_is_not_lines(compress, content):
+    """A list or an object over several lines, plain or compressed, is refused as one JSON document."""
+    name = "a.json" if compress is bytes else "a.json.gz"
+    with pytest.raises((ManifestError, RecodeError), match="one JSON document, not a JSON value on each line"):
+        find(JsonLines(), {name: compress(content)})
 
 
-def test_lists_are_lines_too():
-    """A line may be a list, also of objects."""
-    for content in (b'[{"a": 1}]\n[{"a": 2}]\n', b"[1]\n", b"{}"):
-        assert b"".join(line + b"\n" for line in lines_of(content)).strip() == content.strip()
+@pytest.mark.parametrize("content", [b'[{"a": 1}]\n[{"a": 2}]\n', b"[1]\n", b"{}"])
+def test_lists_are_lines_too(content):
+    """A line may be a list, also of objects, and a file may be one line."""
+    assert b"".join(line + b"\n" for line in lines_of(content)).strip() == content.strip()

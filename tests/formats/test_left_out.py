@@ -1,4 +1,4 @@
-"""What an index cannot use is left out where that was asked for, all at once; else one error names all of it."""
+"""What an index cannot use is named in one error, or left out and noted; by builds from a store in memory."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.videos import video
 async def skipped(
     chosen: Format, objects: Mapping[str, bytes], root: Path, notes: list[str], **options: object
 ) -> Manifest:
-    """The manifest without what cannot be used; `notes` gets the lines about it."""
+    """Builds the manifest without what cannot be used; `notes` gets the lines about it."""
     return await built(chosen, MemoryStore(objects), root, on_damage=notes.append, **options)
 
 
@@ -40,7 +40,9 @@ GOOD = '{"path": "a.mp4", "start": 0, "end": 1}'
 
 
 async def test_rows_that_are_no_segments(tmp_path: Path):
-    """Each kind of them, with rows behind the video, which are found when it is read."""
+    """Rows of segments that name no video or no times are refused all at once, or left out with a note each.
+
+    Rows behind the end of a video are found when it is read."""
     content = video("libx264", 60, options={"preset": "ultrafast"})
     behind = '{"path": "b.mp4", "start": 0, "end": 99}\n{"path": "b.mp4", "start": 50, "end": 51}'
     objects = {"a.mp4": content, "b.mp4": content, "rows.jsonl": "\n".join([GOOD, *BAD, GOOD]).encode()}
@@ -60,7 +62,7 @@ async def test_rows_that_are_no_segments(tmp_path: Path):
 
 
 async def test_the_first_ten_are_named(tmp_path: Path):
-    """With the number of all."""
+    """The error and the notes name ten of the rows that cannot be used, and count the others."""
     content = video("libx264", 60, options={"preset": "ultrafast"})
     rows = [GOOD, *(json.dumps({"path": f"{n}.mp4", "start": 0, "end": 1}) for n in range(25))]
     objects = {"a.mp4": content, "rows.jsonl": "\n".join(rows).encode()}
@@ -72,7 +74,7 @@ async def test_the_first_ten_are_named(tmp_path: Path):
 
 
 async def test_times_with_colons(tmp_path: Path):
-    """Are seconds, minutes and hours; other texts are no times."""
+    """Times of segments may have minutes and hours before colons; other texts are no times."""
     content = video("libx264", 90, options={"preset": "ultrafast"})
     times = [("00:00:01.5", "0:02"), ("00:01", "00:00:03"), ("1", "noon")]
     rows = [json.dumps({"path": "a.mp4", "start": start, "end": end}) for start, end in times]
@@ -96,7 +98,7 @@ ROWS = np.arange(12.0).reshape(6, 2)
 @pytest.mark.parametrize("bad", [hdf5(y=ROWS), hdf5(x=ROWS.astype("i4")), b"", b"no HDF5", hdf5(x=ROWS)[:300]])
 @pytest.mark.parametrize("name", ["0.h5", "5.h5"])
 async def test_files_of_other_columns_and_damaged_ones(bad: bytes, name: str, tmp_path: Path):
-    """Wherever they are, also in front, where the fields of all are read."""
+    """A damaged HDF5 file, or one of other columns, is left out wherever it is, in front, too."""
     good = {f"{number}.h5": hdf5(x=ROWS) for number in (1, 2, 7)}
     with pytest.raises(ManifestError, match=r"h5"):
         await built(HDF5(datasets={"x": "x"}), MemoryStore({**good, name: bad}), tmp_path)
@@ -112,7 +114,7 @@ async def test_files_of_other_columns_and_damaged_ones(bad: bytes, name: str, tm
 
 
 async def test_npy_of_other_shapes(tmp_path: Path):
-    """As HDF5."""
+    """Damaged npy files, and those of another shape, are left out and counted."""
 
     def npy(array: np.ndarray) -> bytes:
         np.save(sink := io.BytesIO(), array)
@@ -125,7 +127,7 @@ async def test_npy_of_other_shapes(tmp_path: Path):
 
 
 async def test_episodes(tmp_path: Path):
-    """Whose videos are gone, or have no frames at their times."""
+    """Episodes of LeRobot whose videos are gone, or have no frames at their times, are refused or left out."""
     objects = dict(lerobot_set())
     episodes = "meta/episodes/chunk-000/file-000.parquet"
     table = pq.read_table(io.BytesIO(objects[episodes]))

@@ -1,4 +1,4 @@
-"""Data sets of LeRobot meet the contract of the formats; windows, options, and what is said of bad ones."""
+"""Datasets of LeRobot meet the contract of the formats; layouts, windows, options, depth, and which are refused."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def case_of(version: str, groups: bool = True) -> Case:
 class TestLeRobot(FormatContract):
     @classmethod
     def cases(cls) -> list[Case]:
-        """Of two episodes, one file of rows; each damaged set is read as a whole."""
+        """Returns a set of two episodes, one file of rows; each damaged set is read as a whole."""
         whole, episodes = case_of("v3.0"), (0, 1)
         chosen = structs.replace(whole.format, episodes=episodes)
         objects = {name: content for name, content in whole.objects.items() if name not in OF_OTHERS}
@@ -54,19 +54,19 @@ class TestLeRobot(FormatContract):
 
 @pytest.mark.parametrize(("version", "groups"), [("v3.0", True), ("v3.0", False), ("v2.1", True)])
 def test_layouts(version: str, groups: bool):
-    """Several files; a row group of several episodes; a file for each episode and camera."""
+    """LeRobot sets of v3.0, with one or more episodes in a row group, and of v2.1 give the same samples."""
     case = case_of(version, groups)
     assert samples_of(case) == case.samples
 
 
 def test_pictures_have_the_numbers_of_their_rows():
-    """The expected ones, which come out of a full decode."""
+    """The expected frames of this module's sets, fully decoded, have the numbers of their rows."""
     for row, sample in enumerate(samples_of_set("v3.0", {})):
         assert [number_in(sample[camera].transpose(1, 2, 0)) for camera in CAMERAS] == [row, row + 500]
 
 
 def test_blocks_of_some_rows():
-    """Small chunks cut episodes; windows reach over the ends of blocks."""
+    """Small chunks cut episodes of LeRobot into blocks, and windows reach over the ends of blocks."""
     case = case_of("v3.0")
     found = find(case.format, case.objects, 1500)
     blocks = [item for _, items in found.items for item in items if isinstance(item, Block)]
@@ -77,7 +77,7 @@ def test_blocks_of_some_rows():
 
 
 def test_chosen_episodes_and_cameras():
-    """Rows of others are not in windows; what is not chosen is no field."""
+    """`episodes=` keeps these episodes' rows alone, and `cameras=` these cameras' fields."""
     chosen = Case("", LeRobot(episodes=(3, 1), cameras=(WRIST,)), lerobot_set(), [])
     expected = [
         {name: summary(value) for name, value in sample.items() if name != TOP}
@@ -89,7 +89,7 @@ def test_chosen_episodes_and_cameras():
 
 
 def reencoded(name: str, content: bytes, codec: str, options: Mapping[str, str]) -> bytes:
-    """A video of the set with the same numbers, that says only when its frames are decoded."""
+    """Returns a video of the set with the same numbers, that says only when its frames are decoded."""
     if not name.endswith(".mp4"):
         return content
     with av.open(io.BytesIO(content)) as box:
@@ -107,7 +107,7 @@ _X265 = {"preset": "ultrafast", "x265-params": "bframes=2:log-level=none:pools=1
 def test_videos_that_do_not_say_when_frames_are_shown(
     codec: str, options: Mapping[str, str], windows: Mapping[str, list[float]]
 ):
-    """Are refused where frames are reordered, wherever in the video the rows are; else each row has its own."""
+    """Videos without times of display are refused where frames are reordered; else each row has its frame."""
     objects = {name: reencoded(name, content, codec, options) for name, content in lerobot_set().items()}
     chosen = LeRobot(delta_timestamps=windows, cameras=(TOP,))
     if options.get("bf") == "0":
@@ -125,7 +125,7 @@ def test_videos_that_do_not_say_when_frames_are_shown(
 
 @pytest.mark.parametrize("count", [1, 2, 5])
 def test_nearest_frames(count: int):
-    """At their times, up to 0.1 ms away; other times have none."""
+    """A camera's frame is found up to 0.1 ms from its time; a time further away is refused."""
     numbers = np.arange(count)
     packets = Packets(*([numbers] * 7))
     video = CameraVideo(
@@ -154,7 +154,7 @@ def test_nearest_frames(count: int):
     ],
 )
 def test_options_that_do_not_fit(options: Mapping[str, object], message: str):
-    """Say what there is."""
+    """Options of LeRobot that a set does not fit are refused with what there is."""
     with pytest.raises(ConfigError, match=message):
         find(LeRobot(**options), lerobot_set())
 
@@ -225,7 +225,7 @@ def first(value: object) -> Callable[[list[object]], list[object]]:
     ],
 )
 def test_sets_that_contradict_themselves(edit: Edit, error: type[Exception], message: str):
-    """Say what, and where."""
+    """A LeRobot set that contradicts itself is refused with what is wrong, and where."""
     objects = dict(lerobot_set())
     edit(objects)
     with pytest.raises(error, match=re.compile(message, re.DOTALL)):
@@ -236,7 +236,7 @@ DEPTHS = {"is_depth_map": True, "video.depth_min": 0.05, "video.depth_max": 8.0,
 
 
 def of_depth(codes: np.ndarray, **said: object) -> dict[str, bytes]:
-    """The data set with a video of depth in place of the first camera's: a picture of each row's codes."""
+    """Returns the set with a video of depth in place of the first camera's: a picture of each row's codes."""
     objects = dict(lerobot_set())
     file = io.BytesIO()
     with av.open(file, "w", format="mp4") as box:
@@ -263,7 +263,7 @@ def of_depth(codes: np.ndarray, **said: object) -> dict[str, bytes]:
 
 @pytest.mark.parametrize("use_log", [True, False])
 def test_depth_is_in_millimetres(use_log: bool):
-    """As lerobot computes it from the numbers of 12 bits; windows have an axis more."""
+    """Frames of depth are millimetres, as lerobot computes them from 12 bits, linear or logarithmic."""
     codes = np.random.default_rng(0).integers(0, 4096, (sum(LENGTHS), 24, 40)).astype("<u2")
     codes[0, 0, :2] = 0, 4095
     objects = of_depth(codes, **{"video.use_log": use_log})
@@ -281,7 +281,7 @@ def test_depth_is_in_millimetres(use_log: bool):
 
 
 def test_depth_that_cannot_be_told_is_refused():
-    """Distances that cannot be, pictures of other bits, numbers of which nothing is said."""
+    """Cameras of depth with impossible distances, other bits or no mark are refused with the way to leave them out."""
     codes = np.zeros((sum(LENGTHS), 16, 16), "<u2")
     with pytest.raises(ManifestError, match=r"camera 'observation.images.top' of depth.*LeRobot\(cameras=...\)"):
         samples_in(LeRobot(), of_depth(codes, **{"video.depth_max": 0.01}))
@@ -295,7 +295,7 @@ def test_depth_that_cannot_be_told_is_refused():
 
 
 def test_columns_of_structs_and_texts_are_fields():
-    """As the language columns of lerobot."""
+    """Columns of structs, as lerobot's language columns, are fields of LeRobot samples."""
     objects = {name: content for name, content in lerobot_set().items() if name != DATA.replace("000.p", "001.p")}
     said = [[{"role": "user", "content": str(row)}] * (row % 3) for row in range(20)]
     table = pq.read_table(io.BytesIO(objects[DATA])).append_column("language", pa.array(said))
@@ -309,7 +309,7 @@ def test_columns_of_structs_and_texts_are_fields():
 
 
 def test_more_tolerance():
-    """Videos and rows whose times are a bit off are read with it."""
+    """`tolerance_s` reads LeRobot sets whose times are a bit off, which are refused by default."""
     late = column(EPISODES, f"videos/{TOP}/from_timestamp", lambda values: [value + 0.002 for value in values])
     jitter = column(DATA, "timestamp", lambda values: [value + 0.001 * (n % 2) for n, value in enumerate(values)])
     objects, first_file = dict(lerobot_set()), (0, 1, 2)

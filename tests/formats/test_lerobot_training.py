@@ -1,4 +1,4 @@
-"""Data sets of LeRobot in training: shuffled over workers, resumed in mid-epoch on other ranks."""
+"""Datasets of LeRobot in training, through an engine and workers: shuffled, resumed in mid-epoch on other ranks."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def check(sample: Mapping[str, object]) -> dict[str, object]:
 
 
 def loaders(folder: Path, ranks: int) -> Iterator[StreamingDataLoader]:
-    """The ranks of a job, one after the other."""
+    """Yields the loaders of a job's ranks, one after the other."""
     for rank in range(ranks):
         dataset = StreamingDataset(
             folder, format=LeRobot(delta_timestamps=WINDOWS), decode={WRIST: Frames((48, 64))}, transform=check,
@@ -46,7 +46,7 @@ def loaders(folder: Path, ranks: int) -> Iterator[StreamingDataLoader]:
 
 
 def rows(loader: StreamingDataLoader, steps: int | None = None) -> list[int]:
-    """The rows of the next steps, but those that fill the last batch."""
+    """Returns the rows of the next steps, but those that fill the last batch."""
     found: list[int] = []
     for number, batch in enumerate(loader):
         pairs = zip(batch["row"].tolist(), loader.repeated, strict=True)
@@ -58,7 +58,7 @@ def rows(loader: StreamingDataLoader, steps: int | None = None) -> list[int]:
 
 @pytest.mark.formats
 def test_every_row_once_after_a_resume_on_other_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """One rank stops in mid-epoch, two go on; then an epoch in another order."""
+    """After a stop in mid-epoch two ranks go on with each row once, then with an epoch in another order."""
     monkeypatch.setenv("STREAMER_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("STREAMER_RUNTIME_DIR", str(tmp_path / "run"))
     for name, content in lerobot_set().items():

@@ -1,4 +1,4 @@
-"""Larger datasets that the libraries have just written: every field of every sample is what their own readers say."""
+"""Larger datasets that LeRobot, MosaicML Streaming and LitData have just written, in environments of their own."""
 
 from __future__ import annotations
 
@@ -45,7 +45,9 @@ LEROBOT_MORE = (
 
 
 def test_what_lerobot_writes(tmp_path: Path):
-    """Every window of all cameras, in AV1 and in H.264; most episodes begin in the middle of their files."""
+    """Sets that lerobot has written, in AV1 and H.264, give its windows of all cameras.
+
+    Most episodes begin in the middle of their files."""
     make(library_python(*LEROBOT, *LEROBOT_MORE), "lerobot_sets.py", tmp_path / "made")
     windows = json.loads((tmp_path / "made" / "windows.json").read_text())
     for codec in ("libsvtav1", "h264"):
@@ -60,7 +62,7 @@ def test_what_lerobot_writes(tmp_path: Path):
 def test_what_the_libraries_write(
     library: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ):
-    """In this process, and through an engine and its socket with the format found by itself."""
+    """MDS and LitData are read as their libraries do, in this process and, detected, through an engine."""
     chosen, script, packages = LIBRARIES[library]
     make(library_python(*packages), script, tmp_path / "written", SAMPLES)
     folders = sorted(path.parent for path in (tmp_path / "written").glob("*/expected.json"))

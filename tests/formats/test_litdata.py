@@ -1,4 +1,4 @@
-"""LitData meets the contract of the formats, in all its layouts."""
+"""LitData meets the contract of the formats, in all its layouts; what its index reads."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class TestLitData(FormatContract):
     [("items", 2, 1), ("arrow", 2, 1), ("frames", 1, 1), ("packed", 1, 0), ("packed-items", 1, 1), ("tokens", 1, 1)],
 )
 def test_what_the_index_reads(name: str, surveyed: int, indexed: int):
-    """`index.json`, where it does not tell the layout the end of one chunk, and one place of each chunk."""
+    """The index of LitData reads index.json, the end of one chunk where it must, and a place of each chunk."""
     case = read_case(LitData(), f"litdata/{name}")
     found = find(LitData(), case.objects)
     assert len(found.survey_needs) == surveyed
@@ -40,7 +40,9 @@ def test_what_the_index_reads(name: str, surveyed: int, indexed: int):
 
 
 def test_a_packed_chunk_of_no_bytes():
-    """It is damaged, and named; it was taken for a block of no bytes (2,000 mutations, 2026-11-23)."""
+    """A compressed LitData chunk of no bytes is refused as damaged.
+
+    It was taken for a block of no bytes (2,000 mutations, 2026-11-23)."""
     case = read_case(LitData(), "litdata/packed-0.2.51")
     name = next(name for name in case.objects if LitData().accepts(name))
     with pytest.raises(ManifestError, match=rf"{name} is damaged: no bytes, index.json says \d+ items"):
@@ -48,6 +50,6 @@ def test_a_packed_chunk_of_no_bytes():
 
 
 def test_blocks_of_tokens_are_not_looked_for():
-    """They follow from the index."""
+    """Blocks of tokens follow from LitData's index.json, so that no chunk is read for them."""
     found = find(LitData(block_size=8), read_case(LitData(), "litdata/tokens").objects)
     assert not any(found.needs.values())

@@ -1,4 +1,4 @@
-"""LMDB meets the contract of the formats, on files of its own library; and what must be said of bad ones."""
+"""LMDB meets the contract of the formats, on files of its own library; what its index reads, and which it refuses."""
 
 from __future__ import annotations
 
@@ -47,24 +47,24 @@ def on_meta_pages(content: bytearray, at: int, layout: str, value: int) -> bytes
 
 
 def root_of(content: bytes) -> int:
-    """Where the root page is."""
+    """Returns where the root page is."""
     newer = max((0, PAGE), key=lambda page: struct.unpack_from("<Q", content, page + TRANSACTION)[0])
     return PAGE * struct.unpack_from("<Q", content, newer + MAIN + 40)[0]
 
 
 def nodes_of(content: bytes, page: int) -> list[int]:
-    """Where the nodes of a page are."""
+    """Returns where the nodes of a page are."""
     (lower,) = struct.unpack_from("<H", content, page + 12)
     return [page + at for at in struct.unpack_from(f"<{(lower - 16) // 2}H", content, page + 16)]
 
 
 def leaves_of(content: bytes) -> list[int]:
-    """Where the leaf pages are; the root is above them."""
+    """Returns where the leaf pages are; the root is above them."""
     return [PAGE * struct.unpack_from("<H", content, node)[0] for node in nodes_of(content, root_of(content))]
 
 
 def test_keys_that_are_no_samples(entries, content):
-    """Patterns of them; by default those that scripts write beside the samples."""
+    """`LMDB(skip=...)` leaves out keys by patterns, in place of the default ones, such as __len__ and __keys__."""
     every = {sample["__key__"] for sample in entries.samples}
     some = read_case(LMDB(skip=("1*", "?")), "lmdb/entries", raw=["value"])
     found = {sample["__key__"] for sample in samples_of(some)}
@@ -72,7 +72,7 @@ def test_keys_that_are_no_samples(entries, content):
 
 
 def test_reads_pages_of_keys_level_by_level(content):
-    """The heads, then a level at once; less than the estimate, which the pages of keys decide."""
+    """The index of LMDB reads a level of pages of keys at once, and less than it estimated."""
     found = find_in(content)
     (asks,) = found.needs.values()
     assert len(found.survey_needs) == 1
@@ -83,7 +83,7 @@ def test_reads_pages_of_keys_level_by_level(content):
 
 
 def test_values_are_fetched_in_the_order_of_the_file(content):
-    """Whatever the order of the keys: a block has few ranges, which go forward."""
+    """LMDB blocks fetch values in the order of the file, in few ranges, whatever the order of keys."""
     ((_, blocks),) = find_in(content).items
     for one, other in pairwise(block.ranges for block in blocks):
         assert one[-1][1] <= other[0][0]
@@ -91,7 +91,7 @@ def test_values_are_fetched_in_the_order_of_the_file(content):
 
 
 async def test_pages_are_read_many_at_once(tmp_path):
-    """Of keys that are far apart in the file: as many requests at once as a level has pages."""
+    """Pages of a level that are far apart in an LMDB are read in as many requests at once."""
     case = read_case(LMDB(), "lmdb/deep", raw=["value"])
     store = _Counting(_spread(case.objects["data.mdb"]))
     manifest = await built(LMDB(), store, tmp_path)
@@ -100,7 +100,7 @@ async def test_pages_are_read_many_at_once(tmp_path):
 
 
 class _Counting(MemoryStore):
-    """Counts the reads that are under way together."""
+    """Stands for an object store whose reads take a while; counts the reads that are under way together."""
 
     def __init__(self, objects: dict[str, bytes]) -> None:
         super().__init__(objects)
@@ -116,7 +116,7 @@ class _Counting(MemoryStore):
 
 
 def _spread(content: bytes) -> dict[str, bytes]:
-    """A database with 20 pages between any two, as those of large values have."""
+    """Returns a database with 20 pages between any two, as those of large values have."""
     apart = 21
 
     def place(number: int) -> int:
@@ -161,14 +161,14 @@ def _spread(content: bytes) -> dict[str, bytes]:
     ],
 )
 def test_a_head_that_is_another(content, at, layout, value, reason):
-    """Says what, where, and that it is not read or damaged."""
+    """An LMDB with another header is refused as damaged or as not read, with what is wrong."""
     with pytest.raises(ManifestError, match=reason) as caught:
         find_in(on_meta_pages(content, at, layout, value))
     assert caught.value.details["url"].endswith("data.mdb")
 
 
 def test_an_empty_database(content):
-    """Has no samples; a file of no bytes, or of a few, is no database."""
+    """An empty LMDB has no samples; a file of no bytes, or of a few, is refused as damaged."""
     no_root = on_meta_pages(bytearray(on_meta_pages(content, MAIN + 40, "<Q", (1 << 64) - 1)), MAIN + 32, "<Q", 0)
     assert find_in(no_root).items[0][1] == []
     for short in (b"", no_root[:100], no_root[:PAGE]):
@@ -177,7 +177,7 @@ def test_an_empty_database(content):
 
 
 def test_a_file_that_is_cut_off(content):
-    """Names the page or the value that is missing."""
+    """An LMDB that is cut off is refused as damaged."""
     with pytest.raises(ManifestError, match="cut off"):
         find_in(content[: len(content) // 2])
     with pytest.raises(ManifestError, match=r"damaged: cut off: .*at byte \d+ of \d+"):
@@ -188,24 +188,24 @@ def test_a_file_that_is_cut_off(content):
     ("flag", "reason"), [(2, "named databases"), (4, "several values for a key")], ids=["named", "duplicates"]
 )
 def test_entries_that_are_databases(content, flag, reason):
-    """Are not read."""
+    """Entries of LMDB that are named databases, or several values of a key, are refused."""
     content[nodes_of(content, leaves_of(content)[-1])[0] + 4] |= flag
     with pytest.raises(ManifestError, match=reason):
         find_in(content)
 
 
-def test_pages_that_contradict(content):
-    """Bounds, numbers and places of nodes, children and values are checked before anything is followed."""
+@pytest.mark.parametrize(("at", "value"), [(0, 1), (12, 0xFFF0), (14, 9), (16, 0xFFFF)])
+def test_pages_that_contradict(content, at, value):
+    """Pages of LMDB with wrong bounds, numbers or places of nodes are refused as damaged."""
     for page in leaves_of(content):
-        for at, value in ((0, 1), (12, 0xFFF0), (14, 9), (16, 0xFFFF)):
-            wrong = bytearray(content)
-            struct.pack_into("<H", wrong, page + at, value)
-            with pytest.raises(ManifestError, match="is damaged"):
-                find_in(wrong)
+        wrong = bytearray(content)
+        struct.pack_into("<H", wrong, page + at, value)
+        with pytest.raises(ManifestError, match="is damaged"):
+            find_in(wrong)
 
 
 def test_a_page_that_is_its_own_ancestor(content):
-    """Of a loop no page is read twice."""
+    """LMDB pages that refer to an ancestor are refused, so that the index ends."""
     root = root_of(content)
     for node in nodes_of(content, root):
         struct.pack_into("<HHH", content, node, root // PAGE, 0, 0)
@@ -214,7 +214,7 @@ def test_a_page_that_is_its_own_ancestor(content):
 
 
 def test_records_of_others():
-    """Of another block, or cut off."""
+    """Hints of another LMDB block are a RecodeError, and records that are cut off a DecodeError."""
     recoder, opener = LMDB().recoder(Facts()), LMDB().opener(Facts())
     for hint in (b"", b"\x93\x91\x00\x91\x05\x90", b"\x93\x91\xff\x91\x06\x91\xc4\x01a"):
         with pytest.raises(RecodeError, match="are not 1 values of LMDB"):
@@ -225,7 +225,7 @@ def test_records_of_others():
 
 
 def test_names():
-    """Found by itself; the lock is not a sample."""
+    """LMDB is detected by data.mdb or .lmdb, and its lock file is not a sample."""
     assert detect(["train/data.mdb", "train/lock.mdb"]) == "lmdb"
     assert detect(["a.lmdb", "b.lmdb"]) == "lmdb"
     assert [LMDB().accepts(key) for key in ("x/data.mdb", "x/lock.mdb", "a.lmdb", "a.lmdb-lock", ".a.lmdb")] == [

@@ -1,4 +1,4 @@
-"""MDS meets the contract of the formats."""
+"""MDS meets the contract of the formats; what its index reads."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class TestMds(FormatContract):
 
 
 def test_what_the_index_reads():
-    """`index.json`, and the head of each shard; of compressed shards nothing else."""
+    """The index of MDS reads index.json and the header of each raw shard, and nothing of compressed ones."""
     case = read_case(MDS(), "mds/plain")
     found = find(MDS(), case.objects)
     ((index,),) = found.survey_needs
