@@ -1,4 +1,4 @@
-"""Columns of arrays: conditions and joins read one dataset of a file or store, and not the others."""
+"""Columns of arrays: conditions and joins on HDF5 and zarr, through an engine, read the arrays that they name alone."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LABELS = np.arange(40) % 7
 
 @pytest.fixture
 def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Pictures, and a number for each, in two compressed datasets."""
+    """Writes images, and a number for each, in two compressed datasets."""
     engine_below(tmp_path, monkeypatch)
     place = tmp_path / "data"
     place.mkdir()
@@ -45,7 +45,7 @@ def _file(path: Path, seed: int = 0) -> Path:
 
 @pytest.fixture
 def found(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
-    """Digests of the manifests that columns are read with, and the bytes that are fetched for their samples."""
+    """Collects the digests of manifests that columns are read with, and the bytes fetched for their samples."""
     noted: list[tuple[str, int]] = []
     real: Callable[..., Manifest] = narrow.narrow_manifest
 
@@ -64,7 +64,7 @@ def fetched(manifest: Manifest) -> int:
 
 
 def test_a_condition_on_a_dataset(data: Path, found: list[tuple[str, int]]):
-    """It fetches that one alone; pictures are refused before they are fetched."""
+    """A condition on a dataset of numbers fetches it alone; one on images is refused before they are fetched."""
     with closing(StreamingDataset(data, cache_bytes="1GB")) as dataset:
         part = dataset.select(where="label == 3")
         assert part.samples == int((LABELS == 3).sum())
@@ -75,7 +75,7 @@ def test_a_condition_on_a_dataset(data: Path, found: list[tuple[str, int]]):
 
 
 def test_a_key_in_a_dataset(data: Path, found: list[tuple[str, int]]):
-    """The keys of both sides are read without the pictures."""
+    """A join on a dataset of keys reads them on both sides without the images."""
     named = HDF5(datasets={"label": "label", "picture": "image"})
     with closing(StreamingDataset(data, cache_bytes="1GB")) as left, closing(_first(data, named)) as right:
         joined = left.join(right, on="label", columns=["picture"])
@@ -84,12 +84,12 @@ def test_a_key_in_a_dataset(data: Path, found: list[tuple[str, int]]):
 
 
 def _first(data: Path, chosen: Format) -> StreamingDataset:
-    """One sample of each label."""
+    """Opens a dataset of one sample of each label."""
     return StreamingDataset(data, format=chosen, cache_bytes="1GB").select(indices=range(7))
 
 
 def test_an_array_that_was_never_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, found: list[tuple[str, int]]):
-    """It is no dataset by itself; its values, all the fill value, are read with the other arrays."""
+    """A zarr array without chunks has its fill value in conditions, which read it with the other arrays."""
     engine_below(tmp_path, monkeypatch)
     store = tmp_path / "data" / "a.zarr"
     layout = {"zarr_format": 2, "compressor": None, "filters": None, "order": "C", "fill_value": 5}
@@ -109,7 +109,7 @@ def test_an_array_that_was_never_written(tmp_path: Path, monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("error", [ManifestError("it takes too long"), AccessDeniedError("no listing")])
 async def test_fields_that_cannot_be_had_alone(error: Exception, tmp_path: Path, caplog: pytest.LogCaptureFixture):
-    """They are read with the others, and a warning says why."""
+    """A condition whose fields cannot be had alone reads them with the others, and a warning says why."""
     objects = {"a.h5": _file(tmp_path / "a.h5").read_bytes()}
     whole = await built(HDF5(), MemoryStore(objects), tmp_path / "m")
 
@@ -124,7 +124,7 @@ async def test_fields_that_cannot_be_had_alone(error: Exception, tmp_path: Path,
 
 
 async def test_objects_that_have_changed(tmp_path: Path, caplog: pytest.LogCaptureFixture):
-    """A manifest of fields is used for the objects of the whole one alone."""
+    """A narrow manifest is used only while its objects are those of the whole one; a warning says so."""
     content = _file(tmp_path / "a.h5").read_bytes()
     whole = await built(HDF5(), MemoryStore({"a.h5": content}), tmp_path / "m")
     other = _file(tmp_path / "b.h5", 1).read_bytes()

@@ -1,4 +1,4 @@
-"""Packs, indexes and counts on Ray itself, in an environment of its own."""
+"""Packs, indexes and counts on a real Ray cluster, in an environment of its own."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.formats.library_environment import library_python, make
 
 @pytest.mark.formats
 def test_a_ray_cluster_writes_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Byte for byte as processes do, a killed worker costs its task; the same index and counts."""
+    """A Ray cluster writes the bytes that processes write, with equal index and counts, though a worker is killed."""
     for name, value in {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("STREAMER_RUNTIME_DIR", str(tmp_path / "run"))

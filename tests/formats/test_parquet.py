@@ -1,4 +1,4 @@
-"""Parquet meets the contract of the formats, by row groups, by runs of pages, and by columns."""
+"""Parquet meets the contract of the formats, by row groups, runs of pages and columns; and older manifests of it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from tests.formats.contract import FormatContract
 
 
 def _projected(case: Case, *columns: str) -> Case:
-    """A case of some of the columns."""
+    """Returns a case of some of the columns."""
     samples = [{name: sample[name] for name in columns} for sample in case.samples]
     name = f"{case.name} {'+'.join(columns)}"
     return replace(case, name=name, format=Parquet(columns=columns), samples=samples, raw=case.raw & {*columns})
@@ -63,7 +63,7 @@ class TestParquet(FormatContract):
 
     @pytest.mark.parametrize("chunk_bytes", [1000, 4000, 12_000, 1 << 20])
     def test_runs_of_pages_are_the_rows(self, case: Case, chunk_bytes: int, monkeypatch: pytest.MonkeyPatch):
-        """However small the chunks are: blocks tile the rows, and each row is what pyarrow reads."""
+        """Blocks of runs of pages tile the rows, however small the chunks are, and each row is what pyarrow reads."""
         monkeypatch.setattr(pages, "_MAX_EXTRA", 100)
         found = find(case.format, case.objects)
         opener, told, blocks = case.format.opener(facts_of(found)), [], []
@@ -84,7 +84,7 @@ class TestParquet(FormatContract):
 
 @pytest.mark.slow
 def test_libraries_stay_out_of_trainers_and_engines():
-    """Only a recoder imports those of columns and arrays: not the classes, their indexes or their openers."""
+    """Trainers and engines import no library of columns or arrays; only recoders do."""
     program = (
         "import sys; import streamer.service.server, streamer.loader.dataset;"
         "from streamer.formats import HDF5, Parquet, Zarr; from streamer.formats.base import Facts;"
@@ -95,7 +95,7 @@ def test_libraries_stay_out_of_trainers_and_engines():
 
 
 def test_class_names_and_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Through an engine: the names of a ClassLabel, and the fields that were asked for."""
+    """A dataset of one Parquet column has this field, and the class names of datasets' ClassLabel."""
     monkeypatch.setenv("STREAMER_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("STREAMER_RUNTIME_DIR", str(tmp_path / "run"))
     folder = _cases()[0].write(tmp_path / "data") / "data"
@@ -122,7 +122,7 @@ def _values(content: bytes, found: Found) -> list[dict[str, object]]:
 
 
 def test_nested_values_of_older_manifests():
-    """A manifest of version 0.1 calls them JSON: they are what they were, with Base64, pairs and texts."""
+    """Nested values of a manifest of version 0.1, which calls them JSON, have Base64, pairs and texts as then."""
     content, found = _nested_case()
     assert found.survey is not None
     older = [FieldSpec("parts", "json"), FieldSpec("map", "json")]
@@ -134,7 +134,7 @@ def test_nested_values_of_older_manifests():
 
 
 def test_records_of_older_manifests_are_not_read_as_nested_ones(tmp_path: Path):
-    """Their chunks have other names in the cache; those of flat columns keep theirs."""
+    """Chunks of nested columns have other keys than older versions gave them; those of flat columns keep theirs."""
     content, found = _nested_case()
     manifest = asyncio.run(built(Parquet(), MemoryStore({"a.parquet": content}), tmp_path / "nested"))
     ((_, blocks),) = found.items

@@ -1,4 +1,4 @@
-"""Larger files that pyarrow and datasets have just written: every field is what they read."""
+"""Larger Parquet files that pyarrow and datasets have just written, in an environment of their own."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ RAW = {"huggingface": ["image"], "kinds": ["picture"], "pages": [], "codecs": []
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The files, by the libraries."""
+    """Makes the files, by the libraries."""
     folder = tmp_path_factory.mktemp("made")
     python = python_with_only("datasets==5.2.0", "pillow")
     subprocess.run([python, MAKE, folder, str(ROWS)], check=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
@@ -37,7 +37,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_what_the_libraries_write(
     kind: str, made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ):
-    """In this process, and through an engine, the format found by itself."""
+    """Parquet files have each field as pyarrow reads it, in this process and, detected, through an engine."""
     case = read_case(Parquet(), str(made / kind), raw=RAW[kind])
     assert len(case.samples) >= ROWS
     assert samples_of(case) == list(case.samples)

@@ -1,4 +1,4 @@
-"""Pictures against the libraries of their formats: TIFFs of every kind that tifffile writes."""
+"""Images compared with the libraries of their formats: TIFFs of every kind that tifffile writes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ JPEG_LEVELS = 2
 
 
 def test_tiffs_are_those_of_tifffile_or_refused(tmp_path: Path) -> None:
-    """Types, bands, planes, strips, tiles, orders of bytes, predictors, compressions: the same values and types."""
+    """TIFFs of all types, bands, tilings, byte orders and compressions have tifffile's values, or are refused."""
     make(python_with_only(*TIFFFILE), "tiffs.py", tmp_path / "tiffs", FILES)
     stored, counts = ImageDecoder(mode="stored"), Counter[str]()
     for number, known in json.loads((tmp_path / "tiffs" / "described.json").read_text()).items():

@@ -1,4 +1,4 @@
-"""10,000 records that TensorFlow and MXNet have just written: every field of each is what their own readers say."""
+"""10,000 records that TensorFlow and MXNet have just written, in environments of their own."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ MXNET = ("mxnet==1.9.1", "numpy==1.23.5")
 def test_what_the_libraries_write(
     script: str, packages: tuple[str, ...], formats: dict[str, Format], raw: str, tmp_path: Path
 ):
-    """Each kind of file, with an index file and without."""
+    """TFRecord and RecordIO files, with index files and without, have each field as the libraries read it."""
     made = Path(__file__).parent / "make" / script
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     subprocess.run([python_with_only(*packages), made, tmp_path / "data", str(RECORDS)], check=True, env=environment)

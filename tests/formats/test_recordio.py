@@ -1,4 +1,4 @@
-"""RecordIO meets the contract of the formats, on files of MXNet's own writer; and what must be said of bad ones."""
+"""RecordIO meets the contract of the formats, on files of MXNet's own writer; index files, damage and refusals."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def part(kind: int, content: bytes) -> bytes:
 
 
 def test_records_of_one_part_are_views(plain):
-    """Nothing is copied, labels and image lie in the record."""
+    """Label and image of a record of one part are views of its bytes."""
     record = memoryview(part(0, struct.pack("<IfQQff", 2, 0.0, 9, 0, 1.5, 2.5) + b"abc"))
     key, (image, label) = plain.format.opener(Facts()).open(record, SampleName())
     assert (key, bytes(image.content), label.kind) == ("9", b"abc", "<f4[]")
@@ -48,13 +48,13 @@ def test_records_of_one_part_are_views(plain):
 
 
 def test_records_without_a_header():
-    """Are their bytes."""
+    """With header=False a record of RecordIO is its bytes."""
     _, (record,) = RecordIO(header=False).opener(Facts()).open(memoryview(part(0, b"abc")), SampleName())
     assert (record.name, bytes(record.content)) == ("record", b"abc")
 
 
 def test_index_files_are_read_instead(indexed):
-    """Three requests for a file: its index, the heads of the first and of the last record."""
+    """RecordIO's index file is read in place of the records, with the headers of the first and of the last one."""
     found = find(indexed.format, indexed.objects)
     assert [sum(map(len, asks)) for asks in found.needs.values()] == [3, 3]
     plain = find(indexed.format, {name: each for name, each in indexed.objects.items() if name.endswith(".rec")})
@@ -62,7 +62,7 @@ def test_index_files_are_read_instead(indexed):
 
 
 def test_an_index_file_in_any_order(indexed):
-    """Its lines may be shuffled."""
+    """The lines of RecordIO's index file may have any order."""
     lines = indexed.objects["a.idx"].splitlines(keepends=True)
     found = find(indexed.format, {**indexed.objects, "a.idx": b"".join(reversed(lines))})
     assert [items for _, items in found.items] == [items for _, items in find(indexed.format, indexed.objects).items]
@@ -70,13 +70,13 @@ def test_an_index_file_in_any_order(indexed):
 
 @pytest.mark.parametrize("lines", [b"0\t8\n", b"0\t0\n1\t0\n", b"x\n", b"0\tx\n", b"\n", b"0\t0\n1\t99999999\n"])
 def test_an_index_file_of_another_file(indexed, lines):
-    """Does not begin at 0, has an offset twice or one that is outside, or is none."""
+    """A RecordIO index file whose offsets do not fit, or are none, is refused with what to do."""
     with pytest.raises(ManifestError, match=r"a\.idx is not an index of .*a\.rec .*write it again, or delete it"):
         find(indexed.format, {**indexed.objects, "a.idx": lines})
 
 
 def test_an_index_file_that_points_into_records(indexed):
-    """The head of its last record is read."""
+    """A RecordIO index file whose last offset is inside a record is refused."""
     with pytest.raises(ManifestError, match="no sample begins at byte 12"):
         find(indexed.format, {**indexed.objects, "a.idx": b"0\t0\n1\t12\n"})
 
@@ -94,7 +94,7 @@ def test_an_index_file_that_points_into_records(indexed):
     ],
 )
 def test_damage_is_told_with_its_place(content, reason, offset):
-    """Each can be left out."""
+    """A damaged RecordIO file is refused with the reason and its offset, and can be left out."""
     with pytest.raises(ManifestError, match=reason) as caught:
         find(RecordIO(), {"a.rec": content})
     assert caught.value.details["offset"] == offset
@@ -105,6 +105,6 @@ def test_damage_is_told_with_its_place(content, reason, offset):
     "content", [b"", part(0, b"abc"), part(0, struct.pack("<IfQQ", 9, 0, 0, 0)), part(1, b"a" * 24)]
 )
 def test_what_is_no_record(content):
-    """Of no bytes, without a header, with more labels than bytes, without its last part."""
+    """Bytes that are no whole record of RecordIO, or have more labels than bytes, are a DecodeError."""
     with pytest.raises(DecodeError):
         RecordIO().opener(Facts()).open(memoryview(content), SampleName())

@@ -1,4 +1,4 @@
-"""Rows of `.npy` and of raw files meet the contract of the formats; and what must be said of other files."""
+"""Rows of `.npy` and of raw files meet the contract of the formats; what is read of headers, and which are refused."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def saved(array: np.ndarray, **options: object) -> bytes:
 
 
 def test_nothing_but_headers_is_read():
-    """One request for each file, all of them at once."""
+    """The survey of npy files reads all headers at once, and the index nothing more."""
     case = read_case(Npy(), "npy/images")
     found = find(case.format, case.objects)
     assert [len(asks) for asks in found.needs.values()] == [0, 0, 0]
@@ -44,7 +44,7 @@ def test_nothing_but_headers_is_read():
 
 
 def test_a_long_header_is_read_again():
-    """Version 2, and one that was written with a long padding."""
+    """Rows of npy files with headers of version 2, long ones too, are found."""
     array = np.arange(12, dtype="<i4").reshape(4, 3)
     content = saved(array, version=(2, 0))
     padding = 3000
@@ -74,20 +74,20 @@ def test_a_long_header_is_read_again():
     ],
 )
 def test_files_that_have_no_rows(content, reason):
-    """Are refused by name, with what to do; nothing is unpickled."""
+    """Files of .npy without plain rows are refused by name, and nothing is unpickled."""
     with pytest.raises(ManifestError, match=reason) as caught:
         find(Npy(), {"a.npy": content})
     assert "a.npy" in str(caught.value)
 
 
 def test_rows_of_two_kinds():
-    """Both are named."""
+    """Files of .npy whose rows differ in type are refused with both names."""
     with pytest.raises(ManifestError, match=r"b\.npy has rows of <f4\[2\], .*a\.npy of <f8\[2\]"):
         find(Npy(), {"a.npy": saved(np.zeros((3, 2))), "b.npy": saved(np.zeros((3, 2), "<f4"))})
 
 
 def test_a_raw_file_of_another_length():
-    """Says what is left over, and what to give."""
+    """A raw file that is no multiple of its samples is refused with the bytes that are left over."""
     with pytest.raises(ManifestError, match=r"samples of 40 bytes \(<i2, shape \(4, 5\)\): 7 bytes are left"):
         find(RAW, {"a.bin": bytes(6 + 40 + 7)})
     with pytest.raises(ManifestError, match="header"):
@@ -98,13 +98,13 @@ def test_a_raw_file_of_another_length():
     "options", [{"dtype": "O"}, {"dtype": "x7"}, {"shape": [0]}, {"shape": [-1]}, {"header_bytes": -1}, {"dtyp": "u1"}]
 )
 def test_options_without_meaning(options):
-    """Are a ConfigError, from the trainer and from the engine."""
+    """Options of raw files that have no meaning are a ConfigError."""
     with pytest.raises(ConfigError, match="raw"):
         find_format("raw", options)
 
 
 def test_a_row_of_another_length():
-    """Cannot come from an index of these files."""
+    """A record of another length than a row is a DecodeError."""
     with pytest.raises(DecodeError, match="3 bytes are not a row"):
         RowOpener("<f4[2]").open(memoryview(b"abc"), SampleName())
     with pytest.raises(DecodeError, match="not a row of u1"):

@@ -1,4 +1,4 @@
-"""Datasets of tables through an engine: logs of table formats, files that are added, files that say too little."""
+"""Datasets of tables through an engine: logs of table formats, partitions, files that are added or say too little."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_tables_with_a_log(rows: Rows, tmp_path: Path, name: str, log: str, url:
 
 @pytest.mark.parametrize("chosen", ["auto", "parquet"])
 def test_a_log_in_a_hidden_folder(rows: Rows, tmp_path: Path, chosen: str):
-    """A log below the url is found though its folder is hidden, and no sample."""
+    """A Hudi log in a hidden folder below the url is found and refused."""
     write(tmp_path / "table/a.parquet", id=[1])
     touch(tmp_path / "table/.hoodie/hoodie.properties")
     with pytest.raises(ManifestError, match=r"hoodie\.properties is a part of a Hudi table"):
@@ -98,7 +98,7 @@ def test_a_log_in_a_hidden_folder(rows: Rows, tmp_path: Path, chosen: str):
 
 
 def test_more_files_of_a_log_than_data(rows: Rows, tmp_path: Path):
-    """A table is told by its log, not by which files are most."""
+    """A table is told by its log, though more of its files are metadata than data."""
     write(tmp_path / "table/data/a.parquet", id=[1])
     touch(tmp_path / "table/metadata/v1.metadata.json")
     for number in range(5):
@@ -108,14 +108,14 @@ def test_more_files_of_a_log_than_data(rows: Rows, tmp_path: Path):
 
 
 def test_columns_of_hudi(rows: Rows, tmp_path: Path):
-    """A file of Hudi says itself that it is one."""
+    """A Parquet file with Hudi's columns is refused as Hudi's."""
     write(tmp_path / "data/a.parquet", _hoodie_commit_time=["1"], _hoodie_record_key=["1"])
     with pytest.raises(ManifestError, match="Hudi"):
         rows("data")
 
 
 def test_partitions_are_fields_and_columns_of_conditions(rows: Rows, tmp_path: Path):
-    """What paths say is a field, also below a pattern, in one file, and in a condition."""
+    """Partitions in paths are fields, also below a pattern and of one file, and columns of conditions."""
     write(tmp_path / "data/year=2023/lang=en/a.parquet", id=[1])
     write(tmp_path / "data/year=2024/lang=__HIVE_DEFAULT_PARTITION__/a.parquet", id=[2])
     wanted = [{"id": 1, "year": 2023, "lang": "en"}, {"id": 2, "year": 2024, "lang": None}]
@@ -127,7 +127,7 @@ def test_partitions_are_fields_and_columns_of_conditions(rows: Rows, tmp_path: P
 
 
 def test_folders_above_the_dataset_are_no_partitions(rows: Rows, tmp_path: Path):
-    """Fields are `key=value` below the folder that the urls share, up to the first pattern; of a file, all its path."""
+    """Partitions are `key=value` below the folder that the urls share, up to a pattern; of a file, in all its path."""
     for year in (2023, 2024):
         write(tmp_path / f"exp=3/data/year={year}/a.parquet", id=[year])
     wanted = [{"id": 2023, "year": 2023}, {"id": 2024, "year": 2024}]
@@ -145,7 +145,7 @@ def test_folders_above_the_dataset_are_no_partitions(rows: Rows, tmp_path: Path)
 
 
 def test_partitions_of_json_lines_are_named(rows: Rows, tmp_path: Path, caplog):
-    """They are no fields, and a line says so."""
+    """Folders key=value of JSON lines are no fields, and the log says so."""
     touch(tmp_path / "data/year=2023/a.jsonl", b'{"id": 1}')
     touch(tmp_path / "data/year=2024/a.jsonl", b'{"id": 2}')
     assert rows("data") == [{"id": 1}, {"id": 2}]
@@ -161,7 +161,7 @@ def test_splits_that_are_partitions(rows: Rows, tmp_path: Path):
 
 
 def test_files_without_an_ending(rows: Rows, tmp_path: Path):
-    """Files of Athena and Hive are read by the format's name, others beside them are not; auto says what they are."""
+    """Parquet files without an extension, of Athena and Hive, need format="parquet"; "auto" says so."""
     write(tmp_path / "bare/20240701_144951_00030", id=[1])
     write(tmp_path / "bare/000000_0", id=[2])
     touch(tmp_path / "bare/LICENSE", b"text")
@@ -188,7 +188,7 @@ def test_a_file_of_other_columns_is_left_out(rows: Rows, tmp_path: Path):
 @pytest.mark.parametrize("name", ["a-new", "z-new"])
 @pytest.mark.parametrize("ending", ["parquet", "arrow"])
 def test_a_column_that_is_added_while_a_job_runs(rows: Rows, tmp_path: Path, caplog, name: str, ending: str):
-    """The job goes on with the fields with which it began, and says so; the next one has the new one."""
+    """A job goes on with its fields when files with a new column are added, and logs it; the next job has it."""
     write(tmp_path / f"data/m-old.{ending}", id=[0, 1])
     dataset = StreamingDataset(tmp_path / "data", engine="inline", manifest=Index(on_change="refresh"))
     with closing(StreamingDataLoader(dataset, batch_size=1)) as loader:
@@ -203,7 +203,7 @@ def test_a_column_that_is_added_while_a_job_runs(rows: Rows, tmp_path: Path, cap
 
 @pytest.mark.parametrize("ending", ["parquet", "arrow"])
 def test_columns_that_come_one_after_the_other(rows: Rows, tmp_path: Path, ending: str):
-    """Rows of a file that was read before have the fields of the day, in their order, not those of the cache."""
+    """Rows that were read before columns were added have all fields of today, and not those of the cache."""
     rows  # noqa: B018 - for its environment
 
     def read(*names: str) -> dict[str, object]:
@@ -226,7 +226,7 @@ def test_columns_that_come_one_after_the_other(rows: Rows, tmp_path: Path, endin
 
 
 def test_unsigned_numbers(rows: Rows, tmp_path: Path):
-    """Numbers above 2^63 are joined, compared and collated as they are."""
+    """Unsigned integers above 2^63 are joined, compared and collated as they are."""
     rows  # noqa: B018 - for its environment
     write(tmp_path / "left/a.parquet", k=pa.array([2**64 - 1, 2**63, 5], pa.uint64()))
     write(tmp_path / "right/a.parquet", k=[-1, -(2**63), 5], v=["minus one", "least", "five"])
@@ -244,7 +244,7 @@ def test_unsigned_numbers(rows: Rows, tmp_path: Path):
 
 
 def test_keys_beyond_64_bits(rows: Rows, tmp_path: Path):
-    """Whole numbers of any length in JSON lines are keys that are not taken for others."""
+    """Integers of more than 64 bits in JSON lines are keys, and are not taken for others."""
     rows  # noqa: B018
     for name, numbers in (("left", [2**64 + 1, 1, -(2**64)]), ("right", [1, 2**64 + 1, 0])):
         touch(tmp_path / name / "a.jsonl", "".join(f'{{"k": {n}, "{name}": "{n}"}}\n' for n in numbers).encode())
@@ -265,21 +265,21 @@ def test_keys_beyond_64_bits(rows: Rows, tmp_path: Path):
     ],
 )
 def test_lines_that_are_not_json(rows: Rows, tmp_path: Path, line: str, reason: str):
-    """What Python writes and JSON does not have is named."""
+    """JSON lines with NaN, Infinity or half of a surrogate pair are refused by what they have."""
     touch(tmp_path / "data/a.jsonl", line.encode())
     with pytest.raises(StreamerError, match=reason):
         rows("data")
 
 
 def test_lines_in_utf_16(rows: Rows, tmp_path: Path):
-    """Windows' tools write it."""
+    """JSON lines in UTF-16, as Windows' tools write them, are refused by name."""
     touch(tmp_path / "data/a.jsonl", '{"a": 1}\n'.encode("utf-16"))
     with pytest.raises(StreamerError, match="it is UTF-16"):
         rows("data")
 
 
 def test_tokens_without_a_header(rows: Rows, tmp_path: Path):
-    """Raw .npy files of OLMo's tools and .ds files of datatrove have windows; the heads of others are refused."""
+    """Raw .npy files of OLMo and .ds files of datatrove have windows; files with headers of others are refused."""
     tokens = np.arange(200_000, 200_021, dtype="<u4")
     touch(tmp_path / "olmo/part-0-00000.npy", tokens.tobytes())
     chosen = Tokens(sequence_length=4, dtype="<u4")

@@ -1,4 +1,4 @@
-"""Tables in files of several schemas: rows are what pyarrow reads under the unified one, or the files are refused."""
+"""Tables in files of several schemas, compared with pyarrow's reading under the unified one: rows, or a refusal."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ EPOCH = datetime.datetime(1970, 1, 1)  # noqa: DTZ001
 
 
 def parquet(table: pa.Table, **options: object) -> bytes:
-    """The bytes of a Parquet file."""
+    """Returns the bytes of a Parquet file."""
     sink = io.BytesIO()
     pq.write_table(table, sink, **options)
     return sink.getvalue()
 
 
 def arrow(table: pa.Table) -> bytes:
-    """The bytes of an Arrow file."""
+    """Returns the bytes of an Arrow file."""
     sink = io.BytesIO()
     with pa.ipc.new_file(sink, table.schema) as writer:
         writer.write_table(table)
@@ -49,7 +49,7 @@ def arrow(table: pa.Table) -> bytes:
 
 
 def samples(chosen: Format, objects: Mapping[str, bytes]) -> list[dict[str, object]]:
-    """The samples of files, in order."""
+    """Returns the samples of files, in order."""
     found = find(chosen, objects)
     opener, decoder, rows = chosen.opener(facts_of(found)), SampleDecoder(), []
     for source, blocks in found.items:
@@ -85,7 +85,7 @@ WRAPS = [lambda kind: kind, pa.list_, lambda kind: pa.struct([("part", kind)])]
 
 
 def check_units(chosen: Format, first: pa.DataType, second: pa.DataType) -> None:
-    """Two files whose columns are of these types are refused with the names of both."""
+    """Checks that two files whose columns are of these types are refused with the names of both."""
     written, ending = {"parquet": (parquet, "parquet"), "arrow": (arrow, "arrow")}[chosen.name]
     tables = [pa.table({"x": pa.array([None, None], kind)}) for kind in (first, second)]
     objects = {f"{name}.{ending}": written(table) for name, table in zip("ab", tables, strict=True)}
@@ -95,7 +95,7 @@ def check_units(chosen: Format, first: pa.DataType, second: pa.DataType) -> None
 
 @pytest.mark.parametrize("chosen", [Parquet(), ArrowIPC()], ids=["parquet", "arrow"])
 def test_units_are_never_mixed(chosen: Format):
-    """Numbers of other units, zones or signs are refused with the names of both files."""
+    """Files whose numbers have other units, zones or signs are refused with the names of both."""
     for kinds in (UNITS, NARROW):
         for number, (first, second) in enumerate(pairwise(kinds)):
             check_units(chosen, WRAPS[number % 3](first), WRAPS[number % 3](second))
@@ -105,7 +105,7 @@ def test_units_are_never_mixed(chosen: Format):
 @pytest.mark.parametrize("chosen", [Parquet(), ArrowIPC()], ids=["parquet", "arrow"])
 @pytest.mark.parametrize("wrap", WRAPS, ids=["column", "list", "struct"])
 def test_no_two_units_are_mixed(chosen: Format, wrap):
-    """The same for each pair."""
+    """Any two files whose units, zones or signs differ are refused, for each pair and in lists and structs."""
     for kinds in (UNITS, NARROW):
         for first, second in permutations(kinds, 2):
             check_units(chosen, wrap(first), wrap(second))
@@ -127,7 +127,7 @@ def test_no_two_units_are_mixed(chosen: Format, wrap):
     ],
 )
 def test_layouts_that_are_alike_are_told_apart(first: pa.DataType, second: pa.DataType):
-    """Types whose bytes are alike are not read as one another."""
+    """Columns of types whose bytes are alike are refused, and not read as one another."""
     objects = {
         name: parquet(pa.table({"x": pa.array([None], kind)}))
         for name, kind in (("a.parquet", first), ("b.parquet", second))
@@ -136,17 +136,22 @@ def test_layouts_that_are_alike_are_told_apart(first: pa.DataType, second: pa.Da
         samples(Parquet(), objects)
 
 
-def test_scales_of_decimals_are_those_of_each_file():
-    """Numbers are right whatever the scale, in both formats."""
+BOTH = pytest.mark.parametrize(
+    ("chosen", "write", "ending"), [(Parquet(), parquet, "parquet"), (ArrowIPC(), arrow, "arrow")]
+)
+
+
+@BOTH
+def test_scales_of_decimals_are_those_of_each_file(chosen: Format, write, ending: str):
+    """Decimals are right whatever the scale of each file, in Parquet and Arrow."""
     values = [decimal.Decimal("1.5"), decimal.Decimal("-20.25")]
     tables = [pa.table({"x": pa.array(values, kind)}) for kind in (pa.decimal128(9, 2), pa.decimal128(30, 10))]
-    for chosen, written, ending in ((Parquet(), parquet, "parquet"), (ArrowIPC(), arrow, "arrow")):
-        found = samples(chosen, {f"{n}.{ending}": written(table) for n, table in enumerate(tables)})
-        assert [row["x"] for row in found] == [1.5, -20.25] * 2
+    found = samples(chosen, {f"{n}.{ending}": write(table) for n, table in enumerate(tables)})
+    assert [row["x"] for row in found] == [1.5, -20.25] * 2
 
 
 def test_dictionaries_of_each_file():
-    """Columns may have a dictionary in some files, with indexes of any width."""
+    """An Arrow column may have a dictionary in some files, with indexes of any width."""
     words = ["en", "de", None, "en"]
     kinds = [pa.dictionary(pa.int8(), pa.string()), pa.dictionary(pa.int32(), pa.string()), pa.string()]
     tables = [pa.table({"x": pa.array(words, pa.string()).cast(kind)}) for kind in kinds]
@@ -157,21 +162,22 @@ def test_dictionaries_of_each_file():
 # ---------------------------------------------------------------- shapes
 
 
-def test_tensors_keep_their_shape():
-    """A column of tensors of one shape is one of arrays of that shape, in a struct and with nulls, too."""
+@BOTH
+def test_tensors_keep_their_shape(chosen: Format, write, ending: str):
+    """A column of tensors of one shape delivers arrays of it, in a struct and with nulls, too."""
     array = pa.FixedShapeTensorArray.from_numpy_ndarray(np.arange(24, dtype=np.float32).reshape(4, 2, 3))
     with_null = pa.ExtensionArray.from_storage(array.type, array.storage.take(pa.array([0, None, 2, 3])))
     table = pa.table({"x": array, "y": with_null, "s": pa.StructArray.from_arrays([array], ["x"])})
-    for chosen, objects in ((Parquet(), {"a.parquet": parquet(table)}), (ArrowIPC(), {"a.arrow": arrow(table)})):
-        found = samples(chosen, objects)
-        for name in ("x", "s.x"):
-            assert np.array_equal([row[name] for row in found], np.arange(24).reshape(4, 2, 3))
-        assert found[1]["y"] is None
-        assert found[2]["y"].tolist() == [[12, 13, 14], [15, 16, 17]]
+    found = samples(chosen, {f"a.{ending}": write(table)})
+    for name in ("x", "s.x"):
+        assert np.array_equal([row[name] for row in found], np.arange(24).reshape(4, 2, 3))
+    assert found[1]["y"] is None
+    assert found[2]["y"].tolist() == [[12, 13, 14], [15, 16, 17]]
 
 
-def test_tensors_of_other_orders_are_refused():
-    """Dimensions that are permuted, and tensors in lists, are named."""
+@BOTH
+def test_tensors_of_other_orders_are_refused(chosen: Format, write, ending: str):
+    """Tensors with permuted dimensions, and files whose tensors differ in shape, are refused."""
     kind = pa.fixed_shape_tensor(pa.int64(), (2, 3), permutation=[1, 0])
     storage = pa.array([list(range(6))], pa.list_(pa.int64(), 6))
     permuted = pa.table({"x": pa.ExtensionArray.from_storage(kind, storage)})
@@ -179,11 +185,10 @@ def test_tensors_of_other_orders_are_refused():
         pa.table({"x": pa.FixedShapeTensorArray.from_numpy_ndarray(np.zeros((1, *shape)))})
         for shape in ((2, 3), (3, 2))
     ]
-    for chosen, written, ending in ((Parquet(), parquet, "parquet"), (ArrowIPC(), arrow, "arrow")):
-        with pytest.raises(ManifestError, match="permuted"):
-            samples(chosen, {f"a.{ending}": written(permuted)})
-        with pytest.raises(ManifestError, match=rf"/b\.{ending} has .*a\.{ending}"):
-            samples(chosen, {f"{name}.{ending}": written(table) for name, table in zip("ab", shapes, strict=True)})
+    with pytest.raises(ManifestError, match="permuted"):
+        samples(chosen, {f"a.{ending}": write(permuted)})
+    with pytest.raises(ManifestError, match=rf"/b\.{ending} has .*a\.{ending}"):
+        samples(chosen, {f"{name}.{ending}": write(table) for name, table in zip("ab", shapes, strict=True)})
 
 
 # ---------------------------------------------------------------- schemas that grow
@@ -206,7 +211,7 @@ KINDS = st.recursive(
 
 
 def reduced(draw: st.DrawFn, kind: pa.DataType) -> pa.DataType:
-    """A type that has no more than this one: some parts are missing, or have no values."""
+    """Draws a type that has no more than this one: some parts are missing, or have no values."""
     if draw(st.integers(0, 5)) == 0:
         return pa.null()
     if pa.types.is_struct(kind):
@@ -218,7 +223,7 @@ def reduced(draw: st.DrawFn, kind: pa.DataType) -> pa.DataType:
 
 
 def value_of(draw: st.DrawFn, kind: pa.DataType) -> object:
-    """A value of a type, or None."""
+    """Draws a value of a type, or None."""
     if pa.types.is_null(kind) or draw(st.integers(0, 4)) == 0:
         return None
     if pa.types.is_struct(kind):
@@ -243,7 +248,7 @@ def value_of(draw: st.DrawFn, kind: pa.DataType) -> object:
 
 @st.composite
 def drawn_tables(draw: st.DrawFn) -> tuple[pa.Schema, list[pa.Table]]:
-    """A schema, and tables that have no more than it."""
+    """Draws a schema, and tables that have no more than it."""
     kinds = draw(st.dictionaries(st.sampled_from("abcd"), KINDS, min_size=1, max_size=4))
     tables = []
     for _ in range(draw(st.integers(2, 4))):
@@ -256,7 +261,7 @@ def drawn_tables(draw: st.DrawFn) -> tuple[pa.Schema, list[pa.Table]]:
 
 
 def wanted_value(value: object, kind: pa.DataType) -> object:
-    """A value of pyarrow, as `docs/formats.md` says it is delivered inside of others."""
+    """Returns a value of pyarrow, as `docs/formats.md` says it is delivered inside of others."""
     if value is None:
         return None
     if pa.types.is_timestamp(kind):
@@ -271,7 +276,7 @@ def wanted_value(value: object, kind: pa.DataType) -> object:
 
 
 def wanted_fields(row: Mapping[str, object], fields: Sequence[pa.Field], prefix: str = "") -> dict[str, object]:
-    """The fields of a row: parts of structs are fields of their own."""
+    """Returns the fields of a row: parts of structs are fields of their own."""
     found: dict[str, object] = {}
     for field in fields:
         value, name = row.get(field.name), f"{prefix}{field.name}"
@@ -283,7 +288,7 @@ def wanted_fields(row: Mapping[str, object], fields: Sequence[pa.Field], prefix:
 
 
 def is_same(found: object, wanted: object) -> bool:
-    """Whether values are equal; a null among floats of an array is NaN."""
+    """Returns whether values are equal; a null among floats of an array is NaN."""
     if isinstance(found, np.ndarray):
         found = found.tolist()
     if isinstance(found, list) and isinstance(wanted, list):
@@ -296,7 +301,7 @@ def is_same(found: object, wanted: object) -> bool:
 
 
 def unified(tables: Sequence[pa.Table]) -> pa.Schema:
-    """The schema that tables with rows have together, as pyarrow unifies it."""
+    """Returns the schema that tables with rows have together, as pyarrow unifies it."""
     found: dict[str, pa.DataType] = {}
     for table in [table for table in tables if table.num_rows] or list(tables[:1]):
         for field in table.schema:
@@ -305,7 +310,7 @@ def unified(tables: Sequence[pa.Table]) -> pa.Schema:
 
 
 def joined(one: pa.DataType, two: pa.DataType) -> pa.DataType:
-    """The type that has what either has."""
+    """Returns the type that has what either has."""
     if pa.types.is_null(one) or pa.types.is_null(two):
         return two if pa.types.is_null(one) else one
     if pa.types.is_struct(one):
@@ -319,7 +324,7 @@ def joined(one: pa.DataType, two: pa.DataType) -> pa.DataType:
 
 
 def arrow_stream(table: pa.Table) -> bytes:
-    """The bytes of an Arrow stream."""
+    """Returns the bytes of an Arrow stream."""
     sink = io.BytesIO()
     with pa.ipc.new_stream(sink, table.schema) as writer:
         writer.write_table(table)
@@ -348,7 +353,7 @@ def check_drawn(
 
 
 def is_refused(value: object, kind: pa.DataType) -> bool:
-    """Whether a field is a list of whole numbers with a null in it."""
+    """Returns whether a field is a list of integers with a null in it."""
     if value is None:
         return False
     if pa.types.is_struct(kind):
@@ -363,7 +368,7 @@ def is_refused(value: object, kind: pa.DataType) -> bool:
 @given(drawn=drawn_tables())
 @settings(max_examples=15)
 def test_columns_of_all_files_are_fields(drawn: tuple[pa.Schema, list[pa.Table]]):
-    """However the files differ in columns, parts, nulls and names of items: None where a file has no value."""
+    """Columns of all Parquet files are fields, however the files differ: None where a file has no value."""
     check_drawn(drawn, {})
 
 
@@ -373,13 +378,13 @@ def test_columns_of_all_files_are_fields(drawn: tuple[pa.Schema, list[pa.Table]]
 def test_columns_of_all_files_are_fields_in_many_layouts(
     drawn: tuple[pa.Schema, list[pa.Table]], version: str, index: bool, groups: int
 ):
-    """The same, with all kinds of pages and row groups."""
+    """Columns of all Parquet files are fields in pages of both versions, with indexes and several row groups, too."""
     check_drawn(drawn, {"data_page_version": version, "write_page_index": index, "row_group_size": groups})
 
 
 @pytest.mark.parametrize("examples", [15, pytest.param(400, marks=pytest.mark.formats)])
 def test_columns_of_all_arrow_files_are_fields(examples: int):
-    """The same of Arrow, files and streams."""
+    """Columns of all Arrow files and streams are fields, however they differ: None where one has no value."""
 
     @given(drawn=drawn_tables(), ending=st.sampled_from(["arrow", "stream.arrow"]))
     @settings(max_examples=examples)
@@ -392,7 +397,7 @@ def test_columns_of_all_arrow_files_are_fields(examples: int):
 @given(drawn=drawn_tables(), order=st.randoms(use_true_random=False))
 @settings(max_examples=10)
 def test_fields_do_not_depend_on_the_names_of_files(drawn: tuple[pa.Schema, list[pa.Table]], order):
-    """Whichever file comes first: the same fields of the same kinds."""
+    """Fields and their kinds do not depend on which file comes first."""
     contents = [parquet(table) for table in drawn[1] if table.num_rows]
     if not contents:
         return
@@ -408,7 +413,7 @@ def test_fields_do_not_depend_on_the_names_of_files(drawn: tuple[pa.Schema, list
 
 
 def test_required_columns_are_those_that_are_optional():
-    """A file that says that no value is missing has the same column."""
+    """A required column of one file and an optional one of another are the same field."""
     schema = pa.schema([pa.field("x", pa.int64(), nullable=False)])
     found = samples(
         Parquet(), {"a.parquet": parquet(pa.table({"x": [1]})), "b.parquet": parquet(pa.table({"x": [2]}, schema))}
@@ -417,7 +422,7 @@ def test_required_columns_are_those_that_are_optional():
 
 
 def test_pages_without_rows(monkeypatch: pytest.MonkeyPatch):
-    """pyarrow writes such pages for repeated columns; a row group with them is cut, too."""
+    """A row group with pages of no rows, as pyarrow writes for repeated columns, is cut into blocks and read whole."""
     monkeypatch.setattr(pages, "_MAX_EXTRA", 100)
     values = [[["x" * 3000 + str(number)], []] for number in range(20)] + [[[], []]]
     table = pa.table({"x": pa.array(values, pa.list_(pa.list_(pa.string()))), "n": list(range(21))})
@@ -431,14 +436,9 @@ def test_pages_without_rows(monkeypatch: pytest.MonkeyPatch):
     assert [row["x"] for row in rows] == values
 
 
-BOTH = pytest.mark.parametrize(
-    ("chosen", "write", "ending"), [(Parquet(), parquet, "parquet"), (ArrowIPC(), arrow, "arrow")]
-)
-
-
 @BOTH
 def test_maps_with_a_key_twice(chosen: Format, write, ending: str):
-    """A dict would have one of the values; a key may come again in another row."""
+    """A map with a key twice is refused, because a dict would have one of its values."""
     kind = pa.map_(pa.string(), pa.int64())
     good = pa.table({"m": pa.array([[("a", 1), ("b", 2)], None, [("a", 3)]], kind)})
     assert [row["m"] for row in samples(chosen, {f"a.{ending}": write(good)})] == [{"a": 1, "b": 2}, None, {"a": 3}]
@@ -449,7 +449,7 @@ def test_maps_with_a_key_twice(chosen: Format, write, ending: str):
 
 @BOTH
 def test_lists_of_one_length_that_are_null(chosen: Format, write, ending: str):
-    """The whole list is None, also where its slots have numbers, and in a struct."""
+    """A null list of fixed length is None, also where its slots have numbers, and in a struct."""
     pair = pa.list_(pa.int64(), 2)
     slots = pa.FixedSizeListArray.from_arrays(pa.array([1, 2, 7, 8]), 2, mask=pa.array([False, True]))
     parts = pa.array([{"p": [1, 2]}, {"p": None}], pa.struct([("p", pair)]))
@@ -460,7 +460,7 @@ def test_lists_of_one_length_that_are_null(chosen: Format, write, ending: str):
 
 @BOTH
 def test_two_columns_of_one_name(chosen: Format, write, ending: str):
-    """The file is not damaged."""
+    """A file with two columns of one name is refused, and not called damaged."""
     table = pa.Table.from_arrays([pa.array([1]), pa.array([2])], names=["x", "x"])
     with pytest.raises(ManifestError, match=r"a\.\w+ has two columns of the same name among x, x") as caught:
         samples(chosen, {f"a.{ending}": write(table)})
@@ -469,14 +469,16 @@ def test_two_columns_of_one_name(chosen: Format, write, ending: str):
 
 @BOTH
 def test_texts_that_are_json(chosen: Format, write, ending: str):
-    """Arrow's extension type says it in both formats."""
+    """A column of Arrow's JSON extension type is decoded, in Parquet and Arrow; other texts are not."""
     table = pa.table({"x": pa.array(['{"a": [1]}', None], pa.json_()), "y": ["{}", "1"]})
     rows = samples(chosen, {f"a.{ending}": write(table)})
     assert rows == [{"x": {"a": [1]}, "y": "{}"}, {"x": None, "y": "1"}]
 
 
 def test_integers_of_128_bits():
-    """polars writes them as bytes and Arrow's schema beside them, which pyarrow refuses; other columns are read."""
+    """A column of 128-bit integers is refused by name, and the other columns can be read.
+
+    polars writes them as bytes and Arrow's schema beside them, which pyarrow refuses."""
     message = pa.schema([("x", pa.int64()), ("n", pa.int8())]).serialize().to_pybytes()
     wide = message.replace((64).to_bytes(4, "little"), (128).to_bytes(4, "little"))
     table = pa.table({"x": pa.array([bytes(16), None], pa.binary(16)), "n": pa.array([1, 2], pa.int8())})
@@ -506,7 +508,9 @@ async def check_added(chosen: Format, first: Mapping[str, bytes], then: Mapping[
 
 
 async def test_a_refresh_reads_new_files_only(tmp_path: Path):
-    """What earlier surveys have read is kept beside the manifest, and the result is that of reading all."""
+    """A refresh reads new Parquet files only, and gives the manifest of a fresh index.
+
+    What earlier surveys have read is kept beside the manifest."""
     content = parquet(pa.table({"a": [1], "s": [{"x": 1, "y": None}]}))
     more = parquet(pa.table({"b": ["x"], "s": [{"y": 2, "x": 1}]}))
     first = {f"{n}.parquet": content for n in range(5)} | {"none.parquet": parquet(pa.table({"a": [1]}).slice(0, 0))}
@@ -526,7 +530,7 @@ async def test_a_refresh_reads_new_files_only(tmp_path: Path):
 
 
 async def test_a_refresh_of_arrow_reads_new_files_only(tmp_path: Path):
-    """Besides the first file, whose schema the manifest has."""
+    """A refresh of Arrow files reads new ones only, and the first, whose schema the manifest has."""
     first = {f"{n}.arrow": arrow(pa.table({"a": [n]})) for n in range(5)}
     read = await check_added(ArrowIPC(), first, first | {"2x.arrow": arrow(pa.table({"a": [7]}))}, tmp_path / "a")
     assert read == {"0.arrow", "2x.arrow"}
@@ -536,7 +540,7 @@ async def test_a_refresh_of_arrow_reads_new_files_only(tmp_path: Path):
 @given(drawn=drawn_tables(), count=st.integers(1, 3), order=st.randoms(use_true_random=False))
 @settings(max_examples=10)
 def test_files_that_are_added_change_what_a_fresh_index_has(drawn, count: int, order, tmp_path_factory):
-    """However the files differ and wherever new ones sort: the manifest is that of a fresh index."""
+    """A refresh with added files gives the manifest of a fresh index, however they differ and wherever they sort."""
     contents = [parquet(table) for table in drawn[1] if table.num_rows]
     names = order.sample(range(100), len(contents))
     objects = {f"{name}.parquet": content for name, content in zip(names, contents, strict=True)}
@@ -565,7 +569,7 @@ def test_files_that_are_added_change_what_a_fresh_index_has(drawn, count: int, o
     ],
 )
 def test_partitions_are_those_of_pyarrow(values: list[str | None], tmp_path):
-    """Names, types and values are those of pyarrow's Hive partitioning."""
+    """Names, types and values of partitions are those of pyarrow's Hive partitioning."""
     from urllib.parse import quote
 
     objects = {}
@@ -601,7 +605,7 @@ FOLDERS = st.lists(
 
 @pytest.mark.parametrize("examples", [40, pytest.param(2000, marks=pytest.mark.formats)])
 def test_any_partitions_are_those_of_pyarrow(examples: int, tmp_path_factory):
-    """Names, types and values of drawn paths are those of pyarrow's Hive partitioning, or both refuse them."""
+    """Partitions of drawn paths are those of pyarrow's Hive partitioning, or both refuse them."""
 
     @given(st.lists(FOLDERS, min_size=1, max_size=4))
     @settings(max_examples=examples)
@@ -628,7 +632,7 @@ def test_any_partitions_are_those_of_pyarrow(examples: int, tmp_path_factory):
 
 
 def test_partitions_of_arrow_files():
-    """Folders of Arrow files are fields as those of Parquet files, beside dictionaries and united columns, too."""
+    """Partitions of Arrow files are fields as those of Parquet are, beside dictionaries and united columns, too."""
     words = pa.array(["x", "y"]).dictionary_encode()
     tables = [pa.table({"id": [1, 2]}), pa.table({"id": [3, 4], "word": words})]
     for each in (tables[:1] * 2, tables[1:] * 2, tables, tables[::-1]):
@@ -651,7 +655,7 @@ def test_fields_that_are_one_in_arrow():
 
 
 def test_a_partition_that_is_a_column_is_refused():
-    """One of them is named; other columns are read beside it."""
+    """A partition that is a column, too, is refused by name; other columns can be read."""
     objects = {"year=2023/a.parquet": parquet(pa.table({"id": [1], "year": [2022]}))}
     with pytest.raises(ManifestError, match=r"column 'year' and a partition 'year'.*columns="):
         samples(Parquet(), objects)
@@ -659,7 +663,7 @@ def test_a_partition_that_is_a_column_is_refused():
 
 
 def test_partitions_of_names_with_an_underscore():
-    """A folder `_run=1/` is a partition, `_temporary/` is none."""
+    """A folder `_run=1/` is a partition, and files of `_temporary/` are no samples."""
     content = parquet(pa.table({"id": [1]}))
     found = samples(
         Parquet(), {"_run=1/a.parquet": content, "_run=2/a.parquet": content, "_temporary/a.parquet": content}

@@ -1,4 +1,4 @@
-"""Tars with index files beside them meet the contract of the formats, and are not read through."""
+"""Tars with index files of Energon and DALI beside them meet the contract of the formats, and are not read through."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class TestIndexedTars(FormatContract):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_samples_of_the_tar_itself(kind):
-    """Found in 3 requests of 1 KB and the index; Energon's are those of a walk to the byte."""
+    """Index files of Energon and DALI give the samples of a walk through the tar, in three reads of it and them."""
     case = read_case(WebDataset(), f"tar_index/{kind}")
     found = find(case.format, case.objects)
     walked = find(case.format, {name: raw for name, raw in case.objects.items() if name.endswith(".tar")})
@@ -50,7 +50,7 @@ def test_the_samples_of_the_tar_itself(kind):
     ],
 )
 def test_an_index_file_of_another_tar(content, reason):
-    """Is refused, with what to do."""
+    """An index file that does not fit its tar is refused with what to do."""
     case = read_case(WebDataset(), "tar_index/energon")
     with pytest.raises(ManifestError, match=rf"a\.tar\.idx is not an index of .*a\.tar.*{reason}.*delete it"):
         find(case.format, {**case.objects, "a.tar.idx": content})

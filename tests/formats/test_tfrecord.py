@@ -1,4 +1,4 @@
-"""TFRecord meets the contract of the formats, on files of TensorFlow's writer; and what must be said of bad ones."""
+"""TFRecord meets the contract of the formats, on files of TensorFlow's writer; features, index files and refusals."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_files_shorter_than_a_record_are_refused(examples, length):
 
 
 def test_features_have_types_and_shapes(examples):
-    """One number, an array of a shape, text; the others are as they were found."""
+    """`features=` gives types and shapes to features of an Example; the others are as they were found."""
     content = first_frame(examples)
     found = decoded({"image/class/label": "int", "score": "float", "box": "float[-1,2]", "text": "txt"}, content)
     assert found["image/class/label"] == 3
@@ -82,13 +82,13 @@ def test_features_have_types_and_shapes(examples):
     ],
 )
 def test_a_feature_of_another_type(examples, features, what):
-    """Is a DecodeError that names it."""
+    """A feature of another type or shape than `features=` says is a DecodeError that names it."""
     with pytest.raises(DecodeError, match=what):
         decoded(features, first_frame(examples))
 
 
 def test_a_rule_without_meaning():
-    """Is refused when the dataset is opened, or before."""
+    """A rule of `features=` without a meaning is a ConfigError."""
     with pytest.raises(ConfigError, match="features"):
         TFRecord(features={"a": ""}).opener(Facts())
     with pytest.raises(ConfigError, match="features"):
@@ -96,7 +96,7 @@ def test_a_rule_without_meaning():
 
 
 def test_index_files_are_read_instead(indexed):
-    """Three requests for a file: its index, the heads of the first and of the last record."""
+    """TFRecord's index file is read in place of the records, with the headers of the first and of the last one."""
     found = find(indexed.format, indexed.objects)
     assert [len(asks) for asks in found.needs.values()] == [2, 2]
     assert [sum(map(len, asks)) for asks in found.needs.values()] == [3, 3]
@@ -104,7 +104,7 @@ def test_index_files_are_read_instead(indexed):
 
 
 def test_an_index_file_of_several_shards_is_none(indexed):
-    """`a.idx` beside `a.tfrecord-00000-of-00002` and -00001: which is it of?"""
+    """An index file `a.idx` beside several shards of the name is not read, because its shard is unknown."""
     shards = [indexed.objects[name] for name in sorted(indexed.objects) if name.endswith(".tfrecord")]
     names = [f"a.tfrecord-{number:05d}-of-00002" for number in range(2)]
     found = find(indexed.format, {**dict(zip(names, shards, strict=True)), "a.idx": b"?"})
@@ -115,13 +115,13 @@ def test_an_index_file_of_several_shards_is_none(indexed):
     "lines", [b"0 16\n", b"a b\n", b"0\n", b"\n", b"0 16031 0\n", b"0 16000\n16000 31\n", b"-16 32\n16 16015\n"]
 )
 def test_an_index_file_of_another_file(indexed, lines):
-    """Does not tile it, or is none."""
+    """A TFRecord index file that does not tile its file, or is none, is refused with what to do."""
     with pytest.raises(ManifestError, match=r"\.idx is not an index of .*\.tfrecord .*write it again, or delete it"):
         find(indexed.format, {**indexed.objects, SHARD.replace("tfrecord", "idx"): lines})
 
 
 def test_damage_is_told_with_its_place(examples):
-    """A wrong checksum of a length, a record that is cut off, rest bytes; each can be left out."""
+    """A damaged TFRecord file is refused with the reason and its offset, and can be left out."""
     whole = examples.objects[SHARD]
     second = 16 + int.from_bytes(whole[:8], "little")
     for content, reason, offset in (
@@ -136,16 +136,16 @@ def test_damage_is_told_with_its_place(examples):
         assert "reason" in caught.value.details
 
 
-def test_compressed_files_are_named(examples):
-    """Where they have the name of a plain file, or are packed in a way that is not read."""
+@pytest.mark.parametrize("name", [SHARD, f"{SHARD}.zlib"])
+def test_compressed_files_are_named(examples, name):
+    """A compressed TFRecord that is named as a plain one, or for zlib, is refused as compressed."""
     content = b"\x1f\x8b\x08" + bytes(100)
-    for name in (SHARD, f"{SHARD}.zlib"):
-        with pytest.raises(ManifestError, match="is compressed"):
-            find(examples.format, {name: content})
+    with pytest.raises(ManifestError, match="is compressed"):
+        find(examples.format, {name: content})
 
 
 def test_what_is_no_example():
-    """Says what to do; a SequenceExample is named."""
+    """A SequenceExample, and a payload that is none, is a DecodeError with what to do."""
     payload = b"\x12\x00"
     frame = len(payload).to_bytes(8, "little") + bytes(4) + payload + bytes(4)
     with pytest.raises(DecodeError, match=r"SequenceExample.*example=False"):
@@ -155,7 +155,7 @@ def test_what_is_no_example():
 
 
 def written(*records: dict[str, list[bytes]]) -> bytes:
-    """Examples of lists of byte strings, as records."""
+    """Returns Examples of lists of byte strings, as records."""
 
     def part(number: int, content: bytes) -> bytes:
         length, rest = b"", len(content)
@@ -178,7 +178,7 @@ def written(*records: dict[str, list[bytes]]) -> bytes:
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("counts", [(3, 1, 2), (1, 3, 1), (0, 1), (1, 0)])
 def test_a_list_is_one_in_each_sample(counts: tuple[int, ...], packed: bool):
-    """Also where it has one byte string, as episodes of one step do."""
+    """A feature that is a list in one Example is a list in each, also of one byte string or none."""
     content = written(*({"steps/image": [b"\x89PNG%d" % n for n in range(count)], "id": [b"x"]} for count in counts))
     objects = {"a.tfrecord.gz": gzip.compress(content)} if packed else {"a.tfrecord": content}
     found = samples_in(TFRecord(), objects)
@@ -188,7 +188,7 @@ def test_a_list_is_one_in_each_sample(counts: tuple[int, ...], packed: bool):
 
 
 def test_a_list_that_comes_late_is_refused():
-    """The error says what to write; it never is a list in one sample and bytes in another."""
+    """A list that the first shard does not show is a DecodeError, which says what to write in `features=`."""
     content = written({"a": [b"x" * 1000]}, *[{"a": [b"y"]}] * 3)
     many = written({"a": [b"1", b"2"]})
     with pytest.raises(DecodeError, match=r"'a' has 2 byte strings.*TFRecord\(features=\{'a': 'bytes\[\]'\}\)"):
@@ -197,19 +197,27 @@ def test_a_list_that_comes_late_is_refused():
     assert [each["a"] for each in found] == [["x" * 1000], ["y"], ["y"], ["y"], ["1", "2"]]
 
 
-def test_names():
-    """As TensorFlow and its users name files; index files and documents are none."""
-    for name in (
-        *("a.tfrecord", "x/a.TFRECORDS", "train.tfrecord-00000-of-00010", "train-00000-of-01024", "a.tfrec"),
-        *("a.tfrecords.gz", "mnist-train.tfrecord-00000-of-00001"),
-    ):
-        assert TFRecord().accepts(name), name
-    for name in ("a.idx", "a.tfrecord.idx", "README.md", "a-00000-of-00002.parquet", "features.json"):
-        assert not TFRecord().accepts(name), name
+@pytest.mark.parametrize(
+    ("names", "accepted"),
+    [
+        (
+            [
+                *("a.tfrecord", "x/a.TFRECORDS", "train.tfrecord-00000-of-00010", "train-00000-of-01024", "a.tfrec"),
+                *("a.tfrecords.gz", "mnist-train.tfrecord-00000-of-00001"),
+            ],
+            True,
+        ),
+        (["a.idx", "a.tfrecord.idx", "README.md", "a-00000-of-00002.parquet", "features.json"], False),
+    ],
+    ids=["records", "others"],
+)
+def test_names(names, accepted):
+    """TFRecord accepts the names that TensorFlow and its users give, and no index files or documents."""
+    assert {name: TFRecord().accepts(name) for name in names} == dict.fromkeys(names, accepted)
 
 
 def test_checksums_of_many_lengths():
-    """CRC-32C of "123456789" is e3069283; masked, of a length at a time."""
+    """`sum_lengths` gives the masked CRC-32C of each length."""
     lengths = [0, 1, 2**63, 2**64 - 1, int.from_bytes(b"12345678", "little")]
     sums = sum_lengths(np.array(lengths, "<u8")).tolist()
     assert sums == [_masked(length.to_bytes(8, "little")) for length in lengths]
@@ -226,7 +234,7 @@ def _masked(content: bytes) -> int:
 
 
 def test_array_record_is_called_what_it_is():
-    """Its files begin as Riegeli's, and are numbered as TFRecord's."""
+    """Files of ArrayRecord, numbered as TFRecord's, are refused as ArrayRecord or Riegeli, and not as damaged."""
     begin = "83af70d10d884a3f0000000000000000400000000000000091bac23c9287e1a9"
     with pytest.raises(ManifestError, match="is ArrayRecord or Riegeli, which streamer does not read") as caught:
         find(TFRecord(), {"ds-train-00000-of-00002": bytes.fromhex(begin) + bytes(200)})

@@ -1,4 +1,4 @@
-"""Token files meet the contract of the formats, on files of Megatron-LM's writer; what must be said of others."""
+"""Token files meet the contract of the formats, on files of Megatron-LM's writer; windows, documents and refusals."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ MAGIC = b"MMIDIDX\0\0"
 
 
 def with_documents(folder: str) -> Case:
-    """Of a folder's windows, which Megatron has cut: where its documents are, read off the index by hand."""
+    """Returns a folder's windows, which Megatron has cut: where its documents are, read off the index by hand."""
     made = ("position_ids", "document_ids")
     case = read_case(DOCUMENTS, folder, copied=made, name=f"{folder} with documents")
     samples = iter(case.samples)
@@ -82,7 +82,7 @@ def files() -> dict[str, bytes]:
 
 
 def test_windows_need_the_ends_of_the_index_alone(files):
-    """The head of each index file, all at once; then its last sequence: 46 bytes, however many documents there are."""
+    """The index of windows reads 46 bytes of Megatron's index file, however many documents there are."""
     found = find(WINDOWS, files)
     assert [[need.stop - need.start for need in ask] for ask in found.survey_needs] == [[34]]
     assert [[need.stop - need.start for need in ask] for ask in found.needs["s3://bucket/data/a.bin"]] == [[4, 8]]
@@ -90,7 +90,7 @@ def test_windows_need_the_ends_of_the_index_alone(files):
 
 
 def test_windows_follow_megatrons_count(files):
-    """(tokens - 1) // length of them, of L + 1 tokens; each begins with the last token of the one before."""
+    """A file of Megatron has (tokens - 1) // length windows."""
     tokens = np.frombuffer(files["a.bin"], "<u2")
     for length in (1, 7, LENGTH, len(tokens) - 1, len(tokens)):
         ((source, blocks),) = find(Tokens(sequence_length=length), files).items
@@ -99,7 +99,7 @@ def test_windows_follow_megatrons_count(files):
 
 
 def test_runs_of_windows_are_as_long_as_chunks():
-    """However long the file is; neighbours have one token in common."""
+    """Runs of windows are as long as a chunk, and neighbours have one token in common."""
     tokens = np.arange(100_001, dtype="<u2")
     chosen = Tokens(sequence_length=100, dtype="<u2")
     ((source, _),) = find(chosen, {"a.bin": tokens.tobytes()}).items
@@ -135,13 +135,13 @@ def idx(head: tuple[object, ...], lengths=(), pointers=(), documents=()) -> byte
     ],
 )
 def test_an_index_of_another_file(index, reason):
-    """Names both files, and what to do."""
+    """An index file of Megatron that does not fit its tokens is refused with what is wrong."""
     with pytest.raises(ManifestError, match=reason):
         find(WINDOWS, {"a.bin": bytes(20), "a.idx": index})
 
 
 def test_sequences_that_do_not_follow_each_other():
-    """Gaps and overlaps are found where sequences are samples."""
+    """Gaps and overlaps of Megatron's sequences are refused where sequences are samples."""
     good = idx((MAGIC, 1, 8, 2, 2), (3, 7), (0, 6), (0, 2))
     ((_, spans),) = find(Tokens(), {"a.bin": bytes(20), "a.idx": good}).items
     assert [(span.start, span.stop) for span in spans] == [(0, 6), (6, 20)]
@@ -165,7 +165,7 @@ def test_sequences_that_do_not_follow_each_other():
     ],
 )
 def test_files_without_an_index(chosen, content, reason):
-    """Say what is missing."""
+    """Token files whose dtype or ends are not known are refused with what is missing."""
     with pytest.raises(ManifestError, match=reason):
         find(chosen, {"a.bin": content})
 
@@ -185,7 +185,7 @@ def test_files_without_an_index(chosen, content, reason):
 )
 @pytest.mark.parametrize("chosen", [Tokens(sequence_length=4, dtype="<u2"), Tokens(sequence_length=4), Tokens()])
 def test_files_that_are_no_tokens(chosen, start, reason):
-    """Regression: their bytes were read as tokens of the dtype that the error had advised; it names what reads them."""
+    """Files of other formats named .bin are refused with what reads them (regression: their bytes were tokens)."""
     with pytest.raises(ManifestError, match=reason):
         find(chosen, {"a.bin": start + bytes(100)})
 
@@ -197,7 +197,7 @@ def npy(array: np.ndarray) -> bytes:
 
 
 def test_arrays_of_one_dimension_have_windows():
-    """The header says the dtype; beside `.bin` files they are tables of Megatron's."""
+    """An .npy of one dimension is tokens of its dtype; beside `.bin` files it is none, but a table of Megatron's."""
     tokens = np.arange(100, dtype="<u4")
     chosen = Tokens(sequence_length=9)
     found = find(chosen, {"a.npy": npy(tokens), "b.npy": npy(tokens[:12])})
@@ -227,13 +227,13 @@ def test_arrays_of_one_dimension_have_windows():
     ],
 )
 def test_arrays_that_are_no_tokens(chosen, array, reason):
-    """Say what reads them."""
+    """Files of .npy that are no tokens are refused with what reads them."""
     with pytest.raises(ManifestError, match=reason):
         find(chosen, {"a.npy": npy(array)})
 
 
 def test_windows_know_their_documents():
-    """The token that ends one is the last of it; the next one begins at 0. Windows begin with a document, number 1."""
+    """With `eos=` a document ends with this token; positions begin at 0 in each, and documents count from 1."""
     opener = Tokens(sequence_length=7, eos=9).opener(Facts((FieldSpec("tokens", "<u2[8]"),)))
     tokens = np.array([5, 9, 9, 1, 2, 3, 9, 4], "<u2")
     _, fields = opener.open(memoryview(tokens.view(np.uint8)), SampleName())
@@ -244,7 +244,7 @@ def test_windows_know_their_documents():
 
 
 def test_batches_have_the_bounds_of_documents(tmp_path, monkeypatch):
-    """As flash-attn's functions for sequences of different lengths take them."""
+    """Positions in batches give the `cu_seqlens` of documents, as flash-attn's functions take them."""
     monkeypatch.setenv("STREAMER_RUNTIME_DIR", str(tmp_path / "run"))
     tokens = np.random.default_rng(0).integers(0, 12, 4000).astype("<i8")
     (tmp_path / "data").mkdir()
@@ -270,7 +270,7 @@ def test_batches_have_the_bounds_of_documents(tmp_path, monkeypatch):
 
 
 def documents_in(lengths: list[int], *, length: int, chunk_bytes: int = 8 << 20) -> tuple[list[list[int]], list[Block]]:
-    """The numbers of the documents in each window of a file with documents of these lengths, and its blocks."""
+    """Returns the documents' numbers in each window of a file with documents of these lengths, and its blocks."""
     tokens = np.arange(sum(lengths), dtype="<i4")
     firsts = np.cumsum([0, *lengths], dtype="<i8")
     index = idx((MAGIC, 1, 4, len(lengths), len(firsts)), lengths, firsts[:-1] * 4, range(len(firsts)))
@@ -295,7 +295,7 @@ def documents_in(lengths: list[int], *, length: int, chunk_bytes: int = 8 << 20)
 
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=40), st.integers(1, 12), st.integers(8, 200))
 def test_windows_of_any_documents(lengths, length, chunk_bytes):
-    """Each token has the number of its document in the window, and its place in it; documents may have no token."""
+    """Each token of a window has its document's number and its position in it, also after documents of no token."""
     assume(sum(lengths) > length)
     owner = np.repeat(np.arange(len(lengths)), lengths)
     windows, _ = documents_in(lengths, length=length, chunk_bytes=chunk_bytes)
@@ -304,7 +304,7 @@ def test_windows_of_any_documents(lengths, length, chunk_bytes):
 
 
 def test_many_documents(monkeypatch):
-    """The index file is read in pieces; a run has as many windows as its hint has room for documents."""
+    """A run has as many windows as its hint holds documents; a window of more than 16,384 is refused."""
     monkeypatch.setattr(megatron, "_PIECE", 1000)
     windows, blocks = documents_in([3] * 50_000, length=1000)
     assert len(windows) == 149
@@ -327,7 +327,7 @@ def test_many_documents(monkeypatch):
     ],
 )
 def test_documents_of_another_file(index, reason):
-    """Of an index whose last sequence ends where the tokens end."""
+    """An index of Megatron whose documents or sequences do not follow each other is refused."""
     with pytest.raises(ManifestError, match=reason):
         find(Tokens(sequence_length=4, documents=True), {"a.bin": bytes(20), "a.idx": index})
 
@@ -340,13 +340,13 @@ def test_documents_of_another_file(index, reason):
     ],
 )
 def test_documents_without_an_index(name, content, reason):
-    """Say what else tells them apart."""
+    """`documents=True` is refused without an index file, with `eos=` as what else tells documents apart."""
     with pytest.raises(ManifestError, match=reason):
         find(Tokens(sequence_length=4, dtype="<u2", documents=True), {name: content})
 
 
 def test_documents_that_are_not_in_their_window():
-    """Neither a hint nor a record is believed."""
+    """Starts of documents outside their window, or out of order, are refused, in a hint and in a record."""
     recoder = TokenWindowRecoder(4, np.dtype("<u2"))
     for places in ([0], [9], [3, 3], [5, 2]):
         with pytest.raises(RecodeError, match="does not say where documents begin in 8 tokens"):
@@ -360,7 +360,7 @@ def test_documents_that_are_not_in_their_window():
 
 
 def test_the_index_and_the_last_token_say_the_same(tmp_path, monkeypatch):
-    """Of documents that end with a token which is nowhere else, in the same batches."""
+    """Batches are the same by Megatron's index file and by `eos=`, where each document ends with this token."""
     monkeypatch.setenv("STREAMER_RUNTIME_DIR", str(tmp_path / "run"))
     drawn = np.random.default_rng(0)
     documents = [np.append(drawn.integers(1, 12, size), 0) for size in drawn.integers(0, 90, 200)]
@@ -380,7 +380,7 @@ def test_the_index_and_the_last_token_say_the_same(tmp_path, monkeypatch):
 
 
 def test_documents_are_those_of_megatron():
-    """What it makes with reset_position_ids and reset_attention_mask (tests/formats/make/row_fields.py)."""
+    """Windows with `eos=` are those of Megatron with reset_position_ids (tests/formats/make/row_fields.py)."""
     opener = Tokens(sequence_length=31, eos=0).opener(Facts((FieldSpec("tokens", "<u2[32]"),)))
     rows = json.loads((DATA / "rows" / "megatron.json").read_text())
     assert len(rows) >= 9
@@ -390,13 +390,13 @@ def test_documents_are_those_of_megatron():
 
 
 def test_an_eos_that_is_no_token():
-    """Of the dtype of the files."""
+    """An `eos=` that is no token of the files' dtype is a ConfigError."""
     with pytest.raises(ConfigError, match="eos=70000 is not a token of <u2"):
         find(Tokens(sequence_length=9, dtype="<u2", eos=70_000), {"a.bin": bytes(40)})
 
 
 def test_files_of_two_dtypes(files):
-    """Are two datasets."""
+    """Token files of two dtypes are refused as one dataset."""
     other = {"b.bin": bytes(40), "b.idx": idx((MAGIC, 1, 4, 1, 0), (10,), (0,))}
     with pytest.raises(ManifestError, match=r"b\.bin has tokens of <i4, .*a\.bin of <u2"):
         find(WINDOWS, {**files, **other})
@@ -410,13 +410,13 @@ def test_files_of_two_dtypes(files):
     ],
 )
 def test_options_without_meaning(options):
-    """Are a ConfigError."""
+    """Options of Tokens without a meaning, or that exclude each other, are a ConfigError."""
     with pytest.raises(ConfigError, match=r"tokens|Tokens"):
         find_format("tokens", options)
 
 
 def test_runs_and_windows_of_another_length():
-    """Cannot come from an index of these files."""
+    """Runs and windows of another length than the index found are refused."""
     recoder = TokenWindowRecoder(4, np.dtype("<u2"))
     for content, samples in ((b"", 0), (bytes(17), 2), (bytes(18), 3), (bytes(18), -1)):
         with pytest.raises(RecodeError, match="windows of 4 tokens"):
@@ -428,13 +428,13 @@ def test_runs_and_windows_of_another_length():
 
 
 def test_names(files):
-    """`.bin` is found by itself if `.idx` is beside it, else it is a file of bytes."""
+    """A `.bin` is detected as tokens if an `.idx` is beside it, else it is a file of bytes."""
     assert detect([*files, "b.bin", "b.idx", "README.md"]) == "tokens"
     assert detect(["train.bin", "val.bin"]) == "folder"
 
 
 def test_batches_are_tensors(tmp_path, monkeypatch):
-    """Windows of a file of nanoGPT, read straight into the batch: what the model reads and what it predicts."""
+    """Batches of windows of nanoGPT's file are tensors of what a model reads and what it predicts."""
     monkeypatch.setenv("STREAMER_RUNTIME_DIR", str(tmp_path / "run"))
     tokens = np.arange(1000, dtype="<u2")
     (tmp_path / "data").mkdir()
