@@ -1,4 +1,4 @@
-"""Arguments of datasets that test programs get as JSON."""
+"""Reads arguments of datasets that test programs get as JSON."""
 
 from __future__ import annotations
 

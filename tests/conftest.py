@@ -103,7 +103,7 @@ def pytest_configure() -> None:
 
 
 def _fork_server_socket() -> int:
-    """The descriptor of the socket to the loaders' fork server, which lives as long as this process; -1: none runs."""
+    """Returns the socket's descriptor to the loaders' fork server, which lives as long as this process, or -1."""
     module = sys.modules.get("streamer.batches.workers.fork_server")
     server = module._current.server if module is not None else None
     return -1 if server is None or server.gone else server._control.fileno()
@@ -117,7 +117,7 @@ def _snapshot() -> Snapshot:
 
 
 def _blocked_signals() -> set[int]:
-    """Of this thread; the processes that later tests start inherit them."""
+    """Returns the signals that this thread blocks; the processes that later tests start inherit them."""
     return set(signal.pthread_sigmask(signal.SIG_BLOCK, []))
 
 
@@ -141,7 +141,7 @@ def _left_over(before: Snapshot, wait_seconds: float = 0.0) -> list[str]:
 
 
 def _opened(before: dict[int, str]) -> list[str]:
-    """Descriptors that were not there before."""
+    """Returns descriptors that were not there before."""
     now = _descriptors()
     now.pop(_fork_server_socket(), None)
     return [f"fd {fd} -> {now[fd]}" for fd in now if before.get(fd) != now[fd] and not _harmless(now[fd])]
@@ -157,7 +157,7 @@ def _ends(thread: threading.Thread, deadline: float) -> bool:
 
 
 def _exits(pid: int, deadline: float) -> bool:
-    """Whether the process ends and somebody has reaped it; a zombie is left over too."""
+    """Returns whether the process ends and is reaped; a zombie is left over too."""
     # Each lives as long as this process; `multiprocessing.forkserver` is the default start method of 3.14.
     servers = ("resource_tracker", "fork_server_main", "multiprocessing.forkserver")
     if any(name in _command(pid) for name in servers):
@@ -202,7 +202,7 @@ def _descriptors() -> dict[int, str]:
 
 
 def _harmless(target: str) -> bool:
-    """What libraries open once and keep: random numbers, terminals, their own code."""
+    """Returns whether a library opens it once and keeps it: random numbers, terminals, its own code."""
     return target.startswith(("/dev/urandom", "/dev/null", "/dev/pts")) or target.endswith(
         (".so", ".py", ".pyc", ".ttf")
     )

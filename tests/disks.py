@@ -1,4 +1,4 @@
-"""Disks of a test, which are full, small or read-only."""
+"""Disks of tests: a tmpfs stands for a disk that is small, full or read-only; no device fails and no write is slow."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MiB = 1 << 20
 
 @contextlib.contextmanager
 def small_disk(path: Path, size: str) -> Iterator[Path]:
-    """A tmpfs of that size; skipped where mounting is not allowed."""
+    """Mounts a tmpfs of that size; skips the test where mounting is not allowed."""
     path.mkdir()
     command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(path)]
     if subprocess.run(command, check=False, capture_output=True).returncode:
@@ -27,7 +27,7 @@ def small_disk(path: Path, size: str) -> Iterator[Path]:
 
 
 def take_the_rest(disk: Path) -> None:
-    """Other programs take every byte that is free, also what the cache gives back."""
+    """Takes every byte that is free, also what the cache gives back, as other programs on the disk do."""
     for name, length in (("others", MiB), ("crumbs", 4096)):
         with contextlib.suppress(OSError), open(disk / name, "ab", buffering=0) as file:
             while True:
@@ -35,5 +35,5 @@ def take_the_rest(disk: Path) -> None:
 
 
 def remount_read_only(disk: Path) -> None:
-    """As the kernel does after an error of the device."""
+    """Remounts the disk read-only, as the kernel does after an error of the device."""
     subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)

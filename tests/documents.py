@@ -18,7 +18,7 @@ Array = npt.NDArray[np.int64]
 
 
 def lengths(count: int, row: int, seed: int = 0) -> Array:
-    """Mostly short documents, some longer than a row, some without a token."""
+    """Draws lengths: mostly short documents, some longer than a row, some without a token."""
     random = np.random.default_rng(seed)
     found = random.lognormal(np.log(row / 6), 1.0, count).astype(np.int64)
     found[random.random(count) < 0.03] = 0
@@ -27,13 +27,13 @@ def lengths(count: int, row: int, seed: int = 0) -> Array:
 
 
 def documents(counts: Array, seed: int = 1) -> list[npt.NDArray[np.uint16]]:
-    """Tokens of documents of these lengths: no two documents of four tokens or more are equal."""
+    """Draws tokens of documents of these lengths: no two documents of four tokens or more are equal."""
     random = np.random.default_rng(seed)
     return [random.integers(0, 1 << 16, count, dtype=np.uint16) for count in counts.tolist()]
 
 
 def write_megatron(folder: Path, given: list[npt.NDArray[np.uint16]], files: int = 2) -> Path:
-    """Files as Megatron-LM writes them, a document each sequence."""
+    """Writes files as Megatron-LM does, a document each sequence; the index is by streamer's own encoder."""
     folder.mkdir(parents=True, exist_ok=True)
     for number, part in enumerate(np.array_split(np.arange(len(given)), files)):
         own = [given[index] for index in part]
@@ -44,12 +44,12 @@ def write_megatron(folder: Path, given: list[npt.NDArray[np.uint16]], files: int
 
 
 def pieces_of(given: Iterable[npt.NDArray[np.generic]], row: int) -> Counter[bytes]:
-    """What rows hold of documents that are split: each document cut at multiples of a row."""
+    """Counts what rows hold of documents that are split: each document cut at multiples of a row."""
     return Counter(one[first : first + row].tobytes() for one in given for first in range(0, len(one), row))
 
 
 def pieces_in(rows: Iterable[Mapping[str, npt.NDArray[np.generic]]]) -> Counter[bytes]:
-    """The documents in rows, or in batches of them, told apart by `document_ids`."""
+    """Counts the documents in rows, or in batches of them, told apart by `document_ids`."""
     found: Counter[bytes] = Counter()
     for row in rows:
         all_tokens, all_numbers = (np.atleast_2d(np.asarray(row[name])) for name in ("tokens", "document_ids"))
@@ -59,7 +59,7 @@ def pieces_in(rows: Iterable[Mapping[str, npt.NDArray[np.generic]]]) -> Counter[
 
 
 def covered(spec: RowSpec, sets: Sets, costs: Array, chunk_first: Array, seed: int | None, epoch: int) -> Counter:
-    """Every (document, token) of an epoch's rows, and the rows of each set under the key "rows"."""
+    """Counts every (document, token) of an epoch's rows, and the rows of each set under the key "rows"."""
     content, found = RowContent(spec, seed), Counter()
     for number in range(len(sets)):
         members = np.concatenate([np.arange(*chunk_first[[c, c + 1]]) for c in sets.chunks(number).astype(int)])

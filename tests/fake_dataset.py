@@ -1,7 +1,7 @@
 """A dataset without engine, manifest and files, for tests and benchmarks of the loader.
 
-Its order is a formula, and its chunks are always local unless a test holds them back. Everything else takes the same
-path as real data.
+It stands for `StreamingDataset`: loader, workers and skipping take the same path as with real data. Unlike one, its
+order is a formula, its chunks are always local unless a test holds them back, and there is one rank.
 """
 
 from __future__ import annotations
@@ -51,12 +51,15 @@ class FakeRecipe:
         return batch_count(self.samples, self.batch_size, check_last_batch(self.last_batch, 1))
 
     def open(self) -> FakeSource:
-        """Opens the source."""
+        """Opens the source, as a worker does."""
         return FakeSource(self) if self.draws else QuietSource(self)
 
 
 class FakeSource:
-    """Stands in for `StreamReader`: reads sample by sample, and measures nothing. See `FakeRecipe`."""
+    """Stands in for `StreamReader`: reads sample by sample, and measures nothing. See `FakeRecipe`.
+
+    Unlike it, it has no chunks, no members and no rows that are packed.
+    """
 
     draws = True
     takes_rows = False
@@ -66,22 +69,22 @@ class FakeSource:
         self._recipe = recipe
 
     def begin(self, epoch: int, ordinals: npt.NDArray[np.int64], rows: object, at: Callable[[int], None]) -> None:
-        """There are no chunks to read."""
+        """Does nothing, because there are no chunks to read."""
 
     def load_at(self, epoch: int, ordinal: int, index: int) -> object:
-        """One sample, wherever it is in the batch."""
+        """Returns one sample, wherever it is in the batch."""
         return self.load(epoch, ordinal)
 
     def first_of_each(self, ordinals: npt.NDArray[np.int64]) -> dict[str, int]:
-        """One dataset."""
+        """Returns nothing, because there is one dataset."""
         return {}
 
     def stage_nanoseconds(self) -> tuple[int, int, int]:
-        """Nothing is measured."""
+        """Returns zeros, because nothing is measured."""
         return 0, 0, 0
 
     def batch(self, epoch: int, batch: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
-        """Ordinals, and which are repeats."""
+        """Returns the ordinals of a batch, and which are repeats."""
         recipe = self._recipe
         stop = (batch + 1) * recipe.batch_size
         if check_last_batch(recipe.last_batch, 1) == "short":
@@ -90,18 +93,20 @@ class FakeSource:
         return (positions + epoch) % recipe.samples, positions >= recipe.samples
 
     def load(self, epoch: int, ordinal: int) -> object:
-        """One sample."""
+        """Makes one sample."""
         return self._recipe.make(epoch, ordinal)
 
 
 class QuietSource(FakeSource):
-    """Samples that draw from no generator, like raw data without a transform; no generator is seeded for them."""
+    """Stands for raw data without a transform: samples draw from no generator, so that none is seeded for them."""
 
     draws = False
 
 
 class FakeSession:
-    """All chunks are local immediately; with `held_back`, those of the steps up to `allow`.
+    """Stands in for a session with the engine: all chunks are local at once, or with `held_back` up to `allow`.
+
+    It wakes the loader by a descriptor, as the engine's socket does. It fetches nothing, and it keeps what it is told.
 
     Attributes:
         rejected: (chunk, reason) in order.
@@ -129,25 +134,25 @@ class FakeSession:
         return min(self._wanted, self._allowed)
 
     def step_of(self, epoch: int, batch: int) -> int:
-        """Batches since the start."""
+        """Returns the batches since the start."""
         return epoch * self._prepared.batches + batch - self._start
 
     def allow(self, step: int) -> None:
-        """Steps up to this one become local; any thread."""
+        """Makes steps up to this one local; any thread."""
         self._allowed = step
         os.eventfd_write(self._event, 1)
 
     def fail(self, error: StreamerError) -> None:
-        """The engine reports this; any thread."""
+        """Reports an error as the engine does; any thread."""
         self.error = error
         os.eventfd_write(self._event, 1)
 
     def want(self, step: int) -> None:
-        """Remembers it."""
+        """Remembers the step that is wanted."""
         self._wanted = max(self._wanted, step)
 
     def wait(self, step: int, timeout_seconds: float | None = None) -> None:
-        """Until `allow`.
+        """Waits until `allow` has released the step.
 
         Raises:
             TimeoutError: the time is over.
@@ -160,20 +165,20 @@ class FakeSession:
             self.pump(-1 if deadline is None else max(0.0, deadline - time.monotonic()))
 
     def finish(self, step: int, *, flush: bool = True) -> None:
-        """Remembers it."""
+        """Remembers the highest step that is consumed."""
         self.consumed = max(self.consumed, step)
 
     def reject(self, chunk: int, reason: str) -> None:
-        """Remembers it."""
+        """Remembers the rejected chunk, and tells the prepared stream."""
         self.rejected.append((chunk, reason))
         self._prepared.on_reject(chunk)
 
     def rounds(self, step: int) -> tuple[tuple[int, ...], ...]:
-        """The dataset does not grow."""
+        """Returns none, because the dataset does not grow."""
         return ()
 
     def fileno(self) -> int:
-        """Readable after `allow` and `fail`."""
+        """Returns a descriptor that is readable after `allow` and `fail`."""
         return self._event
 
     def pump(self, timeout_seconds: float = 0.0) -> None:
@@ -183,15 +188,15 @@ class FakeSession:
             os.eventfd_read(self._event)
 
     def engine_values(self, timeout_seconds: float) -> Mapping[str, object] | None:
-        """The values set in the prepared stream."""
+        """Returns the values set in the prepared stream."""
         return self._prepared.engine_values
 
     def send_report(self, finding: ReportFinding | Exception, timeout_seconds: float) -> None:
-        """Gives it to the function set in the prepared stream."""
+        """Gives the finding to the function set in the prepared stream."""
         self._prepared.on_finding(finding)
 
     def close(self) -> None:
-        """Idempotent."""
+        """Closes the descriptor; may be called again."""
         if not self.closed:
             self.closed = True
             os.close(self._event)
@@ -235,54 +240,54 @@ class FakePrepared:
 
     @property
     def rank_config(self) -> RankConfig:
-        """The only rank."""
+        """The configuration of the only rank."""
         return RankConfig()
 
     @property
     def names(self) -> list[str]:
-        """One dataset, not a mix."""
+        """Names of the members: none, because it is no mix."""
         return []
 
     def measure_growth(self, epoch: int, batch: int) -> None:
-        """It does not grow."""
+        """Does nothing, because the dataset does not grow."""
 
     def count_drawn(self, epoch: int, batch: int) -> dict[str, MemberCount]:
-        """One dataset, not a mix."""
+        """Returns nothing, because it is no mix."""
         return {}
 
     def follow(self, before: FakePrepared, epoch: int) -> None:
-        """Epochs of changed data begin anew."""
+        """Does nothing, because epochs of changed data begin anew."""
 
     def sample_key(self, ordinal: int) -> str:
-        """Its number."""
+        """Returns the sample's number as its key."""
         return f"#{ordinal}"
 
     def sample_label(self, ordinal: int) -> str:
-        """Its number."""
+        """Returns the sample's number as its label."""
         return str(ordinal)
 
     def describe_skip(self, ordinal: int, cause: str) -> Skipped:
-        """The record of a sample that was replaced."""
+        """Returns the record of a sample that was replaced."""
         return Skipped(ordinal, self.sample_key(ordinal), cause)
 
     def open_budget(self) -> StoreBudget | None:
-        """The test's budget; None: there are no other ranks."""
+        """Returns the test's budget, or None where there are no other ranks."""
         return self.shared
 
     def facts(self) -> dict[str, Detail]:
-        """There are no facts to compare."""
+        """Returns none, because there are no ranks to compare with."""
         return {}
 
     def plan(self, epoch: int) -> FakeRecipe:
-        """Every epoch has the same number of batches."""
+        """Returns the recipe, because each epoch has the same number of batches."""
         return self.made
 
     def recipe(self) -> FakeRecipe:
-        """For workers."""
+        """Returns the recipe for workers."""
         return self.made
 
     def session(self, epoch: int, start_batch: int) -> FakeSession:
-        """Opens one."""
+        """Opens a session, and keeps it in `sessions`."""
         self.sessions.append(FakeSession(self, epoch, start_batch))
         self._opened.set()
         return self.sessions[-1]
@@ -298,22 +303,22 @@ class FakePrepared:
         return self.sessions[0]
 
     def state(self, epoch: int, batch: int) -> dict[str, object]:
-        """Epoch and batch."""
+        """Returns epoch, batch and batch size."""
         return {"epoch": epoch, "batch": batch, "batch_size": self.made.batch_size}
 
     def position(self, epoch: int, batch: int) -> int:
-        """Of the only rank."""
+        """Returns the position of the only rank."""
         return batch * self.made.batch_size
 
     def check_rank(self) -> None:
-        """There is one rank."""
+        """Does nothing, because there is one rank."""
 
     def record(self, epoch: int, batch: int) -> Record:
-        """An empty record."""
+        """Returns an empty record of the epoch."""
         return Record.begin(epoch, self.position(epoch, batch), self.made.samples, (0, 1), dense=True)
 
     def resume(self, state: Mapping[str, object]) -> tuple[int, int]:
-        """Epoch and batch.
+        """Returns epoch and batch.
 
         Raises:
             StateError: another batch size.
@@ -372,7 +377,7 @@ class FakeDataset:
         return (self._make,)
 
     def prepare(self, batch_size: int, last_batch: LastBatch | None) -> FakePrepared:
-        """Prepares the dataset."""
+        """Prepares the dataset, and keeps it in `prepared`."""
         recipe = FakeRecipe(self._samples, batch_size, self._make, last_batch, draws=self._draws)
         self.prepared = FakePrepared(
             recipe, held_back=self._held_back, shared=self._shared, skip_rules=self._skip_rules
@@ -380,23 +385,23 @@ class FakeDataset:
         return self.prepared
 
     def rank_config(self) -> RankConfig:
-        """There is one rank."""
+        """Returns the configuration of the only rank."""
         return RankConfig()
 
     def note_rank(self, stream: FakePrepared) -> None:
-        """There is nothing to note."""
+        """Does nothing, because there is nothing to note."""
 
     @property
     def compares(self) -> bool:
-        """There are no other ranks."""
+        """Whether ranks compare: never, because there is one."""
         return False
 
     def prepare_and_share(self, prepare: Callable[[], FakePrepared], place: str) -> None:
-        """Prepares this rank only."""
+        """Prepares this rank alone, and shares nothing."""
         prepare()
 
     def take_epoch(self) -> int | None:
-        """The value of `requested_epoch`, once."""
+        """Returns the value of `requested_epoch`, once."""
         requested_epoch, self.requested_epoch = self.requested_epoch, None
         return requested_epoch
 

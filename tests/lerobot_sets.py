@@ -1,4 +1,7 @@
-"""Data sets as LeRobot's writer lays them out: every picture has the number of its row (plus 500 for each camera)."""
+"""Datasets as LeRobot's writer lays them out: every frame has the number of its row (plus 500 for each camera).
+
+They stand for sets of LeRobot, with small videos and made-up rows; its statistics are mostly left out.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +44,7 @@ _KINDS = {
 
 
 def row_of(episode: int, frame: int) -> dict[str, np.ndarray | np.generic]:
-    """A row, of the types that its features have."""
+    """Returns a row, of the types that its features have."""
     row = _FIRSTS[episode] + frame
     values = {
         "action": [row, row / 2],
@@ -58,7 +61,7 @@ def row_of(episode: int, frame: int) -> dict[str, np.ndarray | np.generic]:
 
 @functools.cache
 def lerobot_set(version: str = "v3.0", groups: bool = True) -> Mapping[str, bytes]:
-    """The files of a data set; `groups`: a row group for each episode, else one for all of a file."""
+    """Returns the files of a dataset; `groups`: a row group for each episode, else one for all of a file."""
     rows, found = ROWS if version == "v3.0" else ALONE, {}
     features = {camera: {"dtype": "video", "shape": [96, 128, 3]} for camera in CAMERAS}
     features |= {name: {"dtype": dtype, "shape": shape} for name, (dtype, shape) in _KINDS.items()}
@@ -87,7 +90,7 @@ def lerobot_set(version: str = "v3.0", groups: bool = True) -> Mapping[str, byte
 
 
 def samples_of_set(version: str, windows: Mapping[str, Sequence[float]]) -> Iterator[dict[str, object]]:
-    """Every sample as `LeRobotDataset` makes them, but for pictures, which are uint8; by full decodes of all videos."""
+    """Yields every sample as `LeRobotDataset` does, but for frames, which are uint8; by full decodes of all videos."""
     pictures = [
         {
             row: picture
@@ -162,7 +165,7 @@ def _table(groups: Sequence[Sequence[Mapping[str, object]]]) -> bytes:
 
 
 def _find_video(shown: Sequence[int], *, coded_alone: bool) -> bytes:
-    """A video as LeRobot encodes it (AV1, a key frame every 2), or with B-frames."""
+    """Encodes a video as LeRobot does (AV1, a key frame every 2), or with B-frames."""
     if coded_alone:
         more = {"g": "2", "crf": "30", "preset": "12", "svtav1-params": "lp=1"}
         return video("libsvtav1", len(shown), rate=FPS, options=more, shown=shown)

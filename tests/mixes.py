@@ -13,13 +13,13 @@ Array = NDArray[np.int64]
 
 
 def chunk_sizes(samples: int, chunk: int) -> Array:
-    """Samples in chunks of about this size."""
+    """Returns the samples in each of the chunks of about this size."""
     chunks = max(1, samples // chunk)
     return np.full(chunks, samples // chunks) + (np.arange(chunks) < samples % chunks)
 
 
 def sources(sizes: Mapping[str, int], chunk: int = 20) -> list[MixSource]:
-    """Members by name and samples; every one has its own seed."""
+    """Makes members by name and samples; each has its own seed."""
     return [
         MixSource(name, f"{i:032x}", chunk_sizes(samples, chunk), 5 + i)
         for i, (name, samples) in enumerate(sizes.items())
@@ -27,7 +27,7 @@ def sources(sizes: Mapping[str, int], chunk: int = 20) -> list[MixSource]:
 
 
 def request(names: Sequence[str], **said: object) -> MixRequest:
-    """What a user says: the arguments of `Shares.of`, of `Weights` and of `MixRequest`."""
+    """Makes what a user says: the arguments of `Shares.of`, of `Weights` and of `MixRequest`."""
     length = {name: said.pop(name) for name in ("temperature", "unit", "epoch_samples", "stop") if name in said}
     if length:
         said["weights"] = Weights(said.get("weights"), **length)  # type: ignore[arg-type]
@@ -37,7 +37,7 @@ def request(names: Sequence[str], **said: object) -> MixRequest:
 
 
 def member_chunks(members: Sequence[MixSource]) -> list[MemberChunks]:
-    """Their chunks, numbered through."""
+    """Numbers the chunks of the members through."""
     found, base = [], 0
     for source in members:
         first = np.concatenate([np.zeros(1, np.int64), np.cumsum(source.chunk_samples)])
@@ -47,23 +47,23 @@ def member_chunks(members: Sequence[MixSource]) -> list[MemberChunks]:
 
 
 def order(spec: MixSpec, members: Sequence[MixSource], epoch: int = 0) -> MixOrder:
-    """One epoch of a mix."""
+    """Returns one epoch of a mix."""
     return MixOrder(spec, member_chunks(members), epoch)
 
 
 def mix(sizes: Mapping[str, int], batch: int, *, chunk: int = 20, **said: object) -> MixOrder:
-    """The first epoch of a mix of members of these sizes."""
+    """Returns the first epoch of a mix of members of these sizes."""
     members = sources(sizes, chunk)
     return order(request(list(sizes), **said).spec(members, batch), members)
 
 
 def shares(weights: Sequence[float]) -> dict[str, float]:
-    """Weights by the names m0, m1, ..."""
+    """Returns weights by the names m0, m1, ..."""
     return {f"m{i}": float(weight) for i, weight in enumerate(weights)}
 
 
 def weighted(weights: Sequence[float], batch: int, batches: int, **said: object) -> MixOrder:
-    """A mix by weights, of members of a million samples each."""
+    """Returns a mix by weights, of members of a million samples each."""
     names = shares(weights)
     return mix(
         dict.fromkeys(names, 1_000_000), batch, chunk=10_000, weights=names, epoch_samples=batch * batches, **said
@@ -71,12 +71,12 @@ def weighted(weights: Sequence[float], batch: int, batches: int, **said: object)
 
 
 def members_of(mixed: MixOrder, begin: int = 0, end: int | None = None) -> Array:
-    """The member at each position of a run."""
+    """Returns the member at each position of a run."""
     return mixed.codes.members(mixed.ordinals(np.arange(begin, mixed.samples if end is None else end)))
 
 
 def counts_by_batch(mixed: MixOrder, batch: int) -> Array:
-    """(batches, M) samples of each member in each whole batch."""
+    """Returns (batches, M) samples of each member in each whole batch."""
     members = members_of(mixed)
     whole = len(members) // batch
     found = np.zeros((whole, len(mixed.spec.members)), np.int64)

@@ -85,12 +85,12 @@ class Place:
 
     @property
     def folder(self) -> Path:
-        """Of its environment."""
+        """Folder of the environment of this Python."""
         name = f"{self.root.name if self.root else Path(self.python).parents[1].name}-{Path(self.python).name}"
         return BUILT / f"{name}-{self.resolution}"
 
     def run(self, *command: object, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
-        """A command there, with the network and without the settings of this machine's pip and streamer."""
+        """Runs a command there, with the network and without the settings of this machine's pip and streamer."""
         words = [str(word) for word in command]
         if self.root is not None:
             words = ["unshare", "--mount", "sh", "-c", _ENTER, "enter", str(self.root), "env", "-C", str(cwd), *words]
@@ -113,7 +113,7 @@ class Place:
 
 
 def requirements(extras: Sequence[str]) -> list[str]:
-    """What the distribution asks for with these extras, with those that they name."""
+    """Returns what the distribution asks for with these extras, with those that they name."""
     optional = PROJECT["optional-dependencies"]
     found = list(PROJECT["dependencies"])
     wanted = list(extras)
@@ -127,7 +127,7 @@ def requirements(extras: Sequence[str]) -> list[str]:
 
 
 def pythons() -> Iterator[str]:
-    """Those on the path and those of pyenv, one of each version."""
+    """Yields the Pythons on the path and those of pyenv, one of each version."""
     versions = [f"python3.{minor}" for minor in range(_OLDEST, _OLDEST + 9)]
     places = [*versions, *map(str, Path.home().glob(".pyenv/versions/3.*/bin/python3.[0-9][0-9]"))]
     seen: dict[str, str] = {}
@@ -138,7 +138,7 @@ def pythons() -> Iterator[str]:
 
 
 def executable(name: str) -> str | None:
-    """What a name on the path really starts (pyenv puts scripts there); None: nothing."""
+    """Returns what a name on the path really starts (pyenv puts scripts there), or None."""
     if (place := shutil.which(name)) is None:
         return None
     code = "import sys; print(f'{sys.base_prefix}/bin/python3.{sys.version_info.minor}')"
@@ -147,7 +147,7 @@ def executable(name: str) -> str | None:
 
 
 def debian(release: str) -> tuple[Path, str]:
-    """The root of a new system of that release, and its newest Python that has one."""
+    """Returns the root of a new system of that release, and the newest Python that it has."""
     root = BUILT / "debian" / release
     if not (root / "usr" / "bin" / "python3").exists():
         shutil.rmtree(root, ignore_errors=True)
@@ -160,7 +160,7 @@ def debian(release: str) -> tuple[Path, str]:
 
 
 def _mirror() -> str:
-    """The archive that this machine's own packages come from."""
+    """Returns the archive that this machine's own packages come from."""
     command = ["apt-get", "indextargets", "--format", "$(REPO_URI)"]
     found = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
     return next(uri for uri in found if "security" not in uri)
@@ -220,7 +220,7 @@ def step(place: Place, column: str, cwd: Path, *commands: Sequence[object]) -> b
 
 
 def tool() -> Path:
-    """uv, of a release that the index has, in an environment of its own."""
+    """Returns uv, of a release that the index has, in an environment of its own."""
     folder = BUILT / "uv"
     if not (folder / "bin" / "uv").exists():
         subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
@@ -229,7 +229,7 @@ def tool() -> Path:
 
 
 def build(uv: Path) -> Path:
-    """A wheel of the tree."""
+    """Builds a wheel of the tree."""
     shutil.rmtree(BUILT / "wheel", ignore_errors=True)
     subprocess.run([str(uv), "build", "--quiet", "--wheel", "--out-dir", str(BUILT / "wheel"), str(ROOT)], check=True)
     (wheel,) = (BUILT / "wheel").glob("*.whl")
@@ -269,7 +269,7 @@ def main() -> int:
 
 
 def table(rows: Sequence[dict[str, str]]) -> str:
-    """As Markdown."""
+    """Returns the rows as Markdown."""
     lines = [COLUMNS, ["---"] * len(COLUMNS), *([row.get(column, "-") for column in COLUMNS] for row in rows)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 

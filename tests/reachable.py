@@ -10,7 +10,7 @@ _SECONDS = 3.0
 
 
 def reachable(url: str) -> bool:
-    """Whether an HTTP server answers there, whatever it says."""
+    """Returns whether an HTTP server answers there, whatever it says."""
     try:
         urllib.request.urlopen(url, timeout=_SECONDS).close()
     except urllib.error.HTTPError as error:

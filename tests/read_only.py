@@ -1,4 +1,4 @@
-"""A folder of manifests that is read-only for this process; root may write anywhere, so the errors are made."""
+"""Makes a folder of manifests read-only for this process: root may write anywhere, so the errors are made."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from streamer.manifest import kept, staging
 
 
 def refuse_writes(monkeypatch: pytest.MonkeyPatch, folder: Path, number: int = errno.EROFS) -> None:
-    """Lets nothing be kept in a folder, with an error of the system."""
+    """Lets manifests not be kept in a folder, with an error of the system; other files can still be written there."""
 
     def workplace(root: Path) -> AbstractContextManager[Path]:
         if root == folder:

@@ -1,4 +1,4 @@
-"""Files of sound, made when a test runs."""
+"""Audio files in memory for tests, encoded by PyAV or the standard library, and their decoding as a whole."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LAYOUTS = {1: "mono", 2: "stereo", 6: "5.1"}
 
 
 def sound(seconds: float, channels: int = 1, rate: int = RATE) -> np.ndarray:
-    """int16 [channels, n]: tones and noise."""
+    """Makes int16 [channels, n]: tones and noise."""
     drawn = np.random.default_rng(0)
     time = np.arange(int(seconds * rate)) / rate
     tones = [np.sin(2 * np.pi * 300 * (channel + 1) * time * (1 + 0.1 * np.sin(time))) for channel in range(channels)]
@@ -44,7 +44,7 @@ def encoded(
     noise: bool = False,
     **options: int,
 ) -> bytes:
-    """What PyAV writes; `movie` are options of the container, `noise`: AAC may let decoders draw noise."""
+    """Returns what PyAV writes; `movie` are options of the container, `noise`: AAC may let decoders draw noise."""
     file, layout = io.BytesIO(), LAYOUTS[len(samples)]
     with av.open(file, "w", format=container, options=dict(movie or {})) as out:
         more = {} if noise or codec != "aac" else NO_NOISE
@@ -68,7 +68,7 @@ def encoded(
 
 
 def decoded(content: bytes) -> tuple[np.ndarray, int]:
-    """All samples of a file, as PyAV reads it, and their rate."""
+    """Returns all samples of a file, as PyAV reads it, and their rate."""
     with av.open(io.BytesIO(content)) as file:
         frames = list(file.decode(file.streams.audio[0]))
         return join_frames(frames, 1), frames[0].sample_rate

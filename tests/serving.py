@@ -1,4 +1,4 @@
-"""A TCP server of a test, which ends with all of its connections closed."""
+"""A TCP server of a test, in the test's own loop, which ends with all of its connections closed."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ _STARTERS = ("process", "slow", "gpu")
 
 
 class Guard:
-    """Decides whether the test that runs may start one."""
+    """Decides whether the running test may start a process or a server."""
 
     def __init__(self) -> None:
         self._refused = ""
@@ -34,7 +34,7 @@ class Guard:
             setattr(owner, name, self._guarded(name, getattr(owner, name)))
 
     def running(self, item: pytest.Item) -> None:
-        """This test begins. What it says holds until the next one: a thread of it may come to its start late."""
+        """Notes the test that begins. It counts until the next one: a thread of it may come to its start late."""
         unit = item.nodeid.startswith("tests/unit/")
         refused = unit and all(item.get_closest_marker(marker) is None for marker in _STARTERS)
         self._refused = item.nodeid if refused else ""

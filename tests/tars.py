@@ -1,4 +1,4 @@
-"""Tar archives as the tests need them, and the bytes that their readers ask for."""
+"""Tar archives for tests, written by Python's tarfile, and answers to their readers' needs as an engine gives them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from streamer.formats.base import Need
 
 
 def tar_of(entries: Iterable[tuple[str, bytes] | tarfile.TarInfo], kind: int = tarfile.USTAR_FORMAT) -> bytes:
-    """An archive of files by name and content; a header alone stands for zeros of its size."""
+    """Returns an archive of files by name and content; a header alone stands for zeros of its size."""
     sink = io.BytesIO()
     with tarfile.open(fileobj=sink, mode="w", format=kind) as archive:
         for entry in entries:

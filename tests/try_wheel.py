@@ -30,13 +30,13 @@ _VERSION = "import streamer; print(streamer.__version__, streamer.__file__)"
 
 
 def program() -> str:
-    """README's."""
+    """Returns the program that README shows."""
     (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     return str(block)
 
 
 def main() -> None:
-    """Ends with an error where something fails."""
+    """Installs and runs both, and ends with an error where something fails."""
     built = Path(sys.argv[1]).resolve()
     writer = Path(sys.argv[2]).resolve()
     (wheel,), (sdist,) = built.glob("*.whl"), built.glob("*.tar.gz")

@@ -70,7 +70,7 @@ MATROSKA: Mapping[str, tuple[str, int, Mapping[str, object]]] = {
 
 
 def picture(number: int, width: int, height: int) -> np.ndarray:
-    """A moving pattern with the number of the frame."""
+    """Makes a moving pattern with the number of the frame."""
     x, y = np.arange(width), np.arange(height)[:, None]
     image = np.empty((height, width, 3), np.uint8)
     image[..., 0] = (x + 3 * number) % 256
@@ -82,13 +82,13 @@ def picture(number: int, width: int, height: int) -> np.ndarray:
 
 
 def number_in(image: np.ndarray) -> int:
-    """The number in a picture (height, width, 3) of `SIZE`."""
+    """Returns the number in an image (height, width, 3) of `SIZE`."""
     return sum(1 << bit for bit in range(16) if image[4, bit * 8 + 4].mean() > 128)
 
 
 @functools.cache
 def made(name: str) -> bytes:
-    """The video of that name in `KINDS` or `MATROSKA`."""
+    """Returns the video of that name in `KINDS` or `MATROSKA`."""
     codec, frames, more = (KINDS if name in KINDS else MATROSKA)[name]
     return video(codec, frames, name=name, **more)
 
@@ -155,7 +155,7 @@ def video(
 
 
 def joined(one: bytes, two: bytes, *, entries: int, before_keys: bytes = b"") -> bytes:
-    """Two videos as one track: with the parameters of both, or of the first one (of the second in its packets).
+    """Joins two videos as one track: with the parameters of both, or of the first one (of the second in its packets).
 
     `before_keys` comes before the bytes of each key packet of the second one.
     """
@@ -194,7 +194,7 @@ def joined(one: bytes, two: bytes, *, entries: int, before_keys: bytes = b"") ->
 
 
 def decoded(content: bytes) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """All frames of a video, [n, 3, height, width], their times and durations in seconds, by a full decode."""
+    """Returns all frames of a video, [n, 3, height, width], their times and durations in seconds, by a full decode."""
     with av.open(io.BytesIO(content)) as box:
         stream = box.streams.video[0]
         frames = list(box.decode(stream))
@@ -206,7 +206,7 @@ def decoded(content: bytes) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def repeated(content: bytes, count: int) -> bytes:
-    """An mp4 of so many frames, which are the second one of this again and again, in hardly more bytes."""
+    """Makes an mp4 of so many frames, which are the second one of this again and again, in hardly more bytes."""
     movie, _ = index_of(content)
     track = movie.track(VIDEO)
     packets = movie.packets(track)
@@ -230,12 +230,12 @@ def repeated(content: bytes, count: int) -> bytes:
 
 
 def without_times(content: bytes) -> bytes:
-    """An mp4 that says of no frame when it is shown, but only when it is decoded."""
+    """Returns an mp4 that says of no frame when it is shown, but only when it is decoded."""
     return content.replace(b"ctts", b"free").replace(b"edts", b"free")
 
 
 def index_of(content: bytes) -> tuple[Movie, list[tuple[int, int]]]:
-    """The index of a video, and the ranges that were read for it, in rounds."""
+    """Returns the index of a video, and the ranges that were read for it, in rounds."""
     asked = []
     steps = read_movie(ObjectRecord("s3://bucket/x.mp4", len(content), "etag:x"))
     answer = None
@@ -251,7 +251,7 @@ def index_of(content: bytes) -> tuple[Movie, list[tuple[int, int]]]:
 
 
 def ffmpeg_of_pyav(folder: Path) -> Path:
-    """Links to the libraries in PyAV's wheel, by the names that torchcodec asks for."""
+    """Links to the libraries in PyAV's wheel, by the names that torchcodec asks for; returns the folder."""
     folder.mkdir(exist_ok=True)
     # libavcodec-5e6b81c2.so.62.28.102 becomes libavcodec.so.62; others keep their names.
     for library in (Path(av.__file__).parents[1] / "av.libs").iterdir():
@@ -263,7 +263,7 @@ def ffmpeg_of_pyav(folder: Path) -> Path:
 
 
 def repacked(content: bytes, name: str, change: Callable[[list[bytes]], list[bytes]]) -> bytes:
-    """The video in a container of this name, with other packets, one after the other from 0 on."""
+    """Returns the video in a container of this name, with other packets, one after the other from 0 on."""
     with av.open(io.BytesIO(content)) as box, tempfile.TemporaryDirectory() as folder:
         stream = box.streams.video[0]
         stored = [packet for packet in box.demux(stream) if packet.size]
@@ -281,7 +281,7 @@ def repacked(content: bytes, name: str, change: Callable[[list[bytes]], list[byt
 
 
 def without_tables(picture: bytes) -> bytes:
-    """A JPEG without its Huffman tables, as cameras write it."""
+    """Returns a JPEG without its Huffman tables, as cameras write it."""
     at, found = 2, picture[:2]
     while True:
         kind, length = picture[at + 1], int.from_bytes(picture[at + 2 : at + 4], "big")
@@ -292,7 +292,7 @@ def without_tables(picture: bytes) -> bytes:
 
 
 def packed_b_frames(packets: list[bytes]) -> list[bytes]:
-    """Packets of MPEG-4 as DivX and XviD write them to AVI: each B-frame behind the frame that it needs.
+    """Returns packets of MPEG-4 as DivX and XviD write them to AVI: each B-frame behind the frame that it needs.
 
     In its place is a picture that is not coded.
     """

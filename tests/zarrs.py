@@ -10,7 +10,7 @@ import numpy as np
 
 
 def zarr_store(fields: Mapping[str, np.ndarray], rows: int, *, compressed: bool = True) -> dict[str, bytes]:
-    """A group of version 2, with chunks of some rows."""
+    """Makes a group of version 2, with chunks of some rows."""
     made = {".zgroup": b'{"zarr_format": 2}'}
     for name, array in fields.items():
         shape = [rows, *array.shape[1:]]

@@ -179,7 +179,8 @@ def test_run_lengths_of_any_size_are_those_of_pycocotools(height: int, width: in
 def test_masks_that_do_not_fit_their_image_are_refused(segmentation: object, message: str) -> None:
     """Masks of another size than their image, and coordinates that are no numbers, are refused with the object.
 
-    Regression: one of 1 x 1 filled the image, and lengths that end early left memory that was never written."""
+    Regression: one of 1 x 1 filled the image, and lengths that end early left memory that was never written.
+    """
     with pytest.raises(DecodeError, match=rf"segmentation of object 0 of 1 is refused: .*{message}"):
         masked(segmentation, 4, 5)
 

@@ -1,7 +1,8 @@
 """Small datasets that the libraries themselves have written, what their own readers say of them, and a store of them.
 
 A case on the disk is a folder with the objects and `expected.json`: for each sample its fields as `summary` gives them,
-and `__key__` where the format has keys. The scripts in `make/` have made them."""
+and `__key__` where the format has keys. The scripts in `make/` have made them.
+"""
 
 from __future__ import annotations
 
@@ -283,7 +284,8 @@ class MemoryStore:
 
     Args:
         objects: by name below `URL`.
-        seed: of the order of the listing and of the answers; None: sorted, and at once."""
+        seed: of the order of the listing and of the answers; None: sorted, and at once.
+    """
 
     def __init__(self, objects: Mapping[str, bytes], seed: int | None = None) -> None:
         self._objects, self._drawn = objects, random.Random(seed) if seed is not None else None

@@ -83,7 +83,8 @@ def test_batches_are_jumped_over():
 def test_a_stream_without_an_end_mark():
     """A stream without an end mark ends with its last message; one that is cut inside a message is damaged.
 
-    A batch of no rows is no block."""
+    A batch of no rows is no block.
+    """
     content = stream(numbers(3), numbers(0), numbers(4))
     assert content.endswith(b"\xff\xff\xff\xff\0\0\0\0")
     ((block,), (same,)) = blocks_in(content[:-8]), blocks_in(content)
@@ -196,7 +197,8 @@ def test_bodies_that_lie(codec):
 def test_a_null_view_of_negative_length(kind, nested):
     """A null view of negative length is refused, because pyarrow's cast of it ends the process by SIGSEGV.
 
-    Found by 2,000 mutations (2026-11-23): pyarrow takes it for valid."""
+    Found by 2,000 mutations (2026-11-23): pyarrow takes it for valid.
+    """
     views = struct.pack("<iiii", -0x33000000, 0, 0, 0) + struct.pack("<i4sii", 24, b"xxxx", 0, 0)
     array = pa.Array.from_buffers(kind, 2, [pa.py_buffer(b"\x02"), pa.py_buffer(views), pa.py_buffer(b"x" * 24)])
     array.validate(full=True)

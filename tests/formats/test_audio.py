@@ -192,7 +192,8 @@ def test_a_recording_that_is_cut_off_is_refused_by_the_recoder():
 def test_a_wav_that_was_not_closed_is_read_to_its_end(length: int):
     """A WAV file without a true length is read to its end.
 
-    A recorder that was killed leaves 0 as the length of the numbers, one that writes to a pipe all ones."""
+    A recorder that was killed leaves 0 as the length of the numbers, one that writes to a pipe all ones.
+    """
     content = wav(sound(2))
     killed = content[:40] + length.to_bytes(4, "little") + content[44:]
     chosen = Audio(seconds=0.5)

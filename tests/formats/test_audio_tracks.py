@@ -66,7 +66,8 @@ def windows(chosen: Audio, content: bytes, chunk_bytes: int = 8 << 20) -> list[d
 def test_windows_are_those_of_the_whole(kind: str, chunk_bytes: int):
     """Windows of a track are those of the decoded whole, and end where the sound that was encoded ends.
 
-    Decoders fill the last packet."""
+    Decoders fill the last packet.
+    """
     make, total, near = KINDS[kind]
     content = make()
     whole, rate = decoded(content)

@@ -97,6 +97,7 @@ def test_megatron_reads_packed_tokens(vocabulary: int | None, tmp_path: Path):
 def test_rows_of_other_packers(peer: str, python: Callable[[], Path], tmp_path: Path):
     """The stored rows of grain and Megatron-LM are those that these packages make now.
 
-    Rows of documents are compared with them (tests/unit/batches/rows/test_assemble.py)."""
+    Rows of documents are compared with them (tests/unit/batches/rows/test_assemble.py).
+    """
     make(python(), "row_fields.py", peer, tmp_path / "rows.json")
     assert (tmp_path / "rows.json").read_text() == (DATA / "rows" / f"{peer}.json").read_text()

@@ -31,7 +31,8 @@ PACKAGES = (
 def test_two_epochs_are_those_of_dalis_own_reader(tmp_path: Path) -> None:
     """Two epochs through `DaliSource` have each image once, with the pixels of DALI's own reader.
 
-    Batches are of 16, the last one of 2; DALI's queue holds some while the loader makes the next."""
+    Batches are of 16, the last one of 2; DALI's queue holds some while the loader makes the next.
+    """
     from PIL import Image
 
     drawn, folder = np.random.default_rng(0), tmp_path / "jpegs"

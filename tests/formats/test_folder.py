@@ -36,7 +36,8 @@ def test_a_class_does_not_replace_a_field(
 ) -> None:
     """A file's field "label" is not replaced by the class of its folder, and such a dataset is refused.
 
-    SemanticKITTI has files called 000000.label; below the folder of a sequence their class would be its number."""
+    SemanticKITTI has files called 000000.label; below the folder of a sequence their class would be its number.
+    """
     engine_below(engine.cache_dir.parent, monkeypatch)
     folder = _files(tmp_path / "d", ["00/000000.label"])
     why = r"a field 'label' of its own, and so would be called the number of its class folder"

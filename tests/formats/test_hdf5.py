@@ -204,7 +204,8 @@ def test_files_that_have_no_rows(content: bytes, reason: str):
 def test_a_layout_of_2004():
     """HDF5 datasets with the layout message of libraries before 1.6.3 are read.
 
-    The message of today's is made an older one, which is as long."""
+    The message of today's is made an older one, which is as long.
+    """
     numbers = np.arange(6, dtype="<f8").reshape(3, 2)
     content = dataset(numbers)
     with h5py.File(io.BytesIO(content)) as file:
@@ -285,7 +286,8 @@ def test_soft_links_are_followed(version: str):
 def test_a_soft_link_of_the_root_is_a_field(version: str):
     """A soft link in HDF5's root is a field, unless it leads to nothing; a link to another file is refused.
 
-    Where the other datasets are named, such a link does not matter."""
+    Where the other datasets are named, such a link does not matter.
+    """
 
     def fill(file: h5py.File) -> None:
         file["a"] = IMAGES

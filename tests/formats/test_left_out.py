@@ -42,7 +42,8 @@ GOOD = '{"path": "a.mp4", "start": 0, "end": 1}'
 async def test_rows_that_are_no_segments(tmp_path: Path):
     """Rows of segments that name no video or no times are refused all at once, or left out with a note each.
 
-    Rows behind the end of a video are found when it is read."""
+    Rows behind the end of a video are found when it is read.
+    """
     content = video("libx264", 60, options={"preset": "ultrafast"})
     behind = '{"path": "b.mp4", "start": 0, "end": 99}\n{"path": "b.mp4", "start": 50, "end": 51}'
     objects = {"a.mp4": content, "b.mp4": content, "rows.jsonl": "\n".join([GOOD, *BAD, GOOD]).encode()}

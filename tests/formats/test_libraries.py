@@ -47,7 +47,8 @@ LEROBOT_MORE = (
 def test_what_lerobot_writes(tmp_path: Path):
     """Sets that lerobot has written, in AV1 and H.264, give its windows of all cameras.
 
-    Most episodes begin in the middle of their files."""
+    Most episodes begin in the middle of their files.
+    """
     make(library_python(*LEROBOT, *LEROBOT_MORE), "lerobot_sets.py", tmp_path / "made")
     windows = json.loads((tmp_path / "made" / "windows.json").read_text())
     for codec in ("libsvtav1", "h264"):

@@ -42,7 +42,8 @@ def test_what_the_index_reads(name: str, surveyed: int, indexed: int):
 def test_a_packed_chunk_of_no_bytes():
     """A compressed LitData chunk of no bytes is refused as damaged.
 
-    It was taken for a block of no bytes (2,000 mutations, 2026-11-23)."""
+    It was taken for a block of no bytes (2,000 mutations, 2026-11-23).
+    """
     case = read_case(LitData(), "litdata/packed-0.2.51")
     name = next(name for name in case.objects if LitData().accepts(name))
     with pytest.raises(ManifestError, match=rf"{name} is damaged: no bytes, index.json says \d+ items"):

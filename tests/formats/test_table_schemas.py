@@ -478,7 +478,8 @@ def test_texts_that_are_json(chosen: Format, write, ending: str):
 def test_integers_of_128_bits():
     """A column of 128-bit integers is refused by name, and the other columns can be read.
 
-    polars writes them as bytes and Arrow's schema beside them, which pyarrow refuses."""
+    polars writes them as bytes and Arrow's schema beside them, which pyarrow refuses.
+    """
     message = pa.schema([("x", pa.int64()), ("n", pa.int8())]).serialize().to_pybytes()
     wide = message.replace((64).to_bytes(4, "little"), (128).to_bytes(4, "little"))
     table = pa.table({"x": pa.array([bytes(16), None], pa.binary(16)), "n": pa.array([1, 2], pa.int8())})
@@ -510,7 +511,8 @@ async def check_added(chosen: Format, first: Mapping[str, bytes], then: Mapping[
 async def test_a_refresh_reads_new_files_only(tmp_path: Path):
     """A refresh reads new Parquet files only, and gives the manifest of a fresh index.
 
-    What earlier surveys have read is kept beside the manifest."""
+    What earlier surveys have read is kept beside the manifest.
+    """
     content = parquet(pa.table({"a": [1], "s": [{"x": 1, "y": None}]}))
     more = parquet(pa.table({"b": ["x"], "s": [{"y": 2, "x": 1}]}))
     first = {f"{n}.parquet": content for n in range(5)} | {"none.parquet": parquet(pa.table({"a": [1]}).slice(0, 0))}

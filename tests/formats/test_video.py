@@ -1,4 +1,4 @@
-"""Videos meet the contract of the formats; frames are those of a full decode by PyAV; what is said of bad ones."""
+"""Videos meet the contract of the formats; frames compared with a full decode by PyAV; and which videos are refused."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.videos import decoded, joined, made, number_in, video, without_times
 
 @functools.cache
 def shown(name: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """See `decoded`."""
+    """Returns what `decoded` says of a video of `KINDS`."""
     return decoded(made(name))
 
 
@@ -37,7 +37,7 @@ def text(seconds: float) -> str:
 
 
 def expected(name: str, chosen: np.ndarray) -> Mapping[str, object]:
-    """The sample of these frames."""
+    """Returns the sample of these frames."""
     frames, pts, durations = shown(name)
     times = pts[chosen]
     return {
@@ -58,7 +58,7 @@ COLUMNS = frozenset({"caption", "number"})
 
 
 def case_of_segments(title: str, segments: Sequence[tuple[int, int]]) -> Case:
-    """Segments from and to these frames, of 30 a second; the clip of one is a quarter before and behind its middle."""
+    """Makes segments of these frames, of 30 a second; a clip is a quarter before and behind the middle."""
     rows, samples = [], []
     for number, (first, stop) in enumerate(segments):
         more = {"caption": f"row {number}", "number": number}
@@ -87,7 +87,7 @@ class TestVideo(FormatContract):
 @pytest.mark.parametrize("title", ["b_frames.mp4", "variable.mp4", "fragments.mp4", "b_frames.mkv"])
 @pytest.mark.parametrize(("between", "step"), [(0.1, 0.37), (0.05, 0.1), (0.21, None)])
 def test_clips_by_times(title: str, between: float, step: float | None):
-    """The frames that are shown at these times, as a loop over all frames of a full decode finds them."""
+    """Clips by seconds have the frames that are shown at these times, as a loop over a full decode finds them."""
     chosen = Video(4, seconds_between_frames=between, seconds_between_clip_starts=step)
     _, pts, durations = shown(title)
     # Of decimals, and a little behind the times at which frames begin.
@@ -112,7 +112,7 @@ def blocks_of(found: Found) -> list[Block]:
 
 
 def test_neighbouring_clips_share_their_bytes():
-    """Clips that begin at every frame take hardly more than the packets; each is fetched once."""
+    """A chunk of clips that begin at each frame has each packet once, and hardly more bytes than the video."""
     content = made("b_frames.mp4")
     [block] = blocks_of(find(Video(8, num_indices_between_clip_starts=1), {"x.mp4": content}))
     assert block.samples == 83
@@ -130,7 +130,7 @@ def test_neighbouring_clips_share_their_bytes():
 
 
 def test_blocks_overlap_by_the_end_of_a_clip():
-    """With small chunks a video is many blocks; what is fetched twice is what clips need of the next block."""
+    """With small chunks a video is several blocks, which together fetch less than twice its bytes."""
     content = made("b_frames.mp4")
     blocks = blocks_of(find(Video(8), {"x.mp4": content}, 4 << 10))
     assert len(blocks) >= 2
@@ -139,7 +139,7 @@ def test_blocks_overlap_by_the_end_of_a_clip():
 
 
 def test_gops_between_the_frames_of_a_clip_are_not_needed():
-    """Of eight GOPs, those of two frames are in the record, up to these frames, which are those of a full decode."""
+    """A clip's record has the GOPs of its frames alone, and not those between them."""
     case = case_of_segments("open_gop.mp4", [(0, 90)])
     [block] = blocks_of(find(SPREAD, case.objects))
     [dense] = blocks_of(find(Video(90), case.objects))
@@ -149,12 +149,12 @@ def test_gops_between_the_frames_of_a_clip_are_not_needed():
 
 
 def of_ten(frames: int) -> bytes:
-    """A video of ten frames a second."""
+    """Returns a video of ten frames a second."""
     return video("mpeg4", frames, rate=10)
 
 
 async def test_videos_that_are_shorter_than_a_clip(tmp_path: Path):
-    """The error has the longest one, also where other processes index; a video that is long enough is enough."""
+    """The error for videos that are all shorter than a clip has the longest one; one that is long enough is read."""
     videos = {"a.mp4": of_ten(5), "b.mp4": of_ten(9), "c.mp4": of_ten(7)}
 
     async def elsewhere(containers: Sequence[Container], chosen: Video) -> AsyncIterator[tuple[int, object]]:
@@ -177,7 +177,7 @@ async def test_videos_that_are_shorter_than_a_clip(tmp_path: Path):
 
 
 async def test_rows_that_are_shorter_than_a_clip(tmp_path: Path):
-    """Are counted in a line of the log; without one there is none."""
+    """A note counts the rows of segments that are shorter than a clip; without any there is no note."""
     segments = [(0, 0.4), (0.1, 0.3), (0.2, 0.9), (0.5, 0.6)]
     rows = [json.dumps({"path": "a.mp4", "start": start, "end": end}) for start, end in segments]
     store = MemoryStore({"a.mp4": of_ten(9), "rows.jsonl": "\n".join(rows).encode()})
@@ -191,7 +191,7 @@ async def test_rows_that_are_shorter_than_a_clip(tmp_path: Path):
 
 @pytest.mark.parametrize("entries", [1, 2])
 async def test_clips_over_a_change_of_parameters(entries: int, tmp_path: Path):
-    """With entries in the index they are left out and counted; if the packets have the parameters, they are exact."""
+    """Clips over a change of codec parameters are left out and counted, or exact where packets have parameters."""
     options = [
         {"preset": "veryfast", "g": "24", "x264-params": "repeat-headers=1"},
         {"preset": "ultrafast", "g": "30", "x264-params": "repeat-headers=1:keyint=30"},
@@ -215,7 +215,7 @@ async def test_clips_over_a_change_of_parameters(entries: int, tmp_path: Path):
 
 
 async def test_videos_that_are_not_read_are_left_out(tmp_path: Path):
-    """Damaged ones, and those of a kind that is not read; if all are, the first one is an error."""
+    """Damaged videos and those of another kind are left out with a note each; if all are, the first is an error."""
     bad = {
         "cut.mp4": made("b_frames.mp4")[:3000],
         "page.mp4": b"<!DOCTYPE html>" * 40,
@@ -238,7 +238,7 @@ async def test_videos_that_are_not_read_are_left_out(tmp_path: Path):
 
 
 def test_videos_that_are_not_read():
-    """Say why, and what to do."""
+    """Videos that are cut off, of another kind or without key frames are refused with the reason."""
     with pytest.raises(ManifestError, match=r"a\.mp4 is damaged: cut off: .*index \(moov\) is missing.*damaged='skip'"):
         find(Video(), {"a.mp4": made("b_frames.mp4")[:3000]})
     with pytest.raises(ManifestError, match=r"a\.mp4 does not begin as mp4 and mov files do"):
@@ -279,7 +279,7 @@ def read_without_times(content: bytes, chosen: Video, chunk_bytes: int) -> tuple
 @pytest.mark.parametrize("frames", [1, 2, 8])
 @pytest.mark.parametrize("chunk_bytes", [1 << 10, 1 << 20])
 def test_videos_that_do_not_say_when_pictures_are_shown_are_refused(name: str, frames: int, chunk_bytes: int):
-    """Pictures would come in the order stored; with small chunks a block has few of them."""
+    """Videos with B-frames without times of display are refused, because frames would come in the order stored."""
     delivered, refused = read_without_times(without_times(made(name)), Video(frames), chunk_bytes)
     assert refused
     assert not delivered
@@ -303,7 +303,7 @@ _ENCODERS = {
 def test_frames_without_times_of_showing_are_those_of_a_full_decode(
     codec: str, b_frames: int, gop: int, frames: int, chunk_bytes: int
 ):
-    """Or refused, if and only if frames are reordered."""
+    """Clips of videos without times of display are exact, and refused if and only if frames are reordered."""
     options = {name: value.format(b=b_frames, gop=gop) for name, value in _ENCODERS[codec].items()}
     content = without_times(video(codec, 14, options=options))
     delivered, refused = read_without_times(content, Video(frames), chunk_bytes)
@@ -319,7 +319,7 @@ def test_frames_without_times_of_showing_are_those_of_a_full_decode(
     [("IPPPPPPPPPPPIPPPPPPPPPPP", 24), ("IPPPPPPPPPPPIPBPBPBPBPBP", 12), ("IPPPPPPPPPPBPPIPPPPPPPPP", 10)],
 )
 def test_gops_without_b_frames_are_read(types: str, delivered: int, frames: int):
-    """Although the codec parameters allow B-frames: the order counts of slices decide."""
+    """GOPs without B-frames are read in a video without times of display, by the order counts of slices."""
     options = {"preset": "veryfast", "bf": "3", "g": "250", "x264-params": "b-adapt=0"}
     content = without_times(video("libx264", len(types), options=options, types=types))
     found, refused = read_without_times(content, Video(frames), 1 << 8)
@@ -328,7 +328,7 @@ def test_gops_without_b_frames_are_read(types: str, delivered: int, frames: int)
 
 
 def test_a_video_of_more_frames_than_ticks():
-    """Milliseconds, of 2,500 frames a second: all of them come in their order, parts of a tick apart."""
+    """Frames of a video with more frames than ticks come in their order, parts of a tick apart."""
     name, options = "fast.mkv", {"preset": "veryfast", "bf": "0", "g": "10"}
     content = video("libx264", 40, name=name, rate=2_500, options=options)
     found = find(Video(8), {name: content})

@@ -1,4 +1,4 @@
-"""The sound of clips: that of a decoder of the whole video at the times of the clip."""
+"""The sound of video clips, compared with PyAV's decoding of the whole video at the times of the clip."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ WITH_AUDIO = Video(8, num_indices_between_clip_starts=5, audio=True)
 
 
 def heard(content: bytes) -> np.ndarray:
-    """All sound of a video by a full decode, so that sample n is played at n / RATE."""
+    """Returns all sound of a video by a full decode, so that sample n is played at n / RATE."""
     with av.open(io.BytesIO(content)) as box:
         stream = box.streams.audio[0]
         frames = [(round(frame.pts * stream.time_base * RATE), frame.to_ndarray()) for frame in box.decode(stream)]
@@ -52,7 +52,7 @@ def check(sample: Mapping[str, object], whole: np.ndarray, frames: int = 8) -> N
 @pytest.mark.parametrize("name", ["sound.mp4", "sound.mov"])
 @pytest.mark.parametrize("chunk_bytes", [4 << 10, 8 << 20])
 def test_the_sound_of_clips(name: str, chunk_bytes: int):
-    """Within 1e-5, beside the frames that clips without it have."""
+    """Clips have the sound of a full decode within 1e-5, and the frames and keys that they have without it."""
     content = made(name)
     whole, (_, pts, _) = heard(content), shown(name)
     samples = samples_in(WITH_AUDIO, {name: content}, chunk_bytes)
@@ -65,7 +65,7 @@ def test_the_sound_of_clips(name: str, chunk_bytes: int):
 
 
 def test_drawn_clips_and_several_of_a_sample():
-    """Equal generators draw one clip for pictures and sound; each clip of a sample has its own."""
+    """Drawn clips, and each of several clips in a sample, have the sound of their own frames."""
     content = made("sound.mp4")
     whole = heard(content)
     drawn = Video(8, start="random", audio=True)
@@ -85,7 +85,7 @@ def test_drawn_clips_and_several_of_a_sample():
 
 
 def test_clips_over_the_end_of_the_sound():
-    """Have zeros there, and one length."""
+    """A clip that goes on after the sound's end has zeros there, and the length of others."""
     content = made("sound.mp4")
     whole = heard(content)
     [sample] = samples_in(Video(120, at_end="repeat_last", audio=True), {"sound.mp4": content})
@@ -94,7 +94,7 @@ def test_clips_over_the_end_of_the_sound():
 
 
 def test_clips_behind_the_end_of_the_sound():
-    """Are silent: 1.36 s of sound, and clips of 0.8 s that begin at 1.4 s and later."""
+    """Clips that begin after the sound's end are silent: at 1.4 s and later, with 1.36 s of sound."""
     content = video("libx264", 40, name="x.mp4", times=range(0, 4_000, 100), sound=True)
     whole = heard(content)
     samples = samples_in(Video(8, num_indices_between_clip_starts=1, audio=True), {"x.mp4": content})
@@ -109,7 +109,7 @@ def blocks_of(found: Found) -> list[Block]:
 
 
 def test_sound_between_pictures_is_fetched_once():
-    """An interleaved video takes no more bytes with its sound; the chunk file has each packet once."""
+    """Sound interleaved with frames is fetched in the same range, and a chunk has each packet once."""
     content = made("sound.mp4")
     [with_sound], [silent] = (blocks_of(find(chosen, {"a.mp4": content})) for chosen in (WITH_AUDIO, Video(8)))
     assert with_sound.fetch_bytes <= len(content)
@@ -125,7 +125,7 @@ def test_sound_between_pictures_is_fetched_once():
 
 
 def test_batches_have_the_sound_of_their_clips(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Out of the cache, decoded by a worker; a chunk file is whole."""
+    """Batches that a worker decodes from the cache have the sound of their clips, and chunk files verify."""
     monkeypatch.setenv("STREAMER_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("STREAMER_RUNTIME_DIR", str(tmp_path / "run"))
     (tmp_path / "videos").mkdir()
@@ -153,7 +153,7 @@ def test_batches_have_the_sound_of_their_clips(tmp_path: Path, monkeypatch: pyte
 
 
 def test_videos_whose_audio_is_not_read():
-    """Say so."""
+    """Videos whose audio is not read, and audio with start="spread", are refused with the reason."""
     with pytest.raises(ManifestError, match=r"a\.mp4 has no track of kind 'soun'"):
         find(WITH_AUDIO, {"a.mp4": made("b_frames.mp4")})
     with pytest.raises(ManifestError, match=r"a\.mkv is Matroska, whose audio is not read: audio=True takes mp4"):

@@ -49,14 +49,14 @@ MATRIX_OFFSET = 44
 
 
 def turned(content: bytes) -> bytes:
-    """The video with a track that is shown turned by 90 degrees."""
+    """Returns the video with a track that is shown turned by 90 degrees."""
     at = content.index(b"tkhd") + MATRIX_OFFSET
     return content[:at] + MATRIX_OF_90_DEGREES + content[at + len(MATRIX_OF_90_DEGREES) :]
 
 
 @pytest.fixture(scope="module")
 def videos(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
-    """By name; without the one that is refused."""
+    """Makes or finds the videos, by name; without the one that is refused."""
     folder = tmp_path_factory.mktemp("videos")
     contents = {name: made(name) for name in KINDS if name != "refresh.mp4"}
     options = {"deadline": "realtime", "cpu-used": "8", "g": "40", "auto-alt-ref": "1", "lag-in-frames": "16"}
@@ -73,7 +73,7 @@ def videos(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
 
 
 def records(path: Path) -> Iterator[tuple[OpenedRecord, bytes]]:
-    """The records of all clips of a video."""
+    """Yields the records of all clips of a video."""
     content = path.read_bytes()
     for cut in SPARSE if path.name in LARGE else CUTS:
         found = find(cut, {path.name: content})
@@ -84,7 +84,7 @@ def records(path: Path) -> Iterator[tuple[OpenedRecord, bytes]]:
 
 
 def planes(frame: av.VideoFrame) -> bytes:
-    """A digest of the pixels as decoded."""
+    """Returns a digest of the pixels as decoded."""
     state = hashlib.blake2b(digest_size=12)
     for plane, component in zip(frame.planes, frame.format.components, strict=False):
         rows = np.frombuffer(plane, np.uint8).reshape(plane.height, plane.line_size)
@@ -93,7 +93,7 @@ def planes(frame: av.VideoFrame) -> bytes:
 
 
 def test_packets_are_those_of_the_demuxer(videos: Mapping[str, Path]):
-    """Offset, size, time, key, and whether the edit list shows it."""
+    """Packets of a video have the offset, size, time, key flag and display of FFmpeg's demuxer."""
     tracks = 0
     for path in videos.values():
         movie, _ = index_of(path.read_bytes())
@@ -113,7 +113,7 @@ def test_packets_are_those_of_the_demuxer(videos: Mapping[str, Path]):
 
 
 def test_frames_are_those_of_a_full_decode(videos: Mapping[str, Path]):
-    """Every third frame, and clips of 8 frames that begin at every fifth: the planes that the decoder makes."""
+    """Single frames and clips have the planes that a full decode by PyAV makes."""
     count = 0
     for path in videos.values():
         with av.open(str(path)) as box:
@@ -133,7 +133,7 @@ def test_frames_are_those_of_a_full_decode(videos: Mapping[str, Path]):
 
 
 def test_colours_are_those_of_torchcodec(videos: Mapping[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """RGB bit by bit, at the times of the frames; videos that torchcodec does not read are counted apart."""
+    """Frames have torchcodec's RGB bit by bit, and its times."""
     python = library_python(TORCHCODEC)
     monkeypatch.setenv("LD_LIBRARY_PATH", str(ffmpeg_of_pyav(tmp_path / "links")))
     clips = {path: list(records(path)) for path in videos.values()}
@@ -169,7 +169,7 @@ def test_colours_are_those_of_torchcodec(videos: Mapping[str, Path], tmp_path: P
 def test_frames_at_times_are_those_of_torchcodec(
     videos: Mapping[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """Clips by seconds: what `get_frames_played_at` returns for their times, bit by bit, also at a variable rate."""
+    """Clips by seconds have the frames of torchcodec's `get_frames_played_at`, also at a variable rate."""
     python = library_python(TORCHCODEC)
     monkeypatch.setenv("LD_LIBRARY_PATH", str(ffmpeg_of_pyav(tmp_path / "links")))
     asked, ours = dict[str, list[float]](), dict[str, list[tuple[float, str]]]()
@@ -202,6 +202,6 @@ def test_frames_at_times_are_those_of_torchcodec(
 
 
 def middles(record: OpenedRecord) -> list[float]:
-    """Times in the middle of the frames of a clip, seconds."""
+    """Returns times in the middle of the frames of a clip, seconds."""
     pts, duration = record.head.draw(None)
     return ((pts + duration / 2) / record.head.timescale).tolist()

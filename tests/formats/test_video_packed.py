@@ -1,4 +1,4 @@
-"""Videos as shards of clips: frames and times are those of the videos, for streamer, PyAV, webdataset, torchcodec."""
+"""Videos packed as shards of clips, read again by streamer and PyAV, and by webdataset and torchcodec beside it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ OPTIONS = {"num_frames_per_clip": 4, "num_indices_between_frames": 2, "num_indic
 
 @pytest.fixture(scope="module")
 def here() -> Iterator[Executor]:
-    """A thread in place of processes."""
+    """Gives the executor that packs: one thread in place of processes."""
     with ThreadPoolExecutor(1) as pool:
         pool.submit(int).result()
         yield pool
@@ -37,7 +37,7 @@ def here() -> Iterator[Executor]:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder without videos."""
+    """Makes a folder without videos."""
     monkeypatch.setenv("STREAMER_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("STREAMER_RUNTIME_DIR", str(tmp_path / "run"))
     (tmp_path / "videos" / "b").mkdir(parents=True)
@@ -72,7 +72,7 @@ def check(sample: dict[str, object], source: object, pts: object, step: int = 2)
 
 @pytest.mark.parametrize("output", ["webdataset", "parquet"])
 def test_clips_are_read_as_they_were(folder: Path, here: Executor, output: str):
-    """Clips of every second frame, of videos with open GOPs and of variable rate, in tars and in Parquet."""
+    """Packed clips have the frames of their videos at their times, in tars and in Parquet."""
     out = packed(folder, ["open_gop.mp4", "variable.mp4"], here, output_format=output, shard_bytes="64kB")
     assert len(list(out.glob("*.tar" if output == "webdataset" else "*.parquet"))) > 1
     with closing(StreamingDataset(out, decode={"mp4": VideoClip(4)})) as dataset:
@@ -84,7 +84,7 @@ def test_clips_are_read_as_they_were(folder: Path, here: Executor, output: str):
 
 
 def test_shards_have_the_size_that_was_asked_for(folder: Path, here: Executor):
-    """Of a clip at each frame, which have the packets of their GOPs each: 20 times the video."""
+    """Shards of clips keep to shard_bytes, though a clip at each frame makes many times the video's bytes."""
     every = {"num_frames_per_clip": 4, "num_indices_between_clip_starts": 1}
     out = packed(folder, ["b_frames.mp4"], here, format=Video(**every), shard_bytes="1MB", fields=["frames"])
     sizes = [path.stat().st_size for path in out.glob("*.tar")]
@@ -93,7 +93,7 @@ def test_shards_have_the_size_that_was_asked_for(folder: Path, here: Executor):
 
 
 def test_frames_that_are_gops_apart_are_arrays(folder: Path, here: Executor):
-    """Packets of such a clip are not a video; other clips of the same video, which others precede after a gap, are."""
+    """Clips whose frames are GOPs apart are packed as arrays, and others as videos."""
     apart = {"num_frames_per_clip": 2, "num_indices_between_frames": 60, "num_indices_between_clip_starts": 15}
     out = packed(folder, ["open_gop.mp4"], here, format=Video(**apart))
     with closing(StreamingDataset(out)) as dataset:
@@ -109,7 +109,7 @@ def test_frames_that_are_gops_apart_are_arrays(folder: Path, here: Executor):
 
 @pytest.mark.leaves_over("libuv opens one pipe for signals per process and keeps it")
 def test_columns_of_segments_and_sounds_are_kept(folder: Path, here: Executor):
-    """Beside the video: numbers of a table in the JSON, texts and sounds as files; the clip alone is shown."""
+    """A packed clip keeps its row's columns, its sound and its time in the video, and plays these frames alone."""
     row = {"path": "b/sound.mp4", "start": 1, "end": 2, "caption": "a pattern", "number": 7}
     (folder / "videos" / "rows.jsonl").write_text(json.dumps(row))
     options = {"num_frames_per_clip": 8, "segments": "rows.jsonl", "audio": True}
@@ -131,7 +131,7 @@ def test_columns_of_segments_and_sounds_are_kept(folder: Path, here: Executor):
 
 @pytest.mark.formats
 def test_webdataset_and_torchcodec_read_clips(folder: Path, here: Executor, monkeypatch: pytest.MonkeyPatch):
-    """All kinds of videos, also of Matroska: each clip has its frames alone, RGB bit by bit, at their times."""
+    """webdataset and torchcodec read packed clips of all kinds of videos, RGB bit by bit, at their times."""
     out = packed(folder, ALL, here)
     python = library_python(*LIBRARIES)
     monkeypatch.setenv("LD_LIBRARY_PATH", str(ffmpeg_of_pyav(folder / "links")))

@@ -1,4 +1,4 @@
-"""Videos in training: clips with annotations, selected, in a mix, drawn; resumed on other ranks; their chunk files."""
+"""Videos in training through an engine: annotations, selections, mixes, drawn clips, resumes; reports of decoding."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ FIRSTS = range(0, 86, STEP)
 
 @pytest.fixture
 def videos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A video, and one in a folder, with 15 clips each."""
+    """Makes a video, and one in a folder, with 15 clips each."""
     monkeypatch.setenv("STREAMER_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("STREAMER_RUNTIME_DIR", str(tmp_path / "run"))
     folder = tmp_path / "videos"
@@ -43,7 +43,7 @@ def videos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def begin(sample: Mapping[str, object]) -> tuple[str, int]:
-    """Compares the numbers in the pictures of a clip with their times; returns its key and its first frame."""
+    """Compares the numbers in a clip's frames with their times; returns its key and its first frame."""
     shown = [number_in(np.moveaxis(frame, 0, -1)) for frame in sample["frames"]]
     assert shown == [shown[0] + EVERY * number for number in range(3)]
     times = np.round(sample["pts_seconds"] * 30 - shown, 6)
@@ -52,7 +52,7 @@ def begin(sample: Mapping[str, object]) -> tuple[str, int]:
 
 
 def test_a_codec_that_PyAV_does_not_have(videos: Path, monkeypatch: pytest.MonkeyPatch):
-    """Is an error of the opening; without the pictures the dataset has the times."""
+    """A codec that PyAV lacks is an error at opening; with the frames undecoded the dataset opens."""
 
     def unknown(name: str, mode: str) -> av.Codec:
         raise ValueError(name)
@@ -68,7 +68,7 @@ def test_a_codec_that_PyAV_does_not_have(videos: Path, monkeypatch: pytest.Monke
 
 
 def test_a_row_serves_all_clips_of_a_video(videos: Path, tmp_path: Path):
-    """Annotations are found by the path before "#"; samples are chosen by numbers and by parts."""
+    """A row of annotations, found by the video's path, serves its clips, which `select` and index choose."""
     (tmp_path / "labels.csv").write_text("file_name,label\na.mp4,run\nb/c.mp4,jump\n")
     with closing(StreamingDataset(videos, format=CLIPS, annotations=str(tmp_path / "labels.csv"))) as dataset:
         samples = list(dataset)
@@ -85,7 +85,7 @@ def test_a_row_serves_all_clips_of_a_video(videos: Path, tmp_path: Path):
 
 @pytest.mark.leaves_over("libuv opens one pipe for signals per process and keeps it")
 def test_cache_check_knows_clips(videos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    """A chunk file of clips is whole; a byte of a packet that several clips share is missed."""
+    """`streamer cache check` accepts chunk files of clips, and finds and repairs one with a changed byte."""
     with closing(StreamingDataset(videos, format=CLIPS, engine="inline")) as dataset:
         assert len(list(dataset)) == 2 * len(FIRSTS)
     cache = tmp_path / "cache"
@@ -104,7 +104,7 @@ def test_cache_check_knows_clips(videos: Path, tmp_path: Path, capsys: pytest.Ca
 
 
 def taken(loader: StreamingDataLoader, steps: int | None = None) -> Iterator[str]:
-    """The samples of the next steps, but those that fill the last batch."""
+    """Yields the samples of the next steps, but those that fill the last batch."""
     for number, batch in enumerate(loader):
         yield from (sample for sample, again in zip(batch, loader.repeated, strict=True) if not again)
         if number + 1 == steps:
@@ -112,7 +112,7 @@ def taken(loader: StreamingDataLoader, steps: int | None = None) -> Iterator[str
 
 
 def loaders(videos: Path, words: Path, ranks: int, workers: int) -> Iterator[StreamingDataLoader]:
-    """The ranks of a mix of videos and texts, one after the other."""
+    """Yields the loaders of a mix of videos and texts, one rank after the other."""
     for rank in range(ranks):
         members = {
             "videos": StreamingDataset(videos, format=DRAWN, transform=lambda sample: "{} {}".format(*begin(sample))),
@@ -126,7 +126,7 @@ def loaders(videos: Path, words: Path, ranks: int, workers: int) -> Iterator[Str
 
 @pytest.mark.formats
 def test_starts_agree_after_a_resume_on_other_ranks(videos: Path, tmp_path: Path):
-    """Of a mix, with workers and without: two ranks, then three; drawn inside of their cells, anew in each epoch."""
+    """Drawn clips of a mix are the same after a resume on three ranks, and drawn anew in each epoch."""
     words = tmp_path / "words"
     words.mkdir()
     for number in range(12):
@@ -153,13 +153,13 @@ def test_starts_agree_after_a_resume_on_other_ranks(videos: Path, tmp_path: Path
 
 
 def captioned(batch: Mapping[str, object]) -> list[tuple[str, list[int]]]:
-    """The caption of each clip, and the numbers in its pictures."""
+    """Returns the caption of each clip, and the numbers in its frames."""
     clips = np.moveaxis(np.asarray(batch["frames"]), 2, -1)
     return list(zip(batch["caption"], [[number_in(frame) for frame in clip] for clip in clips], strict=True))
 
 
 def test_a_caption_for_each_segment(videos: Path):
-    """A table is the dataset: each row once in an epoch, with its clip, by workers, and after a resume."""
+    """Each row of a table of segments comes once in an epoch with its clip, by workers and after a resume."""
     rows = [("a.mp4" if number % 3 else "b/c.mp4", number / 10) for number in range(24)]
     table = "".join(f"{path},{start},{start + 0.5},{path} {start}\n" for path, start in rows)
     (videos / "rows.csv").write_text("path,start,end,caption\n" + table)
@@ -183,7 +183,7 @@ def test_a_caption_for_each_segment(videos: Path):
 
 @pytest.mark.leaves_over("libuv opens one pipe for signals per process and keeps it")
 def test_what_decoding_takes_is_in_the_stall_report(videos: Path):
-    """Where decoding limits the training, and most of it is thrown away: single frames of GOPs of 24 and 12."""
+    """The stall report says which share of decoded packets a dataset of single frames throws away."""
     singles = Video(1, num_indices_between_clip_starts=1)
     with (
         closing(StreamingDataset(videos, format=singles, engine="inline")) as dataset,
@@ -198,7 +198,7 @@ def test_what_decoding_takes_is_in_the_stall_report(videos: Path):
 
 @pytest.mark.process
 def test_what_decoding_takes_is_in_show_and_plan(videos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    """Of one clip, with its frames as a picture; of all clips, with the workers that it needs."""
+    """`streamer show` prints what decoding a clip takes, and `streamer plan` the workers that all clips need."""
     options = '{"num_frames_per_clip": 3, "num_indices_between_frames": 2, "num_indices_between_clip_starts": 6}'
     data = [f"{videos}/", "--format", "video", "--format-options", options]
     assert main(["show", *data, "--sample", "3", "--out", str(tmp_path / "clip.png")]) == 0

@@ -1,4 +1,4 @@
-"""Tars meet the contract of the formats."""
+"""WebDataset meets the contract of the formats, on tars of Python's tarfile."""
 
 from __future__ import annotations
 

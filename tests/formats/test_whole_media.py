@@ -1,4 +1,4 @@
-"""Whole videos and sounds in training: in class folders, and in the columns that Hugging Face's datasets writes."""
+"""Whole videos and audio files in training: in class folders, and in columns that Hugging Face's datasets writes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CLIP, WHOLE = VideoClip(4, start="first"), AudioClip()
 
 @pytest.fixture
 def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of two classes for each kind of file."""
+    """Makes a folder of two classes for each kind of file."""
     monkeypatch.setenv("STREAMER_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("STREAMER_RUNTIME_DIR", str(tmp_path / "run"))
     for ending, content in (SOUNDS | FILMS).items():
@@ -42,7 +42,7 @@ def check(value: object, ending: str) -> None:
 
 @pytest.mark.parametrize("ending", [*SOUNDS, *FILMS])
 def test_files_of_class_folders(ending: str, folders: Path):
-    """Each is a sample with its class, decoded by a worker."""
+    """Videos and audio files in class folders are samples with their class, decoded by a worker."""
     rule = {ending: CLIP if ending in FILMS else WHOLE}
     with (
         closing(StreamingDataset(folders / ending, decode=rule)) as dataset,
@@ -59,7 +59,7 @@ def test_files_of_class_folders(ending: str, folders: Path):
 
 @pytest.mark.formats
 def test_columns_of_datasets(folders: Path):
-    """`Audio()` and `Video()` of Parquet files with the bytes of the files in them."""
+    """Columns `Audio()` and `Video()` of datasets, with the files' bytes, are decoded as the files are."""
     python = python_with_only("datasets==5.2.0", "pillow", "numpy")
     make(python, "media_columns.py", folders, folders / "parquet")
     rule = {"audio": WHOLE, "video": CLIP}

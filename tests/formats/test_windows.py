@@ -1,4 +1,4 @@
-"""Windows over rows: equal to numpy's slices, within a file, each once; what is fetched and kept; what is refused."""
+"""Windows over rows, compared with numpy's slices, in each format of rows; what is fetched, kept and refused."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ Arrays = Mapping[str, np.ndarray]
 
 
 def arrays(rows: int, seed: int) -> dict[str, np.ndarray]:
-    """The fields of some rows."""
+    """Makes the fields of some rows."""
     drawn = np.random.default_rng(seed)
     return {
         "action": drawn.standard_normal((rows, 7)).astype("<f4"),
@@ -48,7 +48,7 @@ FILES = {name: arrays(rows, seed) for seed, (name, rows) in enumerate(ROWS.items
 
 
 def slices(files: Sequence[Arrays], names: Mapping[str, str], window: tuple[int, int] = WINDOW) -> list[dict[str, str]]:
-    """What numpy says: for each window the summary of each field."""
+    """Returns what numpy says: for each window the summary of each field."""
     length, stride = window
     return [
         {field: summary(array[name][first : first + length]) for field, name in names.items()}
@@ -73,7 +73,7 @@ def hdf5(fields: Arrays, chunks: Mapping[str, int], **options: object) -> bytes:
 
 
 def parquet(fields: Arrays, rows: int, **options: object) -> bytes:
-    """A file that says the lengths of its lists as Hugging Face's datasets does."""
+    """Returns a file that says the lengths of its lists as Hugging Face's datasets does."""
     columns = {
         name: pa.array(array)
         if array.ndim == 1
@@ -170,7 +170,7 @@ def blocks_in(chosen: Format, objects: Mapping[str, bytes], chunk_bytes: int) ->
     ],
 )
 def test_bytes_and_chunk_files(kind: str) -> None:
-    """Chunks of a 40th of the file: fetched and kept are at most 1.1 times the rows; the windows are numpy's slices."""
+    """Chunks of windows fetch and keep at most 1.1 times the rows, and windows are numpy's slices."""
     rows = np.random.default_rng(0).integers(0, 1 << 30, (40_000, 64)).astype("<i4")
     chosen, objects = {
         "npy": lambda: (Npy(window=WINDOW), {"a.npy": npy(rows)}),
@@ -210,7 +210,7 @@ def test_bytes_and_chunk_files(kind: str) -> None:
     st.integers(1, 400),
 )
 def test_every_window_is_in_one_block(runs: list[int], length: int, stride: int, chunk_bytes: int) -> None:
-    """Of pieces of any lengths, in order; and nothing else."""
+    """Blocks have each window once and in order, over pieces of rows of any lengths."""
     rows, at, pieces = (np.arange(sum(runs)) % 256).astype("u1"), 0, []
     for count in runs:
         pieces.append(RowPiece(((at, at + count),), count))
@@ -231,20 +231,20 @@ def test_every_window_is_in_one_block(runs: list[int], length: int, stride: int,
 
 @pytest.mark.parametrize("window", [(0, 1), (4, 0), (4, -1), (4,), 4, (4, 1, 1), ("4", 1), (True, 1), (2.0, 1)])
 def test_windows_that_are_none(window: object) -> None:
-    """Two integers of at least 1."""
+    """A window that is not two integers of at least 1 is a ConfigError."""
     with pytest.raises(ConfigError, match=r"Npy: window=.* is not \(rows of a sample, rows from one to the next\)"):
         Npy(window=window)  # type: ignore[arg-type]
 
 
 async def test_a_window_that_is_longer_than_every_file(tmp_path: Path) -> None:
-    """The error names it, and the longest file."""
+    """The error for a window longer than each file has the window and the rows of the longest file."""
     said = r"have no sample in them \(format 'npy' with window=[\[(]151, 1[\])]\): the longest has 150 rows"
     with pytest.raises(ManifestError, match=said):
         await built(Npy(window=(151, 1)), MemoryStore(NPY), tmp_path)
 
 
 def test_rows_of_other_things_than_numbers() -> None:
-    """Texts, and lists of any length, have no windows; the field is named. Nulls are an error of the sample."""
+    """Windows over a column of texts are refused by its name, and a null in a window is a DecodeError."""
     table = {"x": np.arange(40), "caption": np.array(["a"] * 40)}
     with pytest.raises(ManifestError, match=r"a field 'caption' of kind 'txt', and window= takes numbers"):
         find(Parquet(window=WINDOW), {"a.parquet": parquet(table, 40)})
@@ -258,7 +258,7 @@ def test_rows_of_other_things_than_numbers() -> None:
 
 
 def test_blocks_that_are_not_what_the_index_has_found() -> None:
-    """Fewer bytes, and hints without a meaning, are errors of the recoder."""
+    """Blocks of windows with other bytes, counts or hints than indexed are refused by the recoder."""
     content = npy(FILES["a"]["action"])
     chosen = Npy(window=WINDOW)
     found = find(chosen, {"a.npy": content})
@@ -274,7 +274,7 @@ def test_blocks_that_are_not_what_the_index_has_found() -> None:
 
 @pytest.fixture
 def episodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Files of actions and rewards, and places for caches."""
+    """Writes files of actions and rewards, and names folders for caches."""
     monkeypatch.setenv("STREAMER_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("STREAMER_RUNTIME_DIR", str(tmp_path / "run"))
     folder = tmp_path / "episodes"
@@ -288,7 +288,7 @@ EXPECTED = sorted(json.dumps(window, sort_keys=True) for window in slices(list(F
 
 
 def seen_in(batch: Mapping[str, object]) -> list[str]:
-    """What is in a batch, as `EXPECTED` has it."""
+    """Returns what is in a batch, as `EXPECTED` has it."""
     arrays = {name: np.asarray(batch[name].numpy()) for name in ALL}  # type: ignore[attr-defined]
     count = len(arrays["reward"])
     return [json.dumps({name: summary(arrays[name][i]) for name in sorted(ALL)}, sort_keys=True) for i in range(count)]
@@ -296,7 +296,7 @@ def seen_in(batch: Mapping[str, object]) -> list[str]:
 
 @pytest.mark.process
 def test_four_ranks_then_two_then_one(episodes: Path) -> None:
-    """Each window once, and its numbers are those of the file."""
+    """Windows resumed on four, two and one rank come once each, with the numbers of the file."""
     seen: list[str] = []
     state: dict[str, object] | None = None
     for ranks, most in ((4, 2), (2, 3), (1, 1000)):
@@ -322,7 +322,7 @@ def test_four_ranks_then_two_then_one(episodes: Path) -> None:
 
 @pytest.mark.process
 def test_the_example_of_the_documentation(episodes: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """As printed, but for the url."""
+    """The example of windows in docs/formats.md runs, and prints the shape of a batch."""
     text = (Path(__file__).parents[2] / "docs" / "formats.md").read_text().partition("## Windows of rows")[2]
     example = text.partition("```python")[2].partition("```")[0]
     exec(example.replace("s3://bucket/episodes/", str(episodes)), {})

@@ -1,4 +1,4 @@
-"""Zarr meets the contract of the formats; and what must be said of stores that are not read."""
+"""Zarr meets the contract of the formats; what its index reads, fill values, and which stores are refused."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NAMES = ("group", "plain", "sharded", "version_2")
 
 @pytest.fixture(scope="module", autouse=True)
 def _semaphore() -> None:
-    """numcodecs makes one when it is used for the first time; otherwise that test leaves it over."""
+    """Makes blosc's semaphore, which numcodecs makes at its first use; otherwise that test leaves it over."""
     numcodecs.blosc.compress(b"a", b"lz4", 1, 1)
 
 
@@ -31,7 +31,7 @@ class TestZarr(FormatContract):
 
 
 def array(**changes: object) -> bytes:
-    """Metadata of an array of version 3."""
+    """Returns the metadata of an array of version 3."""
     usual = {
         "zarr_format": 3,
         "node_type": "array",
@@ -46,13 +46,13 @@ def array(**changes: object) -> bytes:
 
 
 def array_2(**changes: object) -> bytes:
-    """Metadata of an array of version 2."""
+    """Returns the metadata of an array of version 2."""
     usual = {"zarr_format": 2, "shape": [4, 2], "chunks": [2, 2], "dtype": "|u1", "fill_value": 0, "order": "C"}
     return json.dumps(usual | {"compressor": None, "filters": None} | changes).encode()
 
 
 def sharding(**changes: object) -> list[dict[str, object]]:
-    """The codec of shards."""
+    """Returns the codec of shards."""
     index = [{"name": "bytes", "configuration": {"endian": "little"}}, {"name": "crc32c"}]
     usual = {"chunk_shape": [1, 2], "codecs": [{"name": "bytes"}], "index_codecs": index}
     return [{"name": "sharding_indexed", "configuration": usual | changes}]
@@ -62,7 +62,7 @@ PLAIN = {"zarr.json": array(), "c/0/0": b"abcd", "c/1/0": b"efgh"}
 
 
 def test_nothing_but_metadata_is_read():
-    """Of chunks that are objects the listing says everything: they lie where they are, or are fetched together."""
+    """The index of zarr arrays without shards reads metadata alone, because the listing says where chunks are."""
     found = find(Zarr(), PLAIN)
     assert [[span.start for span in spans] for _, spans in found.items] == [[0, 2], [0, 2]]
     assert not any(found.needs.values())
@@ -72,7 +72,7 @@ def test_nothing_but_metadata_is_read():
 
 
 def test_indexes_of_shards_are_read_at_once():
-    """With all shards of these rows, and nothing else of them."""
+    """The indexes of an array's shards are read at once, and nothing else of the shards."""
     case = read_case(Zarr(), "zarr/sharded")
     found = find(case.format, case.objects)
     # 8 chunks in each shard of images, 12 in that of part, 2 in those of labels.
@@ -81,7 +81,7 @@ def test_indexes_of_shards_are_read_at_once():
 
 
 def test_arrays_by_name():
-    """In groups of the group, under the names that the user gives; other arrays do not matter."""
+    """Zarr arrays are chosen by path under names of the user's; a path without an array is refused."""
     objects = {
         "zarr.json": json.dumps({"zarr_format": 3, "node_type": "group"}).encode(),
         "text/zarr.json": array(data_type="string"),
@@ -127,7 +127,7 @@ def test_arrays_by_name():
     ],
 )
 def test_arrays_that_are_not_read(metadata, reason):
-    """Are refused by name, with what to do."""
+    """Zarr arrays of version 3 that are not read are refused with the file, the reason and what to do."""
     with pytest.raises(ManifestError, match=reason) as caught:
         find(Zarr(), {**PLAIN, "zarr.json": metadata})
     assert "zarr.json" in str(caught.value)
@@ -146,6 +146,7 @@ def test_arrays_that_are_not_read(metadata, reason):
     ],
 )
 def test_arrays_of_version_2_that_are_not_read(metadata, reason):
+    """Zarr arrays of version 2 that are not read are refused with the reason."""
     with pytest.raises(ManifestError, match=reason):
         find(Zarr(), {".zarray": metadata, "0.0": b"abcd", "1.0": b"efgh"})
 
@@ -164,7 +165,7 @@ def test_arrays_of_version_2_that_are_not_read(metadata, reason):
     ],
 )
 def test_objects_that_contradict_the_metadata(objects, reason):
-    """Are named."""
+    """Zarr stores whose objects contradict the metadata are refused with the object or what is missing."""
     with pytest.raises(ManifestError, match=reason):
         find(Zarr(), objects)
 
@@ -178,7 +179,7 @@ def test_objects_that_contradict_the_metadata(objects, reason):
     ],
 )
 def test_indexes_that_point_elsewhere(entries, reason):
-    """A shard of two chunks of 2 bytes."""
+    """A shard's index that points outside the shard, or to chunks of another length, is refused."""
     without = sharding(index_codecs=[{"name": "bytes", "configuration": {"endian": "little"}}])
     objects = {"zarr.json": array(shape=[2, 2], codecs=without), "c/0/0": b"abcd" + np.array(entries, "<u8").tobytes()}
     with pytest.raises(ManifestError, match=reason):
@@ -186,7 +187,7 @@ def test_indexes_that_point_elsewhere(entries, reason):
 
 
 async def test_an_array_that_was_resized(tmp_path):
-    """Its objects stay as they are, and its rows are others: so are the chunks of the cache."""
+    """A zarr array that was resized has other rows, and other keys of chunks, for the same objects."""
     chunks = {"chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [2, 3]}}}
     keys = []
     for columns in (3, 2):
@@ -201,7 +202,7 @@ async def test_an_array_that_was_resized(tmp_path):
 
 
 def test_stores_of_two_kinds():
-    """Both are named."""
+    """Zarr stores whose rows differ in type are refused with both."""
     stores = {f"a.zarr/{name}": content for name, content in PLAIN.items()}
     other = {"b.zarr/zarr.json": array(data_type="int8"), "b.zarr/c/0/0": b"abcd", "b.zarr/c/1/0": b"efgh"}
     with pytest.raises(ManifestError, match=r"b\.zarr/zarr\.json .* rows of .*i1\[2\].*u1\[2\]"):
@@ -213,7 +214,7 @@ def test_stores_of_two_kinds():
     [("NaN", np.nan), ("-Infinity", -np.inf), (1.5, 1.5), (None, 0), ("0x7fc00000", np.nan)],
 )
 def test_fill_values(value, expected):
-    """As JSON can and cannot say them."""
+    """Zarr's fill values are read as JSON numbers, null, names such as NaN, and hexadecimal bits."""
     found = read_metadata("zarr.json", memoryview(array(data_type="float32", fill_value=value)))
     assert np.array_equal(np.frombuffer(found.fill, found.dtype), [expected], equal_nan=True)
 
@@ -221,7 +222,7 @@ def test_fill_values(value, expected):
 @pytest.mark.parametrize("packing", ["blosc", "lz4", "zlib", "zstd", "gzip", "bz2", "crc32c"])
 @pytest.mark.parametrize("stored", [b"", b"abcd", bytes(100), b"\xff" * 100])
 def test_chunks_that_cannot_be_unpacked(packing, stored):
-    """An error that says what; a length that the bytes state is not believed."""
+    """A zarr chunk that cannot be decompressed to its shape is refused, whatever length its bytes state."""
     codecs = [{"name": "bytes"}, {"name": packing}]
     found = find(Zarr(), {"zarr.json": array(codecs=codecs), "c/0/0": stored or b"x", "c/1/0": b"x"})
     [block] = found.items[0][1]
@@ -230,7 +231,7 @@ def test_chunks_that_cannot_be_unpacked(packing, stored):
 
 
 def test_a_chunk_that_unpacks_to_more():
-    """A bomb is not unpacked: a chunk has as many bytes as its shape says."""
+    """A zarr chunk that decompresses to more than its shape is refused."""
     bomb = numcodecs.Zlib().encode(bytes(8 << 20))
     objects = {".zarray": array_2(compressor={"id": "zlib"}, shape=[2, 2]), "0.0": bomb}
     found = find(Zarr(), objects)
@@ -243,7 +244,7 @@ def test_a_chunk_that_unpacks_to_more():
 @pytest.mark.parametrize("codecs", [[{"name": "bytes"}], [{"name": "bytes"}, {"name": "gzip"}]])
 @pytest.mark.parametrize("unwritten", [{0}, {2}, {1, 2}, {0, 1, 3}])
 async def test_stores_of_the_fill_value_alone(unwritten, codecs, tmp_path):
-    """Their rows are in their places, wherever they are, with an object of another store."""
+    """Zarr stores and chunks that were never written have the fill value in their rows, in their places."""
     objects, expected = {}, []
     for number in range(4):
         place = f"s{number}.zarr"
@@ -260,14 +261,14 @@ async def test_stores_of_the_fill_value_alone(unwritten, codecs, tmp_path):
 
 
 def test_metadata_without_a_chunk_are_no_dataset():
-    """The error says what is missing; a folder without a store has another one."""
+    """The error for zarr metadata without any chunk says what is missing; other files get no such text."""
     assert "no chunk, so that all of its values are the fill value" in Zarr().explain_empty(["a.zarr/zarr.json"])
     assert "no chunk" in Zarr().explain_empty(["readme.txt", ".zarray"])
     assert Zarr().explain_empty(["readme.txt"]) == ""
 
 
 def test_windows_of_stores_of_the_fill_value_alone():
-    """Are refused with the store: a window goes on over the rows of an object."""
+    """Windows over a zarr store that was never written are refused with the store."""
     objects = {f"a.zarr/{name}": content for name, content in PLAIN.items()} | {"b.zarr/zarr.json": array()}
     with pytest.raises(ManifestError, match=r"b\.zarr/zarr\.json: none of its chunks was written, and windows"):
         find(Zarr(window=(2, 2)), objects)
@@ -275,7 +276,7 @@ def test_windows_of_stores_of_the_fill_value_alone():
 
 @pytest.mark.parametrize("long", [True, False])
 def test_an_array_of_the_fill_value_beside_another(long):
-    """Also where it has the longer rows."""
+    """A zarr array that was never written has its fill value beside another, also where its rows are longer."""
     shape = {
         "shape": [4, 8 if long else 2],
         "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [2, 2]}},
@@ -289,7 +290,7 @@ def test_an_array_of_the_fill_value_beside_another(long):
 
 @pytest.mark.parametrize("items", [1, 4, 30, 300])
 def test_chunks_of_lz4_that_are_small(items):
-    """Constant rows have fewer bytes than the head of blosc."""
+    """Chunks of lz4 with constant rows, smaller than blosc's header, are read."""
     rows = np.full((2, items), 3, np.uint8)
     chunks = {"shape": [2, items], "chunks": [1, items], "compressor": {"id": "lz4", "acceleration": 1}}
     packed = numcodecs.LZ4().encode(rows[0])

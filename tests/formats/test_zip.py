@@ -1,4 +1,4 @@
-"""Zip archives meet the contract of the formats, on files of the standard library; what must be said of bad ones."""
+"""Zip archives meet the contract of the formats, on files of the standard library; directory, damage and bombs."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def archive(entries: dict[str, bytes], method: int = zipfile.ZIP_STORED, comment
 
 
 def streamed(entries: dict[str, bytes]) -> bytearray:
-    """An archive whose writer could not go back."""
+    """Returns an archive whose writer could not go back."""
     sink = io.BytesIO()
     with zipfile.ZipFile(NoWayBack(sink), "w") as made:  # type: ignore[arg-type]
         for name, content in entries.items():
@@ -49,7 +49,7 @@ def streamed(entries: dict[str, bytes]) -> bytearray:
 
 
 class NoWayBack:
-    """A file that is only written to."""
+    """Stands for a pipe: a file that is only written to, and that cannot seek."""
 
     def __init__(self, sink: io.BytesIO) -> None:
         self.write, self.flush = sink.write, sink.flush
@@ -61,7 +61,7 @@ def spans_in(content: bytes) -> list[Span]:
 
 
 def entry(content: bytes, number: int = 0) -> int:
-    """Where an entry of the directory is."""
+    """Returns where an entry of the directory is."""
     at = struct.unpack_from("<L", content, len(content) - END_BYTES + 16)[0]
     for _ in range(number):
         at += 46 + sum(struct.unpack_from("<3H", content, at + 28))
@@ -69,7 +69,7 @@ def entry(content: bytes, number: int = 0) -> int:
 
 
 def test_the_directory_is_read_alone():
-    """The ends of all archives at once, and the directory of each, which the estimate knows."""
+    """The index of a zip reads the archive's end and its directory, and nothing of its entries."""
     content = bytes(archive({f"{n:06}.bin": bytes(3000) for n in range(2000)}))
     found = find(Zip(), {"a.zip": content})
     assert [[need.stop - need.start for need in ask] for ask in found.survey_needs] == [[65_634]]
@@ -80,7 +80,7 @@ def test_the_directory_is_read_alone():
 
 
 def test_what_is_no_sample():
-    """Folders, hidden files and what a Mac adds."""
+    """Folders, hidden files and __MACOSX entries of a zip are no samples."""
     names = ["a/", "a/b.jpg", "a/.DS_Store", "__MACOSX/a/._b.jpg", "README"]
     content = archive(dict.fromkeys(names, b""))
     opener = Zip().opener(Facts())
@@ -89,7 +89,7 @@ def test_what_is_no_sample():
 
 
 def test_hidden_folders_and_splits_in_an_archive():
-    """The former are no samples; of the latter a line says that they are one dataset."""
+    """Hidden folders in a zip are no samples, and a note says that its splits are one dataset."""
     names = ["train/a/1.jpg", "train/.ipynb_checkpoints/1.jpg", ".git/HEAD", "val_256/a/1.jpg", "./test/a/1.jpg"]
     found = spans_in(archive(dict.fromkeys(names, b"1")))
     assert sum(isinstance(each, Span) for each in found) == 3
@@ -100,7 +100,7 @@ def test_hidden_folders_and_splits_in_an_archive():
 
 
 def test_names_are_keys_only(tmp_path):
-    """Whatever they say: nothing is written."""
+    """Names of entries in a zip, with .. or absolute too, are keys alone."""
     content = archive({"../../etc/passwd": b"x", "/absolute": b"y"})
     opener = Zip().opener(Facts())
     opened = [opener.open(memoryview(content[s.start : s.stop]), SampleName()) for s in spans_in(content)]
@@ -108,7 +108,7 @@ def test_names_are_keys_only(tmp_path):
 
 
 def test_a_comment_like_an_end_record():
-    """The end record is the one behind which there is its comment and nothing else."""
+    """A zip whose comment looks like an end record is read by the true one."""
     comment = b"PK\x05\x06" + bytes(40)
     assert len(spans_in(archive({"a": b"1", "b": b"2"}, comment=comment))) == 2
 
@@ -126,7 +126,7 @@ def test_a_comment_like_an_end_record():
     ],
 )
 def test_an_entry_that_lies(at, layout, value, reason):
-    """Is named with its entry, or its place."""
+    """An entry of a zip's directory that is not read, or contradicts the archive, is refused with its name or place."""
     content = archive({"a": b"content", "b": b"more"})
     struct.pack_into(layout, content, entry(content) + at, value)
     with pytest.raises(ManifestError, match=reason) as caught:
@@ -147,7 +147,7 @@ def test_an_entry_that_lies(at, layout, value, reason):
     ],
 )
 def test_an_end_record_that_lies(at, layout, value, reason):
-    """Is damaged; also where bytes are before the archive or behind it."""
+    """A zip with a false end record, or with bytes before or after the archive, is refused."""
     content = archive({"a": b"content", "b": b"more"})
     for moved in (b"x" + content, content + b"x", content[:-1], content[: len(content) // 2], b""):
         with pytest.raises(ManifestError, match=r"is damaged: .*at byte \d+ of \d+"):
@@ -158,7 +158,7 @@ def test_an_end_record_that_lies(at, layout, value, reason):
 
 
 def test_entries_that_overlap():
-    """Two entries with one place: a bomb would have thousands."""
+    """Zip entries at one place are refused, because a bomb would have thousands."""
     content = archive({"a": b"content", "b": b"more"})
     struct.pack_into("<L", content, entry(content, 1) + 42, 0)
     with pytest.raises(ManifestError, match="where another begins"):
@@ -166,7 +166,7 @@ def test_entries_that_overlap():
 
 
 def test_bombs():
-    """By its directory more than is unpacked, or than deflate can make; or more than its head says: no memory taken."""
+    """Zip entries that decompress to too much, or more than they say, are refused without the memory."""
     content = archive({"a": bytes(1 << 20)}, zipfile.ZIP_DEFLATED)
     for length in (MAX_BYTES + 1, 3 << 20):
         wrong = bytearray(content)
@@ -187,7 +187,7 @@ def test_bombs():
 
 @pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
 def test_entries_that_are_damaged(method):
-    """Cut off, with another byte, or with another head: a DecodeError."""
+    """A zip entry that is cut off, or has another byte outside its name, is a DecodeError."""
     content = bytes(archive({"a.bin": b"some content " * 9}, method))
     (span,) = spans_in(content)
     entry, opener = content[span.start : span.stop], Zip().opener(Facts())
@@ -202,16 +202,17 @@ def test_entries_that_are_damaged(method):
             opener.open(memoryview(entry[:at] + bytes([entry[at] ^ 4]) + entry[at + 1 :]), SampleName())
 
 
-def test_a_stored_entry_of_which_a_byte_is_another():
-    """Its checksum is compared, also where it is behind the content; the error names the entry."""
-    for written in (archive({"a/b.bin": b"some content " * 9}), streamed({"a/b.bin": b"some content " * 9})):
-        (span,) = spans_in(written)
-        written[written.index(b"some content") + 50] ^= 1
-        entry = memoryview(written)[span.start : span.stop]
-        with pytest.raises(DecodeError, match=r"the checksum of 'a/b.bin' is 0x\w+, not 0x\w+"):
-            Zip().opener(Facts()).open(entry, SampleName())
+@pytest.mark.parametrize("write", [archive, streamed])
+def test_a_stored_entry_of_which_a_byte_is_another(write):
+    """The checksum of a stored zip entry is compared, also where it follows the content."""
+    written = write({"a/b.bin": b"some content " * 9})
+    (span,) = spans_in(written)
+    written[written.index(b"some content") + 50] ^= 1
+    entry = memoryview(written)[span.start : span.stop]
+    with pytest.raises(DecodeError, match=r"the checksum of 'a/b.bin' is 0x\w+, not 0x\w+"):
+        Zip().opener(Facts()).open(entry, SampleName())
 
 
 def test_found_by_itself():
-    """By its name."""
+    """Zip archives are detected by their names."""
     assert detect(["train2017.zip", "val2017.zip"]) == "zip"

@@ -68,7 +68,8 @@ class Target(NamedTuple):
     Attributes:
         seeds: good inputs, by name.
         read: reads an input to its end; the name is that of its seed.
-        refusals: errors that it may raise."""
+        refusals: errors that it may raise.
+    """
 
     seeds: Sequence[tuple[str, bytes]]
     read: Callable[[str, bytes], object]

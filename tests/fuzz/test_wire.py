@@ -71,7 +71,8 @@ def test_how_the_bytes_are_cut_does_not_matter(seed, cuts):
 class Wire(asyncio.Transport):
     """Stands for the transport of a peer's socket: decodes what the server sends, and keeps the types of the events.
 
-    Unlike a socket it buffers nothing, so that writing never pauses, and it does not call `connection_lost`."""
+    Unlike a socket it buffers nothing, so that writing never pauses, and it does not call `connection_lost`.
+    """
 
     def __init__(self) -> None:
         super().__init__()

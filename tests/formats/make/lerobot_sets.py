@@ -1,4 +1,4 @@
-"""Makes data sets with lerobot's own writer, and every sample as its `LeRobotDataset` reads it, with windows.
+"""Makes datasets with lerobot's own writer, and every sample as its `LeRobotDataset` reads it, with windows.
 
 PYTHONPATH=. python tests/formats/make/lerobot_sets.py FOLDER
 """
@@ -48,7 +48,7 @@ def restart_with_ffmpeg(folder: Path) -> None:
 
 
 def write(root: Path, vcodec: str) -> None:
-    """Writes a data set; its files are so small that there are several."""
+    """Writes a dataset; its files are so small that there are several."""
     from lerobot.datasets.lerobot_dataset import LeRobotDataset
 
     names = ["height", "width", "channels"]

@@ -1,9 +1,9 @@
-"""Frames of films as torchcodec decodes them, by time: a digest of each.
+"""Frames of videos as torchcodec decodes them, by time: a digest of each.
 
     python torchcodec_frames.py ASKED WRITTEN
 
-ASKED is JSON: the path of a film to seconds; WRITTEN gets the path to a list of [seconds, digest], or to the error of
-torchcodec for a film that it does not read.
+ASKED is JSON: the path of a video to seconds; WRITTEN gets the path to a list of [seconds, digest], or to the error of
+torchcodec for a video that it does not read.
 """
 
 from __future__ import annotations

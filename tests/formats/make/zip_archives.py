@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[1] / "data" / "zip"
 
 
 class Pipe(io.RawIOBase):
-    """A sink that cannot go back: lengths and checksums come behind the members."""
+    """Stands for a pipe, which cannot go back: lengths and checksums come behind the members."""
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("wb")
