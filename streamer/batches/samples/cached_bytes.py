@@ -1,7 +1,7 @@
 """Reads the bytes of samples from the chunk files that the engine has made local. Imports no torch.
 
-The readers of batches use it (`batches/samples/recipe.py`) and scans (`loader/scan_reader.py`). Workers and the loader
-handle its `ChunkUnreadableError`: they lease the chunk again.
+Readers of batches (`batches/samples/recipe.py`) and scans (`loader/scan_reader.py`) use it. A worker reports its
+`ChunkUnreadableError` to the loader, which leases the chunk again.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Reads samples with all their fields as they are stored: those of the dataset, of its annotations and of its joins.
 
-Scans use it, which read a dataset for a pack (`loader/scan_reader.py`).
+The scans by which a pack reads a dataset use it (`loader/scan_reader.py`).
 """
 
 from __future__ import annotations
