@@ -265,7 +265,7 @@ def from_wire(kind: str, message: str, details: dict[str, Detail]) -> StreamerEr
     return cls(message, **details)
 
 
-def describe_undecoded(text: str) -> str:
+def describe_undecodable(text: str) -> str:
     """Returns why a name has bytes that Python could not decode: it is not UTF-8, or the locale is not.
 
     Args:

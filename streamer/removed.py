@@ -200,7 +200,7 @@ def _is_file_to_write(word: str) -> bool:
     return word.endswith(".json") or not os.path.exists(word)
 
 
-def refuse_removed(of: str, given: Mapping[str, object]) -> None:
+def refuse_old_names(of: str, given: Mapping[str, object]) -> None:
     """Refuses arguments that earlier releases had, also those that still work.
 
     Args:
@@ -279,7 +279,7 @@ def replace_arguments(of: str, given: Mapping[str, Any], stacklevel: int = 1) ->
     taken: dict[str, Any] = {}
     for name, value in given.items():
         if (convert := _STILL_TAKEN.get((of, name))) is None:
-            refuse_removed(of, {name: value})
+            refuse_old_names(of, {name: value})
             taken[name] = _replace_value(of, name, value, stacklevel + 1)
             continue
         arguments = {convert: value} if isinstance(convert, str) else convert(value)

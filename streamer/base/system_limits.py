@@ -7,7 +7,7 @@ import errno
 import resource
 from collections.abc import Iterator
 
-from streamer.errors import ConfigError, StreamerError, describe_undecoded
+from streamer.errors import ConfigError, StreamerError, describe_undecodable
 
 
 def is_shortage(error: OSError) -> bool:
@@ -21,7 +21,7 @@ def limit_error(error: BaseException) -> ConfigError | None:
         return None
     if isinstance(error, UnicodeEncodeError):
         return ConfigError(
-            f"{describe_undecoded(error.object)}; or rename the folder, or correct the variable of the environment",
+            f"{describe_undecodable(error.object)}; or rename the folder, or correct the variable of the environment",
             field="encoding",
         )
     code = error.errno if isinstance(error, OSError) else None

@@ -79,7 +79,7 @@ def find_engine(socket: Path | None, cache_dir: Path | None, settings: ClientSet
         EngineUnavailableError: no engine is named or found, or no embedded one of the cache folder runs.
         ConfigError: no engine is named, and several run; the message lists them.
     """
-    from streamer.client.runtime_folder import describe_engine, find_engines, is_listening
+    from streamer.client.runtime_folder import accepts_connections, describe_engine, find_engines
 
     named = None
     if socket is not None:
@@ -87,7 +87,7 @@ def find_engine(socket: Path | None, cache_dir: Path | None, settings: ClientSet
     elif cache_dir is not None:
         folder = Path(os.path.abspath(cache_dir))
         path = replace(settings, engine=None, cache_dir=folder).socket_path
-        if not is_listening(path):
+        if not accepts_connections(path):
             raise EngineUnavailableError(
                 f"no embedded engine of the cache folder {folder} runs: none listens at {path}; one that serves it as "
                 "a service is found by --socket"

@@ -30,10 +30,10 @@ _LOCK_NAME = re.compile(r"[0-9a-f]{12}\.spawn\.lock")
 
 def find_engines(folder: Path) -> list[Path]:
     """Returns the paths of the sockets (`*.sock`) in a folder on which a process listens, sorted by name."""
-    return [path for path in sorted(folder.glob("*.sock")) if is_listening(path)]
+    return [path for path in sorted(folder.glob("*.sock")) if accepts_connections(path)]
 
 
-def is_listening(path: Path) -> bool:
+def accepts_connections(path: Path) -> bool:
     """Whether a process listens at this path. The file alone does not tell: that of a killed engine stays.
 
     A socket of another user, or of a process that does not accept within `ANSWER_SECONDS`, counts as listening.
@@ -79,7 +79,7 @@ def remove_leftovers(folder: Path) -> None:
                 continue
             if found := _SOCKET_NAME.fullmatch(path.name):
                 # An engine binds its socket before it listens, under a name that ends in its pid.
-                if not is_listening(path) and not (found[1] and os.path.exists(f"/proc/{found[1]}")):
+                if not accepts_connections(path) and not (found[1] and os.path.exists(f"/proc/{found[1]}")):
                     path.unlink()
             elif _LOCK_NAME.fullmatch(path.name):
                 # The lock is removed if no process holds it. A process that waits for it finds the file gone, and makes
@@ -101,6 +101,6 @@ def remove_old_logs(folder: Path) -> None:
             if (
                 _LOG_NAME.fullmatch(path.name)
                 and path.stat().st_mtime < oldest
-                and not is_listening(path.with_suffix(".sock"))
+                and not accepts_connections(path.with_suffix(".sock"))
             ):
                 path.unlink()

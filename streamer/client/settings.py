@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from streamer.config import Environment, check_socket_path, read_token
-from streamer.errors import ConfigError, describe_undecoded
+from streamer.errors import ConfigError, describe_undecodable
 from streamer.wire.messages import PROTOCOL
 from streamer.wire.store_options import StoreOptions
 
@@ -64,7 +64,7 @@ class ClientSettings:
             try:
                 str(getattr(self, name)).encode()
             except UnicodeEncodeError as error:
-                raise ConfigError(f"{name}: {describe_undecoded(str(getattr(self, name)))}", field=name) from error
+                raise ConfigError(f"{name}: {describe_undecodable(str(getattr(self, name)))}", field=name) from error
 
     @classmethod
     def from_environment(cls, environment: Environment | None = None) -> ClientSettings:

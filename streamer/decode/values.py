@@ -82,6 +82,6 @@ class NestedDecoder:
 decode_nested = NestedDecoder()
 
 
-def encode_nested_json(content: Content) -> bytes:
+def encode_json_tree(content: Content) -> bytes:
     """Returns a nested value as JSON: arrays become lists, and bytes texts in Base64; errors as of `NestedDecoder`."""
     return msgspec.json.encode(NestedDecoder(picture=bytes)(content), enc_hook=lambda array: array.tolist())

@@ -22,8 +22,8 @@ from streamer.fetch.retry import (
     RetryBudget,
     TryOutcomes,
     is_credential_error,
-    is_expired,
-    max_denied_seconds,
+    is_expiry,
+    max_denial_seconds,
     read_retry_after,
 )
 from streamer.fetch.statistics import RequestTally
@@ -119,7 +119,7 @@ class OutageWatch:
 # Credentials are renewed at most once in this time, for all requests that were refused together.
 _REFRESH_SECONDS = 1.0
 _PROBE_SECONDS = 1.0
-# A request that the store may have queued is given this much more time, as often as `Endpoint.is_queued` says so.
+# A request that the store may have queued is given this much more time, as often as `Endpoint.may_be_in_queue` says so.
 QUEUED_SECONDS = 0.5
 # Requests sent within this time of each other may be answered in any order, because they use several threads and
 # connections. Without this, four of eight requests of one burst counted as overtaken by microseconds (2026-11-20).
@@ -210,7 +210,7 @@ class Endpoint:
         self.newest_served = max(self.newest_served, now - seconds)
         self.retries.give_back()
         self.control.record_request(now, seconds, length, contended=self.gate.contended)
-        self.pacing.record_served(now - seconds, now)
+        self.pacing.record_success(now - seconds, now)
         self._apply()
 
     def record_failure(self, error: StreamerError, sent_at: float) -> None:
@@ -221,7 +221,7 @@ class Endpoint:
         self.watch.record_failure(error)
         if not isinstance(error, ThrottledError):
             return
-        self.pacing.record_refused(sent_at, self.time())
+        self.pacing.record_refusal(sent_at, self.time())
         if pause := read_retry_after(error):
             self.gate.close_until(self.clock.loop.time() + pause)
         self._apply()
@@ -247,7 +247,7 @@ class Endpoint:
         """Whether the link is full: requests take more than twice as long as on an idle link."""
         return self.control.inflation_at(self.time()) > LATENCY_INFLATION
 
-    def is_queued(self, started_at: float, within_seconds: float) -> bool:
+    def may_be_in_queue(self, started_at: float, within_seconds: float) -> bool:
         """Whether the store may have queued a request without a first byte: it serves others, but none sent later.
 
         If such a request were given up, it would be sent again to the end of the queue, and its answer would still fill
@@ -267,7 +267,9 @@ class Endpoint:
         """Whether waiting cannot help: the certificate is refused, and no request was ever served."""
         return self.last_success is None and bool(error.details.get("untrusted"))
 
-    def is_isolated(self, error: StreamerError, first_failed_at: float, served_at: float, earlier: TryOutcomes) -> bool:
+    def concerns_one_request(
+        self, error: StreamerError, first_failed_at: float, served_at: float, earlier: TryOutcomes
+    ) -> bool:
         """Whether a failure concerns this request alone, not the endpoint.
 
         It does if the endpoint served another request that was sent after the first failure, before this try began,
@@ -322,8 +324,8 @@ class Endpoint:
             first_refused_at: when the first refusal of this request came.
             tally: counts a probe.
         """
-        denied_seconds = max_denied_seconds(error, self._config, served=self.last_success is not None)
-        if self.time() - first_refused_at >= denied_seconds or (is_expired(error) and error.details.get("fixed")):
+        denied_seconds = max_denial_seconds(error, self._config, served=self.last_success is not None)
+        if self.time() - first_refused_at >= denied_seconds or (is_expiry(error) and error.details.get("fixed")):
             return True
         if not is_credential_error(error):
             await self.probe(tally)

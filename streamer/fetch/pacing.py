@@ -181,14 +181,14 @@ class Pacing:
         """Whether the rate is limited now, by a trial, a known limit, or until full speed is reached again."""
         return self.per_second < math.inf
 
-    def record_served(self, sent_at: float, now: float) -> None:
+    def record_success(self, sent_at: float, now: float) -> None:
         """Records that a request sent at `sent_at` was served; may change the rate."""
         if sent_at >= self._tally.since:
             self._tally.served += 1
             self._tally.served_seconds += now - sent_at
             self._look(now)
 
-    def record_refused(self, sent_at: float, now: float) -> None:
+    def record_refusal(self, sent_at: float, now: float) -> None:
         """Records that a request sent at `sent_at` was answered 429 or 503; may change the rate."""
         if sent_at >= self._tally.since:
             self._tally.refused += 1

@@ -147,7 +147,7 @@ class Request:
             late()
             if (left := self._started + spec.first_byte_seconds - spec.endpoint.time()) > 0.0:
                 return left
-        return QUEUED_SECONDS if spec.endpoint.is_queued(self._started, spec.first_byte_seconds) else 0.0
+        return QUEUED_SECONDS if spec.endpoint.may_be_in_queue(self._started, spec.first_byte_seconds) else 0.0
 
     def _take(self, piece: bytes | memoryview) -> None:
         """Copies a piece to the memory. The usual store passes pieces of 16 KiB, so the common case comes first."""

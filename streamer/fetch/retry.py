@@ -50,7 +50,7 @@ def retryable(error: StreamerError) -> bool:
     )
 
 
-def is_expired(error: StreamerError) -> bool:
+def is_expiry(error: StreamerError) -> bool:
     """Whether renewed credentials may help: S3 names the reason, Google and Azure answer an old token with 401."""
     return error.details.get("code") in (*EXPIRED_CODES, *OTHER_KEYS_CODES) or error.details.get("status") == 401
 
@@ -65,10 +65,10 @@ FIRST_SECONDS = 6.0
 def is_credential_error(error: StreamerError) -> bool:
     """Whether a refusal concerns the credentials or the clock, so that it is the same for all objects."""
     is_of_issuer = error.details.get("status", 0) is None
-    return is_expired(error) or error.details.get("code") == _SKEWED_CODE or is_of_issuer
+    return is_expiry(error) or error.details.get("code") == _SKEWED_CODE or is_of_issuer
 
 
-def max_denied_seconds(error: AccessDeniedError, config: FetchConfig, *, served: bool) -> float:
+def max_denial_seconds(error: AccessDeniedError, config: FetchConfig, *, served: bool) -> float:
     """Returns the seconds for which requests are repeated after a refusal of everything; 0 if the refusal is final.
 
     An endpoint that has served requests is given the time of an outage: keys are rotated, a sign-in is renewed, a
@@ -137,7 +137,7 @@ class Failing(msgspec.Struct, frozen=True):
         tries: number of tries in a row that failed without progress.
         idle_seconds: seconds since the last progress, or since the first try began.
         silent: whether the last try timed out without an answer, although the link is not full.
-        isolated: whether the failure concerns this range only (`Endpoint.is_isolated`).
+        isolated: whether the failure concerns this range only (`Endpoint.concerns_one_request`).
         quiet_seconds: seconds for which the endpoint has served nothing although it was asked.
         permanent: whether waiting cannot help (`Endpoint.is_permanent`).
         stalls: number of tries of this range, with or without bytes, that ended in silence. 0 if no large body of the

@@ -23,7 +23,7 @@ from streamer.fetch.retry import (
     cap_to_deadline,
     describe_tries,
     gives_up,
-    is_expired,
+    is_expiry,
     pause_seconds,
     read_retry_after,
     retryable,
@@ -206,7 +206,7 @@ class RangeTransfer:
         self._context.tally.throttled += isinstance(error, ThrottledError)
         # The connection is used again after a refusal, because it works.
         self._fresh = not isinstance(error, ThrottledError)
-        if is_expired(error) and not self._refreshed:
+        if is_expiry(error) and not self._refreshed:
             self._refreshed = True
             await self._endpoint.refresh()
             pause = 0.0
@@ -230,7 +230,7 @@ class RangeTransfer:
             silent=self._is_silence(error),
             quiet_seconds=endpoint.watch.quiet_seconds(),
             stalls=self._stalls if endpoint.last_large > self._first_stall else 0,
-            isolated=endpoint.is_isolated(error, self._first_failure, self._served, self._outcomes),
+            isolated=endpoint.concerns_one_request(error, self._first_failure, self._served, self._outcomes),
             permanent=endpoint.is_permanent(error),
         )
         # If no other request shows whether the object or the endpoint fails, a probe does.
@@ -351,7 +351,7 @@ class WholeCall:
         if self._tries == 1:
             self._first_failure = self._endpoint.time()
             self._outcomes = copy(self._endpoint.outcomes)
-        if is_expired(error) and not self._refreshed:
+        if is_expiry(error) and not self._refreshed:
             self._refreshed = True
             await self._endpoint.refresh()
             return 0.0
@@ -372,7 +372,7 @@ class WholeCall:
             idle_seconds=idle_seconds,
             silent=False,
             quiet_seconds=self._endpoint.watch.quiet_seconds(),
-            isolated=self._endpoint.is_isolated(error, self._first_failure, served_at, self._outcomes),
+            isolated=self._endpoint.concerns_one_request(error, self._first_failure, served_at, self._outcomes),
             permanent=self._endpoint.is_permanent(error),
         )
         return not retryable(error) or gives_up(failing, self._config)

@@ -43,7 +43,7 @@ from streamer.manifest.protocols import (
 
 if TYPE_CHECKING:
     from streamer.manifest.table import Manifest
-from streamer.removed import refuse_removed
+from streamer.removed import refuse_old_names
 
 # Formats of other packages import these from here.
 __all__ = ["Answer", "Block", "DecodeCost", "Examine", "Examined", "Facts", "Field", "FieldPacker", "FieldSpec"]
@@ -190,7 +190,7 @@ class FormatType(msgspec.StructMeta):
         """Makes a format. Raises ConfigError for an option of an earlier release, with its new name."""
         # A format of another package may have an option that is called like an old one here.
         if getattr(self, "stored_names", None):
-            refuse_removed(self.__name__, options)
+            refuse_old_names(self.__name__, options)
         return super().__call__(*values, **options)
 
 

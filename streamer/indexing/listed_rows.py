@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from streamer.base.concurrency import map_concurrently
 from streamer.base.sorting import sort_names, sort_places
-from streamer.errors import ConfigError, ManifestError, describe_undecoded
+from streamer.errors import ConfigError, ManifestError, describe_undecodable
 from streamer.manifest.beside import is_beside, is_hidden, is_hidden_folder
 from streamer.manifest.columns import decode_text, encode_text, is_utf_8
 from streamer.manifest.model import ObjectRecord
@@ -156,7 +156,8 @@ async def list_objects(
     for url in urls:
         if not is_utf_8(url):
             raise ConfigError(
-                f"url {describe_undecoded(url)}; name the folder above it by a pattern (*), or rename it", field="urls"
+                f"url {describe_undecodable(url)}; name the folder above it by a pattern (*), or rename it",
+                field="urls",
             )
     found = await map_concurrently(lambda url: _list_one(url, lister, order_of), urls, concurrency)
     # A thread does it: 10^6 names take a second.

@@ -186,7 +186,7 @@ class StreamingDataLoader(LoaderViews):
 
     def __len__(self) -> int:
         """Returns the number of batches of this rank in the next epoch. Does not need the other ranks."""
-        self._drop_if_rank_changed()
+        self._drop_for_new_rank()
         return self._count_batches(self._cursor.start[0])
 
     def __enter__(self) -> StreamingDataLoader:
@@ -206,7 +206,7 @@ class StreamingDataLoader(LoaderViews):
         if (requested := self._source.take_epoch()) is not None:
             self.set_epoch(requested)
         self._check_changes()
-        self._drop_if_rank_changed()
+        self._drop_for_new_rank()
         if self._agreement is not Agreement.AGREED:
             try:
                 self._compare_ranks()
@@ -242,7 +242,7 @@ class StreamingDataLoader(LoaderViews):
     def state_dict(self) -> dict[str, object]:
         """Returns the state to save: the position after the last delivered batch, and records for `streamer audit`."""
         if self._last is None:
-            self._drop_if_rank_changed()
+            self._drop_for_new_rank()
         state = self._prepare().state(*self._cursor.position)
         self._audit.log(state, self._cursor.position)
         return self._audit.save(state)
@@ -265,7 +265,7 @@ class StreamingDataLoader(LoaderViews):
         self._failure = None
         self._last = None
         self._loaded = None
-        self._drop_if_rank_changed()
+        self._drop_for_new_rank()
         self._loaded = dict(state), strict
         self._resume(*self._loaded)
         self._cursor.drop_request()
@@ -307,7 +307,7 @@ class StreamingDataLoader(LoaderViews):
             self._before = self._prepared
             self._drop_stream()
 
-    def _drop_if_rank_changed(self) -> None:
+    def _drop_for_new_rank(self) -> None:
         """Drops what was prepared for another rank: a process group may begin after `len` or `load_state_dict`.
 
         A loaded state is then loaded again. After the first batch another rank is a StateError: it is raised here, or

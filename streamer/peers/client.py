@@ -172,7 +172,7 @@ class PeerClient:
         """Whether a member is asked for chunks: False while it is down, or left out for its wrong answers."""
         return self._peer(member.address).is_up
 
-    def is_probed(self, address: str) -> bool:
+    def is_down(self, address: str) -> bool:
         """Whether the peer at an address is down and probed. `recovered` gets it when it is up again."""
         peer = self._peers.get(address)
         return peer is not None and not peer.breaker.is_up

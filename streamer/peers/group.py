@@ -319,7 +319,7 @@ async def follow_members(lookup: Lookup, client: PeerClient, me: PeerFacts) -> A
         except OSError as error:  # TimeoutError is one
             client.warn("list", f"cannot be looked up: {error!r}; the members stay as they were")
         async with asyncio.TaskGroup() as asked:
-            for address in roster.choose_due(time(), client.is_probed):
+            for address in roster.choose_due(time(), client.is_down):
                 asked.create_task(ask(address))
         if (found := roster.members()) != known:
             for gone in {member.address for member in known or ()} - {member.address for member in found}:

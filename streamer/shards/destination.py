@@ -129,7 +129,7 @@ class Destination:
         if keeper is None:
             return ()
         try:
-            return await keeper.list_unfinished(self.url + job.prefix)
+            return await keeper.list_partial_uploads(self.url + job.prefix)
         except (StoreError, ConfigError) as error:
             logger.info(
                 "whether earlier packs have left parts of uploads at %s is not known: %s", shown(self.url), error

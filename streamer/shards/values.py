@@ -13,7 +13,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from streamer.decode.dispatch import find_decoder_of_kind
-from streamer.decode.values import encode_nested_json
+from streamer.decode.values import encode_json_tree
 from streamer.errors import PackError
 from streamer.formats.base import Field
 from streamer.formats.webdataset import split_name
@@ -55,7 +55,7 @@ def value_of(field: Field) -> tuple[str, object]:
     if kind in _KIND_EXTENSIONS:
         return (name if _has_extension(name, kind) else f"{name}.{kind}"), content
     if kind == NESTED:
-        return (name if _has_extension(name, "json") else f"{name}.json"), encode_nested_json(content)
+        return (name if _has_extension(name, "json") else f"{name}.json"), encode_json_tree(content)
     reader = find_decoder_of_kind(kind) if kind and kind != "bytes" else None
     return name, content if reader is None else reader(content)
 

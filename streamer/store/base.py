@@ -44,7 +44,7 @@ class StoreCounters(msgspec.Struct):
     lists: int = 0
     received_bytes: int = 0
 
-    def count_received(self, piece: bytes | memoryview) -> int:
+    def count_bytes(self, piece: bytes | memoryview) -> int:
         """Adds the bytes of a piece to `received_bytes`; returns their number."""
         self.received_bytes += len(piece)
         return len(piece)
@@ -186,7 +186,7 @@ class Upload(msgspec.Struct, frozen=True):
 class PartsKeeper(Protocol):
     """Is implemented by stores that keep the parts of unfinished uploads until they are removed."""
 
-    async def list_unfinished(self, prefix: str) -> Sequence[Upload]:
+    async def list_partial_uploads(self, prefix: str) -> Sequence[Upload]:
         """Returns the unfinished uploads to urls with this prefix; an empty list if the store has no such uploads.
 
         Raises:

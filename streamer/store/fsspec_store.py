@@ -89,7 +89,7 @@ class FsspecStore:
         with translate_errors(map_error, asked.target.url, asked.target):
             content = await files.read(asked.target, asked.start, asked.stop)
         piece = memoryview(content)
-        self._counters.count_received(piece)
+        self._counters.count_bytes(piece)
         take(piece[: asked.length])
         if piece.nbytes != asked.length:
             raise failures.short_read(asked.target.url, asked.start, asked.stop, piece.nbytes)

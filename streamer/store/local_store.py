@@ -50,7 +50,7 @@ class LocalStore:
         with translate_errors(map_error, asked.target.url):
             piece = memoryview(bytearray(asked.length))
             piece = piece[: await asyncio.to_thread(_read_into, asked.target, asked.start, piece)]
-        self._counters.count_received(piece)
+        self._counters.count_bytes(piece)
         take(piece)
         if piece.nbytes != asked.length:
             raise failures.short_read(asked.target.url, asked.start, asked.stop, piece.nbytes)

@@ -72,7 +72,7 @@ class ObstoreStore:
     def __init__(self, root: StoreRoot) -> None:
         self._root = root
         # The ring of the credentials. Without a ring the options have them, or obstore finds them by itself.
-        self._ring = root.make_key_ring()
+        self._ring = root.make_keyring()
         self._is_located = False
         self._locating = asyncio.Lock()
         self._client: Client | None = None
@@ -98,11 +98,11 @@ class ObstoreStore:
             result = await get_async(await self._ready(), self._root.key(target.url), options=options)
             _check(target, result.meta, result.range, (asked.start, asked.stop))
             if asked.stop - asked.start <= WHOLE_PIECES * asked.piece_bytes:
-                received = self._counters.count_received(body := memoryview(await result.bytes_async()))
+                received = self._counters.count_bytes(body := memoryview(await result.bytes_async()))
                 take(body)
             else:
                 async for piece in result.stream(min_chunk_size=asked.piece_bytes):
-                    received += self._counters.count_received(body := memoryview(piece))
+                    received += self._counters.count_bytes(body := memoryview(piece))
                     take(body)
         except ObjectChangedError as refusal:
             raise await self._explain_change(target, refusal) from None
@@ -132,13 +132,13 @@ class ObstoreStore:
             return gone
         except StoreError:
             return refusal
-        if record.version == target.version or await self._is_listed(target):
+        if record.version == target.version or await self._listing_has(target):
             return versions.make_disagreement(target, refusal.details.get("actual"))
         if refusal.details.get("actual"):
             return refusal
         return versions.make_change_error(target, f"{record.version} ({record.size} bytes)")
 
-    async def _is_listed(self, target: ObjectRecord) -> bool:
+    async def _listing_has(self, target: ObjectRecord) -> bool:
         """Whether a list still has the manifest's version, although HEADs and reads have another; False if unknown."""
         return False
 

@@ -157,7 +157,7 @@ def _set_verify(outcome: Translation, name: str, value: object) -> None:
         outcome.unknown.append("verify")
 
 
-def _set_addressing(outcome: Translation, name: str, value: object) -> None:
+def _set_address_style(outcome: Translation, name: str, value: object) -> None:
     if value in ("virtual", "path"):
         outcome.config["virtual_hosted_style_request"] = value == "virtual"
 
@@ -282,7 +282,7 @@ _CONFIG_KWARGS: Table = {
     "proxies": _unless({}, ""),
     **dict.fromkeys(("use_fips_endpoint", "use_dualstack_endpoint", "ignore_configured_endpoint_urls"), _set_place),
     "s3": {
-        "addressing_style": _set_addressing,
+        "addressing_style": _set_address_style,
         **dict.fromkeys(("use_accelerate_endpoint", "use_dualstack_endpoint", "use_arn_region"), _set_s3_place),
         "us_east_1_regional_endpoint": _set_s3_place,
         **_ignore("payload_signing_enabled"),

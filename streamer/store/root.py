@@ -190,7 +190,7 @@ class StoreRoot:
 
     # ------------------------------------------------------------ what signs its requests
 
-    def make_key_ring(self) -> AnyRing | None:
+    def make_keyring(self) -> AnyRing | None:
         """Returns the ring of its credentials; None if requests are not signed, or the options have what signs them.
 
         The ring begins to look for credentials when it is first asked.
@@ -199,7 +199,7 @@ class StoreRoot:
         return None if find is None else KeyRing(self.label, find)
 
     def make_credentials_finder(self) -> Callable[[], Issued[Any]] | None:
-        """Returns the blocking function that looks for credentials once; None as `make_key_ring`."""
+        """Returns the blocking function that looks for credentials once; None as `make_keyring`."""
         settings = self.settings
         if settings.config.get("skip_signature"):
             return None

@@ -14,7 +14,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 import msgspec
 
-from streamer.errors import ConfigError, Discreet, ProtocolError, ProtocolVersionError, describe_undecoded
+from streamer.errors import ConfigError, Discreet, ProtocolError, ProtocolVersionError, describe_undecodable
 from streamer.wire.messages import PROTOCOL, Event, Message, Request, ShareCache
 from streamer.wire.store_options import StoreOptions
 
@@ -65,8 +65,8 @@ def encode(message: Message) -> bytes:
     except UnicodeEncodeError as error:
         if not isinstance(message, Event):
             raise ConfigError(
-                f"{describe_undecoded(error.object)}, and cannot be sent to the engine; rename it, or name the folder "
-                "above it by a pattern (*)",
+                f"{describe_undecodable(error.object)}, and cannot be sent to the engine; rename it, or name the "
+                "folder above it by a pattern (*)",
                 field="urls",
             ) from error
         body = _encoder.encode(_escape(msgspec.to_builtins(message, builtin_types=(bytes, bytearray, memoryview))))

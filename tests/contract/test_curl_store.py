@@ -186,7 +186,7 @@ async def test_unfinished_uploads_are_listed_and_removed() -> None:
     async with bucket() as (server, store):
         assert isinstance(store, PartsKeeper)
         server.script = script
-        found = await store.list_unfinished("s3://bucket/a/")
+        found = await store.list_partial_uploads("s3://bucket/a/")
         assert found == [Upload("s3://bucket/a/ü +", "i+/=1"), Upload("s3://bucket/a/b", "2")]
         await store.abort(found[0])
         assert [asked.path for asked in server.asked] == [
@@ -199,7 +199,7 @@ async def test_unfinished_uploads_are_listed_and_removed() -> None:
         await store.abort(found[1])
         server.says(b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\n<html>")
         with pytest.raises(ConfigError, match="not a list of S3's uploads"):
-            await store.list_unfinished("s3://bucket/a/")
+            await store.list_partial_uploads("s3://bucket/a/")
 
 
 async def test_moto_takes_the_signature_and_no_other(moto_endpoint: str) -> None:

@@ -14,7 +14,7 @@ import pytest
 from streamer.base.logs import TextFormatter
 from streamer.batches.skipping import Skipped
 from streamer.cli.terminal import Terminal
-from streamer.errors import ManifestError, StoreError, describe_undecoded, from_wire
+from streamer.errors import ManifestError, StoreError, describe_undecodable, from_wire
 from streamer.store.addresses.urls import shown
 
 NAMES = ["\x1b]0;pwned\x07", "\x1b[31m", "\x9b31m", "a\rb", "a\x7f", "\u202egpj.exe", "\x00", "\u061c", "\ufff9\ufffb"]
@@ -92,7 +92,7 @@ def test_other_texts_stay():
 
 def test_the_name_or_the_locale(monkeypatch: pytest.MonkeyPatch) -> None:
     """In the locale C a name in UTF-8 was told to be none."""
-    assert describe_undecoded(os.fsdecode(b"/d/\xff")) == "'/d/\\udcff' is not UTF-8"
+    assert describe_undecodable(os.fsdecode(b"/d/\xff")) == "'/d/\\udcff' is not UTF-8"
     monkeypatch.setattr("sys.getfilesystemencoding", lambda: "ascii")
-    found = describe_undecoded("/d/\udcc3\udca9")
+    found = describe_undecodable("/d/\udcc3\udca9")
     assert found.startswith("/d/\xe9 is UTF-8, but the locale of this process reads names as ascii: set LC_ALL=C.UTF-8")

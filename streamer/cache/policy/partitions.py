@@ -14,7 +14,7 @@ import numpy as np
 
 from streamer.base.sorting import unique
 from streamer.cache.policy.answers import CacheLimits, Freed
-from streamer.cache.policy.quotas import SessionWindow, share_out, size_staging
+from streamer.cache.policy.quotas import SessionWindow, compute_staging_bytes, share_out
 from streamer.cache.policy.table import RANK_BITS, ChunkGroup, ChunkState, ChunkTable, charge
 from streamer.cache.policy.victims import Queues, Victims
 
@@ -86,9 +86,9 @@ class Partitions:
         self.limit_bytes = max(limits.limit_bytes, window, min(needed_bytes, limits.max_bytes))
         live = [group for group in self.table.groups if group.jobs]
         self._largest_bytes = max((group.largest_bytes for group in live), default=0)
-        self.staging_bytes = self.max_staging_bytes = size_staging(live, self.limit_bytes, windows)
+        self.staging_bytes = self.max_staging_bytes = compute_staging_bytes(live, self.limit_bytes, windows)
         if self.link_bytes is not None:
-            self.staging_bytes = size_staging(live, self.limit_bytes, windows, self.link_bytes)
+            self.staging_bytes = compute_staging_bytes(live, self.limit_bytes, windows, self.link_bytes)
         share_out(live, self.kept_limit_bytes)
         for group in self.table.groups:
             group.drift_bytes = 0

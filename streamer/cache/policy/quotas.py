@@ -63,7 +63,7 @@ def share_out(live: Iterable[ChunkGroup], room_bytes: int) -> None:
     _max_min([(_sum_claims(pool), pool) for pool in pools], room_bytes, _fill)
 
 
-def size_staging(
+def compute_staging_bytes(
     live: list[ChunkGroup], limit_bytes: int, windows: Mapping[int, SessionWindow], link_bytes: int | None = None
 ) -> int:
     """Returns S in bytes: the misses of all windows, with a margin.

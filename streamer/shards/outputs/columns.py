@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamer.decode import arrays, values
-from streamer.decode.values import encode_nested_json
+from streamer.decode.values import encode_json_tree
 from streamer.errors import DecodeError, PackError
 from streamer.formats.base import Field
 from streamer.formats.names import BYTES, IMAGE, kind_of_bytes
@@ -86,7 +86,7 @@ def field_value(field: Field) -> tuple[str, object]:
     if field.kind == TEXT:
         return field.name, str(field.content, "utf-8")
     if field.kind in (JSON, NESTED):
-        return field.name, JsonText(field.content if field.kind == JSON else encode_nested_json(field.content))
+        return field.name, JsonText(field.content if field.kind == JSON else encode_json_tree(field.content))
     return (field.name, field.content) if field.kind in _IMAGE_KINDS else value_of(field)
 
 

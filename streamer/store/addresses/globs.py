@@ -131,7 +131,7 @@ class Automaton:
             state = state[letter]
         return state.bits & self._final
 
-    def list_unmatched(self, find_matches: int) -> list[str]:
+    def list_without_match(self, find_matches: int) -> list[str]:
         """Returns the globs that did not match, given what `find_matches` returned, joined by `|` for several texts."""
         return [glob for glob, final in zip(self.globs, self._finals, strict=True) if not final & find_matches]
 
@@ -252,7 +252,7 @@ class GlobSet:
         """Whether one of the globs matches the whole url."""
         return any(automaton.find_matches(rest) for _, automaton, rest in self._candidates(url))
 
-    def list_unmatched(self, urls: Iterable[str]) -> list[str]:
+    def list_without_match(self, urls: Iterable[str]) -> list[str]:
         """Returns the globs that match none of the urls."""
         matched = dict.fromkeys(self._automata, 0)
         for url in urls:
@@ -261,7 +261,7 @@ class GlobSet:
         return [
             stem + rest
             for stem, automaton in self._automata.items()
-            for rest in automaton.list_unmatched(matched[stem])
+            for rest in automaton.list_without_match(matched[stem])
         ]
 
     def _candidates(self, url: str) -> Iterator[tuple[str, Automaton, str]]:

@@ -278,7 +278,7 @@ class UrlPattern(msgspec.Struct, frozen=True):
             known = found if isinstance(found, dict) else dict.fromkeys(found)
             missing = [url for url in self.named if url not in known]
         elif self.named:
-            missing = self.globs.list_unmatched(found)
+            missing = self.globs.list_without_match(found)
         if not missing:
             return
         # The missing urls are not sorted, which would hold up all threads for a second if there are 10^6.

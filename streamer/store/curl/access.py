@@ -109,7 +109,7 @@ def make_access(root: StoreRoot, issued: Issued[AwsKeys | None] | None = None) -
         return None
     settings = root.settings
     place = None if root.is_web else root.find_place(None if issued is None else issued.region)
-    bundle, folder = find_trusted_certificates()
+    bundle, folder = find_ca_bundle()
     if ca_file := settings.ca_file or (place.ca_file if place is not None else None):
         certificates(ca_file)  # or reports that it cannot be read
         bundle = ca_file
@@ -169,7 +169,7 @@ def _proxy(url: str, variables: Mapping[str, str] = os.environ) -> str | None:
     return variables.get("http_proxy") or variables.get("HTTP_PROXY") if url.startswith("http://") else None
 
 
-def find_trusted_certificates(variables: Mapping[str, str] = os.environ) -> tuple[str | None, str | None]:
+def find_ca_bundle(variables: Mapping[str, str] = os.environ) -> tuple[str | None, str | None]:
     """Returns the file and the folder of certificates that this machine trusts; None for one that there is not.
 
     SSL_CERT_FILE and SSL_CERT_DIR take precedence over the variables of Python's other HTTP clients.

@@ -168,7 +168,7 @@ class CurlStore(ObstoreStore):
                 found=other,
             )
 
-    async def _is_listed(self, target: ObjectRecord) -> bool:
+    async def _listing_has(self, target: ObjectRecord) -> bool:
         """Whether a listing has this version of the object, which is the first below its own key; False if unknown."""
         if self._root.is_web or await self._find_access() is None:
             return False
@@ -224,7 +224,7 @@ class CurlStore(ObstoreStore):
             await upload(url, self._root.prefix, file, self._whole)
         return self._pin([await self._require(url)])[0]
 
-    async def list_unfinished(self, prefix: str) -> list[Upload]:
+    async def list_partial_uploads(self, prefix: str) -> list[Upload]:
         """Returns unfinished uploads (see `PartsKeeper`); none of a web server, or if only obstore finds the keys."""
         if self._root.is_web or await self._find_access() is None:
             return []

@@ -35,7 +35,7 @@ from streamer.formats.table.writer import (
     whole_column,
 )
 from streamer.manifest.model import NESTED
-from streamer.tables.parquet.fields import has_nested
+from streamer.tables.parquet.fields import has_children
 from streamer.tables.parquet.schema import FIXED, SchemaNode, number_dtype, tensor_shape
 
 
@@ -60,7 +60,7 @@ def column_of(
     """
     primitives = tables[node.primitive : node.primitive + node.primitives]
     try:
-        if has_nested(spec, node):
+        if has_children(spec, node):
             # Several primitives may be in one table.
             different = {id(table): table for table in primitives}
             values = {number: values_at(table, node.path) for number, table in different.items()}

@@ -22,7 +22,7 @@ from streamer.tables.parquet.fields import (
     ColumnField,
     classes_of,
     features_of,
-    has_nested,
+    has_children,
     is_among,
     list_fields,
     select_fields,
@@ -141,7 +141,7 @@ class Own(msgspec.Struct, frozen=True):
         to_primitives = root.find_paths()
         nested = [False] * len(to_primitives)
         for spec, node in zip(fields, nodes, strict=True):
-            if node is not None and has_nested(spec, node):
+            if node is not None and has_children(spec, node):
                 nested[node.primitive : node.primitive + node.primitives] = [True] * node.primitives
         widths = [(path[-1].element.width, is_nested) for path, is_nested in zip(to_primitives, nested, strict=True)]
         return cls(root, nodes, to_primitives, widths)

@@ -139,7 +139,7 @@ def _is_bytes(node: SchemaNode, inside: bool = False) -> bool:
     return node.element.type == BYTE_ARRAY and (inside or not node.is_repeated)
 
 
-def has_nested(spec: FieldSpec, node: SchemaNode) -> bool:
+def has_children(spec: FieldSpec, node: SchemaNode) -> bool:
     """Whether the values of a field are nested. In manifests of version 0.1 the kind of nested fields is "json"."""
     return spec.kind == NESTED or (spec.kind == "json" and node.is_nested)
 

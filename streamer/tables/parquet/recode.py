@@ -19,7 +19,7 @@ from streamer.formats.table.writer import Column, catch_decode_errors, constant_
 from streamer.tables.parquet import thrift
 from streamer.tables.parquet.columns import column_of, lists_column
 from streamer.tables.parquet.facts import Own, WantedColumns
-from streamer.tables.parquet.fields import has_nested
+from streamer.tables.parquet.fields import has_children
 from streamer.tables.parquet.footer import MAGIC
 from streamer.tables.parquet.number_lists import number_list, read_lists
 from streamer.tables.parquet.pages import ParquetFileHint, PrimitiveHint
@@ -83,7 +83,7 @@ class _Plan:
         # Fields of lists that are read without pyarrow, by the number of their primitive.
         found = {node.primitive: number_list(spec, node, self._paths[node.primitive]) for spec, node in present}
         self._lists = {primitive: lists for primitive, lists in found.items() if lists is not None}
-        nested_paths = {node.path for spec, node in present if has_nested(spec, node)}
+        nested_paths = {node.path for spec, node in present if has_children(spec, node)}
         self._schema = _schema(own.root, nested_paths)
         trees = [prune(own.root, [path[-1].path]) for path in self._paths]
         self._way_schemas = [_schema(tree, nested_paths) for tree in trees]

@@ -9,7 +9,7 @@ import pytest
 
 from streamer.decode.dispatch import SampleDecoder
 from streamer.decode.images import ImageDecoder
-from streamer.decode.values import NestedDecoder, encode_nested_json
+from streamer.decode.values import NestedDecoder, encode_json_tree
 from streamer.errors import DecodeError
 from streamer.formats.base import Field
 from streamer.formats.table.records import ARRAY_DTYPES, Extension
@@ -89,6 +89,6 @@ def test_what_is_no_nested_value(content: bytes, reason: str):
 def test_as_json():
     """Arrays are lists, bytes Base64."""
     assert (
-        encode_nested_json(encoded({"a": array([1, 2]), "b": b"abc", "c": [None]}))
+        encode_json_tree(encoded({"a": array([1, 2]), "b": b"abc", "c": [None]}))
         == b'{"a":[1,2],"b":"YWJj","c":[null]}'
     )

@@ -140,12 +140,12 @@ class Store:
         self.served_at.append(self.now)
         contended = self._in_flight + 1 >= self.window.size
         self.window.record_request(self.now, self.now - sent, self.length, contended=contended)
-        self.pacing.record_served(sent, self.now)
+        self.pacing.record_success(sent, self.now)
 
     def _refused(self, sent: float, moments: list[float]) -> None:
         self._in_flight -= 1
         moments.append(self.now)
-        self.pacing.record_refused(sent, self.now)
+        self.pacing.record_refusal(sent, self.now)
         self._readers -= 1
         self._at(self.now + 0.05 * self._draw.random(), self._pause_over)
 
@@ -221,7 +221,7 @@ def test_what_was_taken_for_chance_is_tried_again() -> None:
     pacing, trials = Pacing(lambda: False, 0.0), list[float]()
     for step in range(40_000):
         now = step / 500
-        (pacing.record_refused if step % 3 == 0 else pacing.record_served)(now - 0.03, now)
+        (pacing.record_refusal if step % 3 == 0 else pacing.record_success)(now - 0.03, now)
         if "trial" in repr(pacing):
             trials.append(now)
     assert max(moment for moment in trials if moment < 20.0) < 2.0
@@ -259,9 +259,9 @@ def test_few_refusals_prove_nothing() -> None:
     """Seven in a row at any rate change nothing; the eighth begins a trial."""
     pacing = Pacing(lambda: False, 0.0)
     for step in range(7):
-        pacing.record_refused(0.3 * step, 0.3 * step + 0.01)
+        pacing.record_refusal(0.3 * step, 0.3 * step + 0.01)
     assert not pacing.limited
-    pacing.record_refused(2.4, 2.41)
+    pacing.record_refusal(2.4, 2.41)
     assert pacing.limited
     assert "trial" in repr(pacing)
 
@@ -270,8 +270,8 @@ def test_answers_to_what_was_sent_before_a_trial_do_not_count() -> None:
     """They are refused at the old rate."""
     pacing = Pacing(lambda: False, 0.0)
     for step in range(8):
-        pacing.record_refused(0.3 * step, 0.3 * step + 0.01)
+        pacing.record_refusal(0.3 * step, 0.3 * step + 0.01)
     before = repr(pacing)
     for step in range(1000):
-        pacing.record_refused(0.5, 2.0 + 0.01 * step)
+        pacing.record_refusal(0.5, 2.0 + 0.01 * step)
     assert repr(pacing) == before

@@ -24,8 +24,8 @@ from streamer.fetch.retry import (
     cap_to_deadline,
     gives_up,
     is_credential_error,
-    is_expired,
-    max_denied_seconds,
+    is_expiry,
+    max_denial_seconds,
     pause_seconds,
     read_retry_after,
     retryable,
@@ -73,9 +73,9 @@ def test_retry_after_is_read_from_the_error() -> None:
 
 def test_expired_credentials_are_known_by_their_code() -> None:
     """A refusal for good is not."""
-    assert is_expired(AccessDeniedError("x", code="ExpiredToken"))
-    assert is_expired(AccessDeniedError("x", status=401, code=None))
-    assert not is_expired(AccessDeniedError("x", status=403, code="AccessDenied"))
+    assert is_expiry(AccessDeniedError("x", code="ExpiredToken"))
+    assert is_expiry(AccessDeniedError("x", status=401, code=None))
+    assert not is_expiry(AccessDeniedError("x", status=403, code="AccessDenied"))
 
 
 LONE = Failing(tries=8, idle_seconds=12.0, silent=False, isolated=True)
@@ -156,6 +156,6 @@ def test_refusals_of_the_credentials_themselves(error: AccessDeniedError, known:
 def test_how_long_a_refusal_is_worth_looking_for_others() -> None:
     """As long as an outage where the store has served; a moment where a machine may be starting; else not at all."""
     config = FetchConfig()
-    assert max_denied_seconds(AccessDeniedError("x"), config, served=True) == config.outage_seconds
-    assert max_denied_seconds(AccessDeniedError("x", soon=True), config, served=False) == retry.FIRST_SECONDS
-    assert max_denied_seconds(AccessDeniedError("x"), config, served=False) == 0.0
+    assert max_denial_seconds(AccessDeniedError("x"), config, served=True) == config.outage_seconds
+    assert max_denial_seconds(AccessDeniedError("x", soon=True), config, served=False) == retry.FIRST_SECONDS
+    assert max_denial_seconds(AccessDeniedError("x"), config, served=False) == 0.0

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from streamer.cache.policy.cache_policy import CachePolicy
-from streamer.cache.policy.quotas import SessionWindow, join_pools, share_out, size_staging
+from streamer.cache.policy.quotas import SessionWindow, compute_staging_bytes, join_pools, share_out
 from streamer.cache.policy.sessions import SessionOpening
 from streamer.cache.policy.table import ChunkGroup, charge
 from streamer.errors import CacheError, CacheFullError
@@ -64,10 +64,10 @@ def test_mixes_with_a_common_dataset_are_one_pool() -> None:
 def test_staging_of_one_dataset_has_two_deviations() -> None:
     """The misses of 50 bytes at half of the data, in chunks of one byte; a tenth and two chunks if that is more."""
     (one,) = live = [group(0, 1000)]
-    assert size_staging(live, 500, {0: SessionWindow(50, 0)}) == 25 + 7
-    assert size_staging(live, 500, {0: SessionWindow(500, 0)}) == 250 + 25 + 2
-    assert size_staging(live, 1000, {0: SessionWindow(50, 0)}) == 2
-    assert size_staging([], 500, {}) == 0
+    assert compute_staging_bytes(live, 500, {0: SessionWindow(50, 0)}) == 25 + 7
+    assert compute_staging_bytes(live, 500, {0: SessionWindow(500, 0)}) == 250 + 25 + 2
+    assert compute_staging_bytes(live, 1000, {0: SessionWindow(50, 0)}) == 2
+    assert compute_staging_bytes([], 500, {}) == 0
     assert one.quota_share == 1.0
 
 
@@ -75,10 +75,10 @@ def test_s_has_what_the_link_needs_beside_the_open_misses() -> None:
     """Half of 1000 is kept: 25 of 50 open bytes miss, with a margin of 7; look-ahead has 30 if the link needs it."""
     live = [group(0, 1000)]
     windows = {0: SessionWindow(50, 30)}
-    assert size_staging(live, 500, windows) == 40 + 8
-    assert size_staging(live, 500, windows, 0) == 25 + 7
-    assert size_staging(live, 500, windows, 4) == int(25 + (49.999 + 16) ** 0.5) == 33
-    assert size_staging(live, 500, windows, 1000) == 40 + 8
+    assert compute_staging_bytes(live, 500, windows) == 40 + 8
+    assert compute_staging_bytes(live, 500, windows, 0) == 25 + 7
+    assert compute_staging_bytes(live, 500, windows, 4) == int(25 + (49.999 + 16) ** 0.5) == 33
+    assert compute_staging_bytes(live, 500, windows, 1000) == 40 + 8
 
 
 def test_staging_counts_the_misses_of_each_dataset() -> None:
@@ -86,7 +86,7 @@ def test_staging_counts_the_misses_of_each_dataset() -> None:
     small, large = group(0, 100, 1.0, 0), group(1, 1000, 0.5, 0)
     first = 25 + 7  # with 500 of 1,000 kept
     assert (
-        size_staging([small, large], 600, {0: SessionWindow(50, 0), 1: SessionWindow(50, 0)})
+        compute_staging_bytes([small, large], 600, {0: SessionWindow(50, 0), 1: SessionWindow(50, 0)})
         == int(26.6 + 2 * (0.468 * 0.532 * 50) ** 0.5)
         == 33
     )

@@ -39,7 +39,7 @@ def test_globs_keep_what_a_regular_expression_keeps(globs: list[str], urls: list
     for url in urls:
         assert found.matches(url) == any(one.fullmatch(url) for one in expressions.values())
     missing = {glob for glob, one in expressions.items() if not any(map(one.fullmatch, urls))}
-    assert set(found.list_unmatched(urls)) == missing
+    assert set(found.list_without_match(urls)) == missing
 
 
 @pytest.mark.parametrize(

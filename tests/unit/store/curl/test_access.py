@@ -8,7 +8,7 @@ import pytest
 
 from streamer.errors import ConfigError
 from streamer.store.curl import access as curl_access
-from streamer.store.curl.access import Access, find_trusted_certificates, make_access
+from streamer.store.curl.access import Access, find_ca_bundle, make_access
 from streamer.store.root import StoreRoot
 
 SECRET = "do-not-show"
@@ -56,6 +56,6 @@ def test_trusted_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "ca.pem").touch()
     monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "ca.pem"))
     monkeypatch.setenv("SSL_CERT_DIR", str(tmp_path))
-    assert find_trusted_certificates() == (str(tmp_path / "ca.pem"), str(tmp_path))
+    assert find_ca_bundle() == (str(tmp_path / "ca.pem"), str(tmp_path))
     monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "none.pem"))
-    assert find_trusted_certificates()[0] in (None, *curl_access._BUNDLES)
+    assert find_ca_bundle()[0] in (None, *curl_access._BUNDLES)
