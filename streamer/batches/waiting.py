@@ -40,7 +40,7 @@ class WaitNotice:
         self._logged_at = float("-inf")
 
     def __repr__(self) -> str:
-        return f"Notice({self._logger.name})"
+        return f"WaitNotice({self._logger.name})"
 
     def wait(self, wait: Callable[[float | None], T], what: Callable[[], str]) -> T:
         """Waits to the end, and returns what was waited for.

@@ -278,14 +278,15 @@ class RangeTransfer:
         return max(pause, read_retry_after(error))
 
     def _final(self, error: StreamerError) -> StreamerError:
-        """Counts the range as failed; returns the error for the caller of the fetch, with the tries that were made."""
+        """Counts the range as failed; returns the error for the caller, to which a store's error adds the tries."""
         self._context.tally.failures += 1
+        if not isinstance(error, StoreError):
+            return error
         elapsed = self._endpoint.time() - self._started
         facts = {"url": shown(self._extent.object.url), **error.details}
         facts |= {"attempts": self._attempts, "elapsed_seconds": round(elapsed, 3)}
-        kind = type(error) if isinstance(error, StoreError) else StoreError
         tried = describe_tries(self._attempts, elapsed, self._endpoint.watch.quiet_seconds(), self._config)
-        return kind(error.message + tried, **facts)
+        return type(error)(error.message + tried, **facts)
 
 
 class WholeCall:

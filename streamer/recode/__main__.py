@@ -107,7 +107,7 @@ def _refusal(error: BaseException, job: RecodeJob) -> RecodeRefused:
     if isinstance(cause, StreamerError):
         text = cause.message
     elif isinstance(cause, MemoryError):
-        text = f"it takes more memory than twice the {job.most_bytes} bytes that its records may have"
+        text = f"it takes more memory than a recoder has for records of up to {job.most_bytes} bytes"
     else:
         traceback.print_exception(cause)
         text = repr(cause)

@@ -32,6 +32,15 @@ logger = logging.getLogger(__name__)
 _READS_AT_ONCE = 16
 
 
+def _read_description(content: bytes) -> dict[str, object]:
+    """Returns what a pack wrote about its job; empty if that is damaged, as one that was cut off."""
+    try:
+        found = json.loads(content)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
 class Destination:
     """Reads and writes objects below a url; async context manager.
 
@@ -101,11 +110,11 @@ class Destination:
         jobs = {name[len(FOLDER) :].partition("/")[0] for name in records if name.startswith(FOLDER)}
         if other := min(jobs - {job.id}, default=""):
             record = records.get(f"{FOLDER}{other}/{DESCRIPTION_NAME}")
-            theirs = {} if record is None else json.loads(await self._read(record))
+            theirs = {} if record is None else _read_description(await self._read(record))
             ours = job.described
             names = sorted(name for name in theirs.keys() | ours.keys() if theirs.get(name) != ours.get(name))
             parts = ", ".join(f"{name} {theirs.get(name)!r} and not {ours.get(name)!r}" for name in names)
-            differs = f"with {parts}" if theirs else "which has no description"
+            differs = f"with {parts}" if theirs else "whose description is lost or damaged"
             raise ConfigError(
                 f"{where} holds the shards of another pack, {differs}; repeat that one to go on with it, or choose an "
                 "empty destination",

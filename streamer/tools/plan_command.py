@@ -328,16 +328,25 @@ def _assumptions(figures: _Figures) -> Iterator[str]:
         )
     if (decoding := figures.decoding) is not None:
         yield f"decoding: {decoding.cost}"
-        workers = math.ceil(job.batch_size * decoding.seconds / job.step_seconds)
+        batch_seconds = job.batch_size * decoding.seconds
         yield (
             f"  {decoding.seconds * 1e3:.3g} ms of CPU a sample at full size, measured here: "
-            f"{counted(workers, 'workers')} of each rank for a batch in {job.step_seconds:g} s, which has "
+            f"{_describe_workers(batch_seconds, job.step_seconds)}; a batch has "
             f"{format_bytes(decoding.nbytes * job.batch_size)}"
         )
         if decoding.cost.cheaper:
             yield f"  cheaper: {decoding.cost.cheaper}"
     elif not job.sample_seconds:
         yield "reading and decoding are taken to be free; --sample-seconds counts them"
+
+
+def _describe_workers(batch_seconds: float, step_seconds: float) -> str:
+    """Says how many workers of a rank decode a batch (`batch_seconds` of CPU) in a step; no number does in 0 s."""
+    if not step_seconds:
+        return f"{batch_seconds:.3g} s of CPU a batch, which no number of workers decodes in --step-seconds 0"
+    return (
+        f"{counted(math.ceil(batch_seconds / step_seconds), 'workers')} of each rank for a batch in {step_seconds:g} s"
+    )
 
 
 def _conclusions(figures: _Figures) -> Iterator[str]:

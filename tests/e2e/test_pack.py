@@ -288,3 +288,16 @@ def test_samples_of_a_changed_source_are_not_mixed(images: Path, tmp_path: Path)
     (tmp_path / "tars/extra.tar").write_bytes(tar_of([("a.txt", b"x")]))
     with pytest.raises(IntegrityError, match=r"extra\.tar is not a shard of this pack"):
         streamer.pack(images, tmp_path / "tars", shard_bytes="200kB", executor="processes:1")
+
+
+@pytest.mark.parametrize("content", [b"", b'{"samples": 3', b"[1]"])
+def test_a_damaged_description_of_another_pack_is_a_config_error(images: Path, tmp_path: Path, content: bytes) -> None:
+    """A folder whose description of a pack was cut off is still that of another pack, and is left as it is."""
+    (tmp_path / "out").mkdir()
+    streamer.pack(images, tmp_path / "first", executor="processes:1")
+    (described,) = (tmp_path / "first/.streamer/pack").glob("*/job.json")
+    other = tmp_path / "out/.streamer/pack" / f"{described.parent.name}0"
+    other.mkdir(parents=True)
+    (other / "job.json").write_bytes(content)
+    with pytest.raises(ConfigError, match="holds the shards of another pack, whose description is lost or damaged"):
+        streamer.pack(images, tmp_path / "out", executor="processes:1")

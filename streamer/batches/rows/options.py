@@ -385,19 +385,18 @@ def read_packing(given: object) -> AnyPacking:
         return NO_PACKING
     if isinstance(given, RowOption):
         return given
-    if isinstance(given, Mapping) and not {"max_tokens", "budget"}.isdisjoint(given):
-        given = replace_arguments("Buckets", given)
-        if set(given) <= {one.name for one in fields(Buckets)}:
-            return Buckets(**given)
-    names = [one.name for one in fields(Packing)]
+    is_buckets = isinstance(given, Mapping) and not {"max_tokens", "budget"}.isdisjoint(given)
+    option: type[Buckets | Packing] = Buckets if is_buckets else Packing
+    names = [one.name for one in fields(option)]
     if isinstance(given, Mapping):
-        given = replace_arguments("Packing", given)
-    if not isinstance(given, Mapping) or "length" not in given or not set(given) <= set(names):
+        given = replace_arguments(option.__name__, given)
+    if not isinstance(given, Mapping) or names[0] not in given or not set(given) <= set(names):
         raise ConfigError(
-            f"packing={given!r} is not a streamer.Packing or Buckets, nor the arguments of one: {', '.join(names)}",
+            f"packing={given!r} is not a streamer.Packing or Buckets, nor the arguments of {option.__name__}: "
+            f"{', '.join(names)}",
             field="packing",
         )
-    return Packing(**given)
+    return option(**given)
 
 
 def settle_source(name: str, given: object) -> str | Estimate | None:

@@ -69,7 +69,7 @@ class WorkerPool:
         self._held: HeldFiles | None = None
 
     def __repr__(self) -> str:
-        return f"Pool({len(self.workers)} of {self._config.workers} workers, {self._config.worker_type})"
+        return f"WorkerPool({len(self.workers)} of {self._config.workers} workers, {self._config.worker_type})"
 
     @property
     def missing(self) -> list[int]:

@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from streamer.config import FetchConfig
+from streamer.errors import ConfigError
 from streamer.fetch import Fetcher
 from streamer.manifest.model import Chunk, Extent, ObjectRecord
 from streamer.store.base import Take
@@ -50,3 +51,17 @@ async def test_the_windows_of_two_buckets_are_kept_apart(buckets: str) -> None:
                     assert b"".join(got.parts) == "".join(urls).encode()
         assert [endpoint.gate.used for endpoint in fetcher._endpoints.values()] == [0, 0]
         assert fetcher.statistics().waiting == 0
+
+
+async def test_a_wrong_option_that_the_store_finds_at_a_range_stays_a_config_error() -> None:
+    """An error that is not the store's reaches the caller of a fetch with its type, after one try."""
+
+    async def refuse(asked: Extent, take: Take) -> None:
+        raise ConfigError("region='mars' is no region of AWS", field="region")
+
+    extent = Extent(ObjectRecord("s3://bucket/a", 4, ""), 0, 4)
+    async with Fetcher(FetchConfig(), lambda root: AnsweringStore(refuse)) as fetcher:
+        with pytest.raises(ConfigError, match="no region of AWS") as caught:
+            await fetcher.fetch(Chunk(0, bytes(16), (extent,), 0, 1, 4, 4))
+        assert caught.value.details["field"] == "region"
+        assert (fetcher.statistics().failures, fetcher.statistics().retries) == (1, 0)

@@ -253,8 +253,9 @@ def test_documents_of_one_batch_have_the_same_fields():
         ({"length": 64, "fields": "tokens"}, "fields='tokens': give a sequence of names"),
         ({"length": 64, "fields": ["cu_seqlens"]}, "fields= names cu_seqlens, which rows have"),
         ({"length": 64, "pad": {"tokens": "x"}}, "fields are padded with numbers"),
-        ({"policy": "concat"}, "is not a streamer.Packing or Buckets, nor the arguments of one: length, policy"),
+        ({"policy": "concat"}, "is not a streamer.Packing or Buckets, nor the arguments of Packing: length, policy"),
         ({"length": 64, "rows": 3}, "is not a streamer.Packing"),
+        ({"max_tokens": 64, "length": 3}, "nor the arguments of Buckets: max_tokens, "),
     ],
 )
 def test_arguments_outside_the_rules_are_refused(arguments, message):
