@@ -1,4 +1,7 @@
-"""Bounds the connections of a port from clients that have not said who they are: the page, and the port of peers."""
+"""Bounds the connections of an HTTP port from clients that have not said who they are.
+
+Used by the page of a service (`service/web.py`) and by the port of peers (`peers/server.py`).
+"""
 
 from __future__ import annotations
 
@@ -10,14 +13,15 @@ if TYPE_CHECKING:
 
 
 class BoundedConnections:
-    """Closes connections that are silent for too long. Lives on the server's loop.
+    """Counts connections and aborts those that are silent for too long. Lives on the server's loop.
 
-    Where there are too many, the one that was silent for longest gives way to a new one, so that many silent ones keep
-    no other client out. One that has ended keeps its place until it is released or its time is over.
+    A new connection above the limit is taken; the one that was silent for longest is aborted instead. Many silent
+    connections therefore keep no other client out. A connection that has ended is counted until it is released or its
+    time is over. `len()` is the number of counted connections.
 
     Args:
-        max_connections: connections at once.
-        silent_seconds: how long one may be silent.
+        max_connections: number of counted connections at once.
+        silent_seconds: time after which a connection is aborted that was not heard of again.
     """
 
     def __init__(self, max_connections: int, silent_seconds: float) -> None:
@@ -32,7 +36,10 @@ class BoundedConnections:
         return len(self._timers)
 
     def count(self, connection: RequestHandler) -> None:
-        """Counts a connection that is new, or was heard of again, and gives it `silent_seconds` from now on."""
+        """Counts a connection that is new or was heard of again; its `silent_seconds` begin now.
+
+        Aborts the connection that was silent for longest if there are too many.
+        """
         self.release(connection)
         if len(self._timers) >= self._max_connections:
             self._close(next(iter(self._timers)))
@@ -40,7 +47,7 @@ class BoundedConnections:
         self._timers[connection] = loop.call_later(self._silent_seconds, self._close, connection)
 
     def release(self, connection: RequestHandler) -> None:
-        """Counts a connection no more, and does not close it: its client has said who it is; idempotent."""
+        """Stops counting a connection, whose client has said who it is, and does not close it; idempotent."""
         if (timer := self._timers.pop(connection, None)) is not None:
             timer.cancel()
 

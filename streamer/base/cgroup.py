@@ -1,7 +1,10 @@
-"""Limits of this process: the CPU time and the memory of its cgroup, and the CPUs it may run on.
+"""Reads the limits of this process: the CPU time and the memory of its cgroup, and the CPUs it may run on.
+
+Whatever sizes itself by the machine asks here: the pools of processes, the budget of memory for fetches, the ring of
+batches, the stall report and the commands `doctor` and `measure`.
 
 Reads both versions of cgroups. A limit may be set on the process's own group (systemd, SLURM, Kubernetes) or on any
-above it, and a container sees its own group as the root: all of them are read, and the lowest limit counts.
+above it, and a container sees its own group as the root. So all of them are read, and the lowest limit counts.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ import msgspec
 
 
 class Cgroup(msgspec.Struct, frozen=True):
-    """The group of this process; its files are read at each call.
+    """Reads the limits of the cgroups of this process; each call reads the files anew.
 
     Attributes:
         root: folder where cgroups are mounted.
@@ -27,14 +30,15 @@ class Cgroup(msgspec.Struct, frozen=True):
     membership: Path = Path("/proc/self/cgroup")
 
     def memory_bytes(self) -> int | None:
-        """Returns the most memory that it may have; None if only the machine limits it."""
+        """Returns the lowest limit of memory in bytes; None if no group has one."""
         texts = [*self._texts("", "memory.max"), *self._texts("memory", "memory.limit_in_bytes")]
         return min((int(text) for text in texts if text.isdecimal()), default=None)
 
     def memory_left_bytes(self) -> int | None:
-        """Returns the memory that it can still take below its tightest limit; None if only the machine limits it.
+        """Returns the bytes that the processes of a group can still take below its limit; None if no group has one.
 
-        The page cache counts as free, because the kernel drops it before it kills a process.
+        Among several groups with a limit, that with the least bytes left counts. The page cache counts as free, because
+        the kernel drops it before it kills a process.
         """
         newer = (_count_free_bytes(folder, "memory.max", "memory.current") for folder in self._folders(""))
         older = (
@@ -44,16 +48,20 @@ class Cgroup(msgspec.Struct, frozen=True):
         return min((left for left in chain(newer, older) if left is not None), default=None)
 
     def cpus(self) -> float | None:
-        """Returns the CPU seconds that it may take per second; None if only the machine limits it."""
+        """Returns the lowest quota, in CPU seconds per second; None if no group has one."""
         newer = (text.split() for text in self._texts("", "cpu.max"))
         older = zip(self._texts("cpu", "cpu.cfs_quota_us"), self._texts("cpu", "cpu.cfs_period_us"), strict=False)
         quotas = ((quota, period) for quota, period in chain(newer, older) if quota.isdecimal())
         return min((int(quota) / int(period) for quota, period in quotas), default=None)
 
     def unused_cpu_seconds(self, now: float) -> float | None:
-        """Returns the CPU seconds of its tightest quota that it has not taken until `now`; only differences count.
+        """Returns the CPU seconds of the lowest quota that the group has not taken until `now`.
 
-        None if it has no quota, or a version 1 group.
+        Only the difference between two calls has a meaning. Returns None if no group has a quota, or they are groups
+        of version 1.
+
+        Args:
+            now: seconds of a monotonic clock.
         """
         # CPU seconds per second of each group with a quota, and those that it has not taken.
         found: list[tuple[float, float]] = []
@@ -67,7 +75,12 @@ class Cgroup(msgspec.Struct, frozen=True):
         return min(found, default=(0.0, None))[1]
 
     def _texts(self, controller: str, name: str) -> Iterator[str]:
-        """Yields a file of each group of a controller that has it, as text; "" is version 2 with its single tree."""
+        """Yields the text of a file from each group that has this file.
+
+        Args:
+            controller: controller of version 1, such as "memory"; "" means version 2, which has one tree for all.
+            name: name of the file.
+        """
         for folder in self._folders(controller):
             try:
                 yield (folder / name).read_text().strip()
@@ -75,6 +88,7 @@ class Cgroup(msgspec.Struct, frozen=True):
                 continue
 
     def _folders(self, controller: str) -> Iterator[Path]:
+        """Yields the folders of the groups of this process: the root, its own group, and those in between."""
         mount = self.root / controller
         yield mount
         try:
@@ -90,6 +104,13 @@ class Cgroup(msgspec.Struct, frozen=True):
 
 
 def _count_free_bytes(folder: Path, limit: str, used: str) -> int | None:
+    """Returns the bytes left below the limit of one group; None if it has no limit.
+
+    Args:
+        folder: folder of the group.
+        limit: name of the file with the limit.
+        used: name of the file with the bytes in use.
+    """
     try:
         limit_bytes = int((folder / limit).read_text())
         stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
@@ -101,7 +122,7 @@ def _count_free_bytes(folder: Path, limit: str, used: str) -> int | None:
 
 
 def usable_memory_bytes(cgroup: Cgroup | None = None) -> int:
-    """Returns the memory that this process may have: the machine's, or the tightest limit of its cgroups."""
+    """Returns the bytes of memory that this process may have: the machine's, or less by the limit of a cgroup."""
     limit = (cgroup or Cgroup()).memory_bytes()
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return machine if limit is None else min(limit, machine)
@@ -112,25 +133,28 @@ def _cpu_affinity() -> set[int]:
 
 
 def usable_cores(cgroup: Cgroup | None = None) -> int:
-    """Returns how many threads can run at once for long: allowed CPUs, and the cgroup's share of them rounded up."""
+    """Returns how many threads of this process can run at once for long, at least 1.
+
+    This is the number of CPUs that it may run on, or the cgroup's quota, rounded up, if that is less.
+    """
     quota = (cgroup or Cgroup()).cpus()
     allowed = len(_cpu_affinity())
     return max(1, min(allowed, math.ceil(quota) if quota is not None else allowed))
 
 
 def idle_core_seconds(now: float, cgroup: Cgroup | None = None, machine: Path = Path("/proc/stat")) -> float | None:
-    """Returns the CPU seconds until `now` that this process could have taken and nothing took.
+    """Returns the CPU seconds until `now` that this process could have taken and no process took.
 
-    Only differences have a meaning.
+    Only the difference between two calls has a meaning.
 
     Args:
         now: seconds of a monotonic clock.
-        cgroup: group of this process.
+        cgroup: groups of this process; None means those in /sys/fs/cgroup.
         machine: file with the times of the CPUs (proc_stat(5)).
 
     Returns:
-        The rest of the cgroup's quota, otherwise the idle time of the CPUs that this process may run on, or None if
-        neither is known.
+        The unused part of the cgroup's quota. Without a quota, the idle time of the CPUs that this process may run on.
+        None if neither is known.
     """
     if (left := (cgroup or Cgroup()).unused_cpu_seconds(now)) is not None:
         return left

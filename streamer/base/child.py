@@ -1,10 +1,11 @@
-"""Child processes of this package: how they are started, how they end, and when the next one may start.
+"""Starts and ends the child processes of this package, and says when the next one may start.
 
 Recoders, fetch processes, the peer server, the processes of tasks, workers and their fork server are new interpreters
-that run a module. Their owners keep what is theirs: the messages, the limits, and who gets credentials. A fork, as
-torch's DataLoader makes for its workers, copies every open descriptor. A process that is forked while another program
-is being started therefore keeps open those ends of pipes that should close: `subprocess.Popen` waits for one of them,
-the new program for another. So no thread forks while a child starts.
+that run a module. The modules that start them decide about messages, limits and credentials.
+
+No thread of this process may fork while a child starts. A fork, as torch's DataLoader makes for its workers, copies
+every open descriptor. The forked process would keep ends of pipes open that should close: `subprocess.Popen` waits for
+one of them to close, and the new program for another.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ def absolute_import_paths() -> list[str]:
 
 
 def make_environment(settings: Mapping[str, str]) -> dict[str, str]:
-    """Returns the environment of a child that imports what this process imports, without credentials.
+    """Returns the environment of a child that imports from where this process imports, without credentials.
 
     Args:
         settings: additional variables.
@@ -62,7 +63,7 @@ def make_environment(settings: Mapping[str, str]) -> dict[str, str]:
 
 
 def whole_environment(settings: Mapping[str, str]) -> dict[str, str]:
-    """Returns the environment of a child that runs the user's code: all of this process's.
+    """Returns the environment of a child that runs the user's code: all variables of this process, and PYTHONPATH.
 
     Args:
         settings: additional variables.
@@ -74,22 +75,26 @@ def whole_environment(settings: Mapping[str, str]) -> dict[str, str]:
 
 
 class Child:
-    """A new interpreter that runs a module, from its start until it is reaped.
+    """A new interpreter that runs a module, from its start until it is reaped. Making the object starts it.
 
     If its program calls `linux.end_with_parent`, it is killed when the thread that made this object ends.
 
     Args:
         module: module that is run as `python -m`.
-        descriptors: descriptors that it inherits; their numbers are its first arguments.
+        descriptors: descriptors that the child inherits; their numbers are its first arguments.
         numbers: its further arguments.
         environment: all of its variables.
-        folder: working directory; that of this process if None.
-        own_session: whether it gets a session of its own, so that Ctrl-C does not reach it. In the session of this
-            process it is started with SIGINT blocked, until it ignores that.
-        has_output: whether it writes to this process's standard output.
+        folder: its working directory. None means that of this process.
+        own_session: whether the child gets a session of its own, so that Ctrl-C does not reach it. Otherwise it is
+            started with SIGINT blocked, so that Ctrl-C does not end it before its program can ignore it.
+        has_output: whether it writes to the standard output of this process.
 
     Attributes:
-        pid: its process id.
+        pid: process id of the child.
+
+    Raises:
+        ConfigError: there is no Python that can be started.
+        OSError: the system cannot start a further process.
     """
 
     def __init__(
@@ -126,9 +131,9 @@ class Child:
 
     @property
     def exit_descriptor(self) -> int:
-        """Descriptor that is readable when it has ended, even while a child of its own keeps its sockets open.
+        """Descriptor that becomes readable when the child ends, even while a child of its own keeps its sockets open.
 
-        It is open from the first use until it is reaped; -1 if the kernel has none.
+        It is opened at the first use and closed by `reap`. It is -1 afterwards, and where the system has none.
         """
         with self._descriptor_lock:
             if self._exit_descriptor is None:
@@ -136,18 +141,18 @@ class Child:
             return self._exit_descriptor
 
     def kill(self) -> None:
-        """Sends SIGKILL, unless it has ended."""
+        """Sends SIGKILL to the child, unless it has ended."""
         with self._descriptor_lock:
             if self._exit_descriptor is not None and self._exit_descriptor >= 0:
-                # Unlike Popen.kill, this does not reap one that has ended, whose peak bytes are wanted. One that is
-                # not there has been reaped by a handler of SIGCHLD.
+                # Popen.kill would reap a child that has ended, and its peak bytes would be lost. A child that is not
+                # found has been reaped by a handler of SIGCHLD.
                 with suppress(ProcessLookupError):
                     signal.pidfd_send_signal(self._exit_descriptor, signal.SIGKILL)
             elif self._process.returncode is None:
                 self._process.kill()
 
     def wait(self, seconds: float) -> bool:
-        """Waits at most `seconds` for its end; returns whether it has ended."""
+        """Waits at most `seconds` for the end of the child; returns whether it has ended."""
         if self._process.returncode is None and (descriptor := self.exit_descriptor) >= 0:
             return wait_until_readable(descriptor, seconds)
         with suppress(subprocess.TimeoutExpired):
@@ -155,7 +160,12 @@ class Child:
         return self._process.returncode is not None
 
     def reap(self) -> tuple[int, int]:
-        """Waits for its end; returns its exit code (negative: the signal) and its peak bytes, 0 if unknown."""
+        """Waits for the end of the child, without limit; idempotent.
+
+        Returns:
+            Its exit code, or minus the signal that killed it, and the most bytes of memory that it had. Both are 0 if
+            a handler of the user took them first.
+        """
         if self._process.returncode is None:
             try:
                 # Unlike Popen.wait, this also returns its memory.
@@ -163,7 +173,7 @@ class Child:
                 self._process.returncode = os.waitstatus_to_exitcode(status)
                 self._peak_bytes = usage.ru_maxrss << 10
             except ChildProcessError:
-                # `kill` has reaped it in another thread, or a handler of SIGCHLD, which keeps its code.
+                # It was reaped already: by `kill` in another thread, or by a handler of SIGCHLD, which keeps its code.
                 self._process.returncode = self._process.returncode or 0
         with self._descriptor_lock:
             descriptor = self._exit_descriptor
@@ -173,7 +183,11 @@ class Child:
         return self._process.returncode, self._peak_bytes
 
     def end(self, grace_seconds: float = 0.0) -> int:
-        """Waits at most `grace_seconds` for its end, then kills it; returns its exit code. Idempotent."""
+        """Waits at most `grace_seconds` for the end of the child, then kills and reaps it. Idempotent.
+
+        Returns:
+            Its exit code, or minus the signal that killed it.
+        """
         if not (grace_seconds and self.wait(grace_seconds)):
             self.kill()
         return self.reap()[0]
@@ -182,11 +196,10 @@ class Child:
 class ConnectedChild(Child):
     """A child with a socket to this process, which its program gets as its first descriptor.
 
-    Args:
-        module, descriptors, numbers, environment, folder, has_output: as for `Child`.
+    It has a session of its own. The arguments mean the same as those of `Child`, and the same errors are raised.
 
     Attributes:
-        socket: this process's end, which does not wait.
+        socket: end of this process; its calls do not wait.
     """
 
     def __init__(
@@ -217,7 +230,7 @@ class ConnectedChild(Child):
             theirs.close()
 
     def end(self, grace_seconds: float = 0.0) -> int:
-        """Ends it as `Child.end` does, and closes the socket afterwards."""
+        """Ends the child as `Child.end` does, closes the socket afterwards, and returns the exit code."""
         try:
             return super().end(grace_seconds)
         finally:
@@ -226,7 +239,7 @@ class ConnectedChild(Child):
 
 @contextmanager
 def _block_interrupts(needed: bool) -> Iterator[None]:
-    """Blocks Ctrl-C in a process that is started inside, until that process ignores it."""
+    """Blocks SIGINT in this thread inside a `with`, if `needed`; a process that is started there inherits that."""
     if not needed:
         yield
         return
@@ -249,11 +262,11 @@ def _open_pidfd(pid: int) -> int:
 
 
 def describe_exit(code: int, log: str = "") -> str:
-    """Describes an exit code, as Popen and `Child` return it.
+    """Returns a text about an exit code, such as "killed by SIGKILL" or "exit code 1, see the engine's log".
 
     Args:
-        code: exit code, or minus the signal.
-        log: where the process has written why, such as "the engine's log".
+        code: exit code, or minus the signal, as Popen and `Child` return it.
+        log: where the process has written why it ended; "" if nowhere.
     """
     if code < 0:
         names = {each.value: each.name for each in signal.Signals}
@@ -262,10 +275,10 @@ def describe_exit(code: int, log: str = "") -> str:
 
 
 class RestartPauses:
-    """Says how long to wait before a child is started again: 1, 2, 4, ... 60 s while one after the other is of no use.
+    """Says how long to wait before the next child is started: 1, 2, 4, ... at most 60 s after useless ones in a row.
 
     Attributes:
-        useless: number of children in a row that were of no use.
+        useless: number of children in a row that ended without having been of use.
     """
 
     _MAX_SECONDS = 60.0
@@ -274,6 +287,6 @@ class RestartPauses:
         self.useless = 0
 
     def count_end(self, *, useful: bool) -> float:
-        """Counts the end of a child; returns the pause in seconds, which is 0 after one that was of use."""
+        """Counts the end of a child; returns the pause in seconds, 0 after a useful child."""
         self.useless = 0 if useful else self.useless + 1
         return min(self._MAX_SECONDS, 2.0 ** min(self.useless - 1, 16)) if self.useless else 0.0

@@ -1,4 +1,7 @@
-"""Concurrent work with a limit; the first error is raised without a group around it."""
+"""Runs work concurrently on an asyncio loop, at most so much at once, or in a thread, and raises the first error.
+
+Every room that has coroutines uses it, such as `cache/`, `engine/`, `indexing/`, `shards/` and `store/`.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ Outcome = TypeVar("Outcome")
 async def map_concurrently(
     work: Callable[[Item], Awaitable[Outcome]], items: Sequence[Item], concurrency: int
 ) -> list[Outcome]:
-    """Awaits `work` for every item, at most `concurrency` at once; returns the results in the items' order.
+    """Awaits `work` for every item, at most `concurrency` (1 or more) at once; returns the results in the items' order.
 
     The first error cancels the rest and is raised as it is, without an ExceptionGroup around it.
     """
@@ -36,7 +39,7 @@ async def map_concurrently(
 
 @contextmanager
 def plain_errors() -> Iterator[None]:
-    """Raises the first error of a task group instead of the group, with its own cause."""
+    """Lets a `with` around a task group raise the first error of the group instead of the group; its cause stays."""
     try:
         yield
     except BaseExceptionGroup as errors:
@@ -53,7 +56,16 @@ T = TypeVar("T")
 
 
 async def in_thread(pool: ThreadPoolExecutor | None, work: Callable[..., T], *args: object) -> T:
-    """Runs `work` in a thread of the pool, or of the loop's. A cancellation waits for its end: no write comes later."""
+    """Runs `work(*args)` in a thread, and returns its result or raises its error.
+
+    If the caller is cancelled, this raises CancelledError only after `work` has ended, so that nothing is written
+    later.
+
+    Args:
+        pool: pool of the thread. None means the default pool of the running loop.
+        work: function that may block.
+        args: its positional arguments.
+    """
     future = asyncio.get_running_loop().run_in_executor(pool, work, *args)
     try:
         await asyncio.wait([future])

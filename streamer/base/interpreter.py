@@ -1,4 +1,8 @@
-"""The Python that runs this package in child processes, the descriptors that it finds open, and what is installed."""
+"""Finds the Python for child processes, and checks this one: its standard descriptors and its installed modules.
+
+What starts processes uses it (`base/child.py`, `client/launcher.py`, `batches/workers/fork_server.py`). Parts that need
+an optional package call `require_modules`.
+"""
 
 from __future__ import annotations
 
@@ -13,16 +17,16 @@ from streamer.errors import ConfigError
 
 
 def find_interpreter() -> str:
-    """Returns the Python that runs this package in other processes.
+    """Returns the path of the Python that runs this package in other processes.
 
     Raises:
-        ConfigError: this program is frozen, or embeds Python, so that there is none.
+        ConfigError: this program is frozen, or it embeds Python and no Python of its version is found.
     """
     if getattr(sys, "frozen", False):
         raise _no_interpreter(f"this program is frozen: {sys.executable} runs the program again and no module")
     if sys.executable:
         return sys.executable
-    # A program that embeds Python may leave it empty, or None.
+    # A program that embeds Python may leave sys.executable empty, or None.
     version = "python{}.{}".format(*sys.version_info)
     for folder in (
         sysconfig.get_path("scripts"),
@@ -44,9 +48,10 @@ def _no_interpreter(reason: str) -> ConfigError:
 
 @contextlib.contextmanager
 def skip_debugger() -> Iterator[None]:
-    """Starts interpreters of this package without pydevd, which would put itself before them (debugpy, PyCharm).
+    """Keeps the debugger pydevd (debugpy, PyCharm) out of the interpreters that are started inside a `with`.
 
-    An engine forks and lives on without the trainer: under a debugger it waited for a session that never came.
+    pydevd changes the command of each Python that the debugged process starts. The engine lives on without the
+    trainer: under a debugger it waited for a debug session that never came.
     """
     pydevd = sys.modules.get("_pydev_bundle.pydev_monkey")
     skip = getattr(pydevd, "skip_subprocess_arg_patch", contextlib.nullcontext)
@@ -55,9 +60,9 @@ def skip_debugger() -> Iterator[None]:
 
 
 def open_standard_descriptors() -> None:
-    """Opens those of the descriptors 0, 1 and 2 that are closed on /dev/null.
+    """Opens /dev/null in place of each of the descriptors 0, 1 and 2 that is closed.
 
-    Otherwise the next socket or memory file of this process would get the number, and what a library prints would be
+    Otherwise the next socket or memory file of this process would get that number, and what a library prints would be
     written to it.
     """
     while True:
@@ -65,21 +70,21 @@ def open_standard_descriptors() -> None:
         if descriptor > 2:
             os.close(descriptor)
             return
-        # Like those of a shell, for programs that this one starts.
+        # Programs that this one starts inherit it, as they inherit standard descriptors from a shell.
         os.set_inheritable(descriptor, True)
 
 
 def require_modules(what: str, extra: str, *modules: str, field: str) -> None:
-    """Looks for modules without importing them.
+    """Checks that modules are installed, without importing them.
 
     Args:
         what: the part that needs them, as the beginning of the message.
-        extra: the extra that installs them.
+        extra: the extra of streamer-data that installs them.
         modules: their names.
-        field: the argument or setting that asks for it.
+        field: the argument or setting that asks for the part, for the error.
 
     Raises:
-        ConfigError: one is missing; names it and the extra.
+        ConfigError: one is missing; the text names all missing ones and the extra.
     """
     missing = [name for name in modules if find_spec(name) is None]
     if missing:

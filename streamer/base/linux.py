@@ -1,4 +1,4 @@
-"""Calls that only Linux has, with plain substitutes for other systems; the rest of the package calls these.
+"""Wraps calls that only Linux has, with plain substitutes for other systems; all rooms use these wrappers.
 
 The substitutes suffice for the engine in the trainer's process (`engine="inline"`) and `num_workers=0`, over raw files
 and tars. Functions that Python lacks on other systems are looked up at run time, because a sandbox or another libc may
@@ -27,7 +27,7 @@ from typing import Literal, Protocol
 
 from streamer.errors import ConfigError
 
-# On other systems the pages of a mapping appear when they are first used.
+# Flag of mmap that provides all pages at once; on other systems each page appears when it is first used.
 MAP_POPULATE: int = getattr(mmap, "MAP_POPULATE", 0)
 CLOCK_BOOTTIME: int = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
@@ -54,19 +54,17 @@ _MAPPED_BYTES = 16384
 
 
 def memory_file(name: str) -> int:
-    """Creates a file in memory without a name in any folder.
+    """Creates a file in memory without a name in any folder, and returns its descriptor.
 
     On other systems, and in a sandbox that refuses memfd_create(2), it is a file of /dev/shm, or a temporary file, that
     is unlinked.
 
     Args:
-        name: name in `/proc/<pid>/fd`.
-
-    Returns:
-        Its descriptor.
+        name: name that `/proc/<pid>/fd` shows.
 
     Raises:
         ConfigError: no such file can be made.
+        OSError: this process may have no more descriptors, or there is no memory.
     """
     if sys.platform == "linux" and hasattr(os, "memfd_create"):
         try:
@@ -99,7 +97,11 @@ def seal(descriptor: int, *against: Literal["SHRINK", "GROW", "SEAL"]) -> None:
 
 
 def allocate(descriptor: int, count: int) -> None:
-    """Allocates the blocks, or the memory, of a file of `count` bytes; on other systems sets only its length."""
+    """Allocates the blocks, or the memory, of a file of `count` bytes; on other systems only sets its length.
+
+    Raises:
+        OSError: there is no space for them, or the file may not be that long.
+    """
     if sys.platform == "linux" and hasattr(os, "posix_fallocate"):
         os.posix_fallocate(descriptor, 0, count)
     else:
@@ -113,7 +115,13 @@ def advise(descriptor: int, advice: Advice) -> None:
 
 
 def free_pages(mapping: mmap.mmap, start: int, length: int) -> None:
-    """Frees a part of the memory of a memory file; does nothing where its file system cannot, and on other systems."""
+    """Frees a part of the memory of a memory file, which reads as zeros then; does nothing where that is not possible.
+
+    Args:
+        mapping: mapping of the file.
+        start: first byte, at the beginning of a page.
+        length: number of bytes.
+    """
     if sys.platform == "linux" and hasattr(mmap, "MADV_REMOVE"):
         try:
             mapping.madvise(mmap.MADV_REMOVE, start, length)
@@ -223,10 +231,10 @@ Epoll = _Epoll
 
 
 def epoll() -> Epoll:
-    """Creates an empty epoll set: a descriptor that is readable if one in the set is; its events are those of poll.
+    """Creates an empty epoll set: a descriptor that is readable while one in the set is. Its events are those of poll.
 
     Raises:
-        ConfigError: this system has no epoll, for which there is no substitute.
+        ConfigError: this system has no epoll, or a sandbox refuses it; there is no substitute.
     """
     if sys.platform == "linux" and hasattr(select, "epoll"):
         try:
@@ -245,6 +253,7 @@ def epoll() -> Epoll:
 
 
 def _eventfd() -> tuple[int, int] | None:
+    """Returns the descriptor of an eventfd twice, for reading and for writing; None if there is none."""
     if sys.platform == "linux" and hasattr(os, "eventfd"):
         with suppress(OSError):  # a sandbox refuses the call
             descriptor = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -253,7 +262,10 @@ def _eventfd() -> tuple[int, int] | None:
 
 
 class Wakeup:
-    """Wakes a thread from any other, without a lock and without blocking. Its descriptor is closed with the object."""
+    """Wakes a thread that waits for a descriptor, from any other thread, without a lock and without blocking.
+
+    The descriptor is closed when the object is freed.
+    """
 
     def __init__(self) -> None:
         self._reader, self._writer = _eventfd() or pipe()
@@ -262,7 +274,7 @@ class Wakeup:
             weakref.finalize(self, os.close, descriptor).atexit = False
 
     def fileno(self) -> int:
-        """Returns the descriptor, which is readable after a signal."""
+        """Returns the descriptor, which is readable from a `signal` until the next `clear`."""
         return self._reader
 
     def signal(self) -> None:
@@ -277,7 +289,7 @@ class Wakeup:
 
 
 def pipe() -> tuple[int, int]:
-    """Creates a pipe that blocks neither side; returns the descriptors for reading and for writing."""
+    """Creates a pipe neither end of which blocks; returns the descriptors for reading and for writing."""
     reader, writer = os.pipe()
     os.set_blocking(reader, False)
     os.set_blocking(writer, False)
@@ -291,7 +303,7 @@ def pidfd(pid: int) -> int:
     """Returns a new descriptor that is readable when the process of this id has ended.
 
     Raises:
-        OSError: it does not exist: before Linux 5.3, in a sandbox without it, on another system.
+        OSError: the system has no such descriptors: Linux before 5.3, a sandbox, another system.
         ProcessLookupError: the process does not exist.
     """
     if sys.platform == "linux" and hasattr(os, "pidfd_open"):
@@ -300,9 +312,9 @@ def pidfd(pid: int) -> int:
 
 
 def end_with_parent(parent: int) -> None:
-    """Lets the kernel kill this process when the thread that started it ends; does nothing on other systems.
+    """Makes the kernel kill this process when the thread that started it ends; does nothing on other systems.
 
-    If the parent has ended already, this process ends at once.
+    If the parent has ended already, this process ends at once, with exit code 0.
 
     Args:
         parent: process id of the parent.
@@ -314,18 +326,23 @@ def end_with_parent(parent: int) -> None:
 
 
 def peer_credentials(connection: socket.socket) -> tuple[int, int, int] | None:
-    """Returns process, user and group at the other end of a unix socket; None if the system does not report them."""
+    """Returns process id, user and group at the other end of a unix socket; None if the system lacks the call."""
     if sys.platform == "linux" and hasattr(socket, "SO_PEERCRED"):
         return _UCRED.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
     return None
 
 
 def address_of(path: Path, on_exit: ExitStack) -> str:
-    """Returns the address for a unix socket at a path that may be too long for an address; on other systems the path.
+    """Returns an address for a unix socket whose path may be too long for one; on other systems the path itself.
+
+    The address names the folder of the socket by a descriptor that this function opens.
 
     Args:
-        path: path of the future socket.
-        on_exit: closes the folder by whose descriptor the address names it.
+        path: path of the socket.
+        on_exit: stack that closes the descriptor, after which the address is no longer valid.
+
+    Raises:
+        OSError: the folder does not exist or cannot be opened.
     """
     if sys.platform == "linux" and hasattr(os, "O_PATH"):
         folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -335,5 +352,12 @@ def address_of(path: Path, on_exit: ExitStack) -> str:
 
 
 def address_in(folder: int, path: Path) -> str:
-    """Returns the address of a unix socket in an opened folder, whatever has its name by now; elsewhere the path."""
+    """Returns the address of a unix socket in an opened folder; on other systems the path of the socket.
+
+    The address stays right if the folder is renamed, or replaced by another one of its name.
+
+    Args:
+        folder: descriptor of the folder.
+        path: path of the socket.
+    """
     return f"/proc/self/fd/{folder}/{path.name}" if sys.platform == "linux" else str(path)

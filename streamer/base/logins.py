@@ -1,8 +1,9 @@
-"""Logins in urls: how a url is shown and stored, and where its login is kept instead.
+"""Takes logins out of urls, so that a url can be shown and stored, and keeps the logins in the storage options.
 
-`https://user:password@host/x.tar` is written into manifests, messages, statistics and logs, so it must not have its
-login there. What a user gives is split at once: the url without the login goes on, and the login becomes a storage
-option, `logins={"https://host": "user:password"}`, which is kept where keys are.
+Urls are written into manifests, messages, statistics and logs, where the login of `https://user:password@host/x.tar`
+must not be. What takes urls from users (commands, `loader/`, `service/`, `shards/`) therefore splits them at once: the
+url without the login goes on, and the login becomes the storage option `logins={"https://host": "user:password"}`,
+which is kept where keys are. `store/` reads it there.
 """
 
 from __future__ import annotations
@@ -12,28 +13,28 @@ from collections.abc import Iterable, Mapping
 
 from streamer.errors import ConfigError, is_login, printable, without_secrets
 
-# The storage option that has the logins, by root.
+# Name of the storage option that has the logins, by root (scheme and host).
 LOGINS = "logins"
 _AUTHORITY = re.compile(r"(?:(?<=::)|^)([A-Za-z][\w+.-]*):/+([^/]*)")
-# A password with a slash that is not escaped ends the authority too soon: no port has letters.
+# Finds a login whose password has a slash that is not escaped: there the colon seems to begin a port that has letters.
 _CUT_LOGIN = re.compile(r":(?!\d*(?:/|$))[^/\[\]]*/.*@", re.DOTALL)
-# These end a host for one library or another.
+# Signs that end the host of a url for one library or another, so that libraries would read different logins.
 _UNSAFE = re.compile(r"[?#\\\s\x00-\x1f\x7f]")
 
 
 def shown(url: str) -> str:
-    """Returns a url as it is shown: without login, without query (signatures), and on one line."""
+    """Returns a url as it may be shown: without login, without the query of a signed url, and on one line."""
     scheme, separator, _ = url.partition("://")
     url = without_login(url)
     path, mark, query = url.partition("?")
-    # A question mark in a bucket's keys stands for a letter.
+    # In other urls a question mark without "=" after it is part of a pattern or a name.
     if mark and separator and (scheme.lower() in ("http", "https") or "=" in query):
         url = path
     return printable(url).replace("\n", "\\n")
 
 
 def without_login(url: str) -> str:
-    """Returns a url without `user:password@` before its host, also of urls that are chained by `::`."""
+    """Returns a url without the `user:password@` before its host; of urls chained by `::`, each without its own."""
     if "@" not in url:
         return url
     return "::".join(_without_login(part) for part in url.split("::")) if "::" in url else _without_login(url)
@@ -54,10 +55,13 @@ def _without_login(url: str) -> str:
 
 
 def take_logins(urls: Iterable[str], options: Mapping[str, object]) -> tuple[tuple[str, ...], Mapping[str, object]]:
-    """Moves the logins of urls into the option `logins`; the same options if no url has one.
+    """Returns urls without logins, and storage options that have those logins; changes neither argument.
+
+    Without a login in any url the options are returned as they are.
 
     Raises:
-        ConfigError: a login that libraries read in several ways, two of one host, or one inside chained urls.
+        ConfigError: libraries would read a login in several ways, a host has two logins, a login is in chained urls,
+            or the option `logins` is not a mapping of texts.
     """
     clean = tuple(urls)
     if not any("@" in url for url in clean):
@@ -78,10 +82,10 @@ def take_logins(urls: Iterable[str], options: Mapping[str, object]) -> tuple[tup
 
 
 def logins_of(options: Mapping[str, object]) -> dict[str, str]:
-    """Returns the logins of the options, by root.
+    """Returns the logins that the storage options have, by root; {} if they have none.
 
     Raises:
-        ConfigError: they are not texts by name; no value is shown.
+        ConfigError: the option is not a mapping of texts to texts. The error shows none of its values.
     """
     given = options.get(LOGINS) or {}
     if not isinstance(given, Mapping) or not all(isinstance(part, str) for pair in given.items() for part in pair):
@@ -101,7 +105,11 @@ def has_secret(url: str) -> bool:
 
 
 def _login_of(url: str) -> tuple[str, str]:
-    """Returns the root of a url and its login; "" if it has none."""
+    """Returns the root of a url and its login; both are "" if the url has no login.
+
+    Raises:
+        ConfigError: it is not clear which part of the url is the login.
+    """
     if "@" not in url or without_login(url) == url:
         return "", ""
     found = _AUTHORITY.match(url)

@@ -1,13 +1,15 @@
-"""The log of streamer's processes: lines of text, or with STREAMER_LOG_FORMAT=json one object per line.
+"""Sets up the log of streamer's processes: lines of text, or with STREAMER_LOG_FORMAT=json one object per line.
 
-The names are those of OpenTelemetry's log data model:
+Commands, engines and fetch processes call `configure` at their start, and the client calls `join_trainer` in the
+process of a trainer. The fields of an object have the names of OpenTelemetry's log data model:
 
     timestamp         UTC, RFC 3339, microseconds
-    severity_text     DEBUG, INFO, WARNING, ERROR, CRITICAL; severity_number: 5, 9, 13, 17, 21
+    severity_text     DEBUG, INFO, WARNING, ERROR, CRITICAL
+    severity_number   5, 9, 13, 17, 21
     body              the message
     scope             its name is the logger's
-    resource          service.name, service.version, service.instance.id (the process); of a rank its job and number
-    attributes        thread and exception, and whatever the message has as `extra=`
+    resource          service.name, service.version, service.instance.id (process id); of a rank its job and number
+    attributes        thread and exception, and what the call gave as `extra=`
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ _SEVERITY_NUMBERS = (
     (logging.DEBUG, 5),
 )
 _TRACE = 1
-# Attributes of every record are not `extra=`; formatters set the last two.
+# Attributes that did not come from `extra=`: those of every record, those that formatters set, and that of asyncio.
 _STANDARD = frozenset([*vars(logging.makeLogRecord({})), "message", "asctime", "taskName"])
 
 
@@ -39,7 +41,7 @@ class JsonFormatter(logging.Formatter):
     """Writes a record as one JSON object on one line.
 
     Args:
-        rank: job and rank of this process, if it is a trainer's.
+        rank: fields of `resource` that name job and rank. None means that this is no process of a trainer.
     """
 
     def __init__(self, rank: Mapping[str, str | int] | None = None) -> None:
@@ -47,7 +49,7 @@ class JsonFormatter(logging.Formatter):
         self._resource = {"service.name": "streamer", "service.version": VERSION, **(rank or {})}
 
     def format(self, record: logging.LogRecord) -> str:
-        """Returns the line without its end."""
+        """Returns the line without its end, and without logins and signatures of urls."""
         attributes: dict[str, object] = {name: value for name, value in vars(record).items() if name not in _STANDARD}
         if record.exc_info and record.exc_info[0] is not None:
             kind, error, stack = record.exc_info
@@ -70,7 +72,8 @@ class JsonFormatter(logging.Formatter):
 class TextFormatter(logging.Formatter):
     """Writes a record as text, without logins and signatures of urls that another library may quote.
 
-    Control characters in names of strangers are written out, and further lines indented: none looks like a record.
+    Control characters are written out, and further lines are indented. So a text from outside, such as the name of an
+    object, cannot look like a record.
     """
 
     def format(self, record: logging.LogRecord) -> str:
@@ -79,17 +82,17 @@ class TextFormatter(logging.Formatter):
 
 
 def severity_number(level: int) -> int:
-    """Returns OpenTelemetry's number of a level of logging."""
+    """Returns OpenTelemetry's number for a level of `logging`; 1 (TRACE) below DEBUG."""
     return next((number for least, number in _SEVERITY_NUMBERS if level >= least), _TRACE)
 
 
 def configure(level: int, text: str, environment: Environment) -> None:
-    """Sets up the log of a program of streamer, on standard error.
+    """Makes this process log to standard error; does nothing if its root logger has a handler already.
 
     Args:
         level: lowest level that is logged.
-        text: format of lines other than JSON.
-        environment: environment that names the format.
+        text: format of `logging` for lines of text.
+        environment: its `log_format` says whether lines are text or JSON.
     """
     handler = logging.StreamHandler()
     handler.setFormatter(JsonFormatter() if environment.log_format == "json" else TextFormatter(text))
@@ -97,9 +100,13 @@ def configure(level: int, text: str, environment: Environment) -> None:
 
 
 def join_trainer(environment: Environment) -> None:
-    """With STREAMER_LOG_FORMAT=json, writes streamer's log from INFO on to standard error in a trainer's process.
+    """Makes a trainer's process write streamer's log as JSON to standard error, if STREAMER_LOG_FORMAT=json is set.
 
-    Without the variable the trainer sets up the log. Idempotent.
+    The level is that of STREAMER_LOG, otherwise INFO. Without STREAMER_LOG_FORMAT this does nothing, and the trainer
+    sets up the log. Idempotent.
+
+    Args:
+        environment: format, level, job and rank.
     """
     own = logging.getLogger("streamer")
     handlers = (*own.handlers, *logging.getLogger().handlers)
@@ -115,5 +122,5 @@ def join_trainer(environment: Environment) -> None:
 
 
 def level_of(name: str | None, default: int) -> int:
-    """Returns the level that STREAMER_LOG names."""
+    """Returns the number of the level that `name`, the value of STREAMER_LOG, has; `default` if it names no level."""
     return logging.getLevelNamesMapping().get((name or "").upper(), default)

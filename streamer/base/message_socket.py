@@ -1,7 +1,8 @@
-"""Sockets between a process and its child that keep messages apart, with descriptors beside them.
+"""Sends messages, and descriptors with them, between a process and its child over a pair of sockets.
 
-They are SOCK_SEQPACKET pairs: a message arrives whole or not at all, so that a process that is killed at any moment
-leaves nothing half-written. The modules that send them say what they mean.
+Recoders, fetch processes, the peer server, the workers and their fork server are talked to in this way. What the
+messages mean is defined beside them, as in `engine/processes/messages.py`. The sockets are SOCK_SEQPACKET pairs, where
+a message arrives whole or not at all: a process that is killed at any moment leaves nothing half-written.
 """
 
 from __future__ import annotations
@@ -15,17 +16,18 @@ from collections.abc import Iterator, Sequence
 
 from streamer.base.system_limits import out_of_descriptors
 
-# It is below the kernel's default limit for one datagram (net.core.wmem_default = 212,992 bytes on Linux).
+# Longest message, below the kernel's default limit for one datagram (net.core.wmem_default, 212,992 bytes on Linux).
 MESSAGE_BYTES = 1 << 17
 
+# The bytes of a message, and the descriptors that came with it, which the receiver closes.
 Message = tuple[bytes, list[int]]
 
 
 class MessageSocket:
-    """One end of a pair.
+    """One end of a pair of sockets.
 
     Args:
-        end: a connected SOCK_SEQPACKET socket, which this object closes.
+        end: connected SOCK_SEQPACKET socket, which `close` closes.
     """
 
     __slots__ = ("_end",)
@@ -38,13 +40,16 @@ class MessageSocket:
 
     @classmethod
     def pair(cls) -> tuple[MessageSocket, MessageSocket]:
-        """Makes two connected ends, both of which wait until they can send or receive."""
+        """Returns two new connected ends; their calls wait until they can send or receive."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         return cls(ours), cls(theirs)
 
     @classmethod
     def adopt(cls, descriptor: int) -> MessageSocket:
-        """Takes the end that this process was started with, or was sent; its own children do not inherit it."""
+        """Returns the end that has this descriptor, which this process inherited or was sent.
+
+        Children of this process will not inherit it.
+        """
         os.set_inheritable(descriptor, False)
         return cls(socket.socket(fileno=descriptor))
 
@@ -57,10 +62,11 @@ class MessageSocket:
         self._end.setblocking(blocking)
 
     def send(self, raw: bytes, descriptors: Sequence[int] = ()) -> bool:
-        """Sends a message with descriptors; returns False if the other end is closed.
+        """Sends a message with descriptors, which stay open here; returns False if the other end is closed.
 
         Raises:
             BlockingIOError: this end does not wait, and the other one has not read what was sent before.
+            OSError: the message is longer than the kernel takes.
         """
         try:
             if descriptors:
@@ -74,6 +80,11 @@ class MessageSocket:
     def receive(self, max_bytes: int = MESSAGE_BYTES, max_descriptors: int = 0, flags: int = 0) -> Message | None:
         """Returns the next message with its descriptors, or None if the other end is closed.
 
+        Args:
+            max_bytes: length at which a message is cut.
+            max_descriptors: number of descriptors that may come with it.
+            flags: flags of recv(2).
+
         Raises:
             BlockingIOError: this end does not wait, and there is no message.
             ConfigError: this process can take no further descriptor.
@@ -84,20 +95,24 @@ class MessageSocket:
             # socket.recv_fds is not used: it ignores its flags (CPython 3.11).
             space = socket.CMSG_LEN(max_descriptors * array("i").itemsize)
             raw, ancillary, found, _ = self._end.recvmsg(max_bytes, space, flags)
-        except ConnectionResetError:  # it was closed with messages of this end unread
+        except ConnectionResetError:  # the other end was closed before it had read all messages
             return None
         numbers = array("i")
         for *_, content in ancillary:
             numbers.frombytes(content[: len(content) - len(content) % numbers.itemsize])
         descriptors = numbers.tolist()
-        if found & socket.MSG_CTRUNC:  # the kernel has dropped what the table of this process has no place for
+        if found & socket.MSG_CTRUNC:  # the kernel dropped descriptors, because this process may have no more
             for descriptor in descriptors:
                 os.close(descriptor)
             raise out_of_descriptors()
         return (raw, descriptors) if raw else None
 
     def receive_available(self, max_bytes: int, max_descriptors: int = 0) -> Iterator[Message | None]:
-        """Yields the messages that have arrived, without waiting, and None after the last one of a closed end.
+        """Yields the messages that have arrived, without waiting; None follows the last one if the other end is closed.
+
+        Args:
+            max_bytes: length at which a message is cut.
+            max_descriptors: number of descriptors that may come with each.
 
         Raises:
             ConfigError: this process can take no further descriptor.
@@ -112,7 +127,13 @@ class MessageSocket:
                 return
 
     async def wait_for_message(self, max_bytes: int) -> bytes:
-        """Waits on the running loop for a message without descriptors; returns b"" if the other end is closed."""
+        """Returns the next message, without descriptors, once it has come; b"" if the other end is closed.
+
+        This end must be one that does not block (`set_blocking`).
+
+        Args:
+            max_bytes: length at which a message is cut.
+        """
         try:
             return await asyncio.get_running_loop().sock_recv(self._end, max_bytes)
         except ConnectionResetError:
@@ -126,7 +147,7 @@ class MessageSocket:
 def wait_until_readable(descriptor: int, seconds: float) -> bool:
     """Waits at most `seconds` until a descriptor can be read; returns whether it can.
 
-    It does not use select(2), which fails for descriptors above 1023, which a mix of many members has.
+    It uses poll(2), because select(2) fails for descriptors above 1023, which occur in a mix of many members.
     """
     poll = select.poll()
     poll.register(descriptor, select.POLLIN)

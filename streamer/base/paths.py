@@ -1,4 +1,8 @@
-"""Local paths that mean the same to every process of a machine, and the home folder of this user."""
+"""Makes local paths absolute, so that they mean the same to every process of a machine, and finds the user's home.
+
+Commands, `shards/` and the options of a dataset make what a user gives absolute; `store/credentials/` looks for the
+files of logins and keys in the home folder.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,10 @@ from pathlib import Path
 
 
 def absolute(url: str) -> str:
-    """Returns a local path as an absolute one, and another url with its scheme in lower case."""
+    """Returns a local path as an absolute one, with the slash at its end if it has one.
+
+    A url with `://`, `file://` included, only gets its scheme in lower case.
+    """
     scheme, separator, rest = url.partition("://")
     if separator:
         return f"{scheme.lower()}://{rest}"
@@ -16,9 +23,12 @@ def absolute(url: str) -> str:
 
 
 def find_in_home(*names: str) -> Path | None:
-    """Returns the path of a file in the home folder; None where this user has none.
+    """Returns a path below the home folder, whether or not it exists; None if this user has no home folder.
 
-    That is a user in a container with any uid, no HOME and no entry in /etc/passwd.
+    A user has none in a container, for example: with a uid that is not in /etc/passwd, and without HOME.
+
+    Args:
+        names: folders and the file, from the home folder on. Without names the home folder itself is returned.
     """
     home = os.path.expanduser("~")
     return None if home == "~" else Path(home, *names)

@@ -1,7 +1,7 @@
-"""The resources of this process: what it uses, memory that it keeps, and garbage that it collects rarely.
+"""Measures what this process uses, and sets how it keeps freed memory and how often it collects garbage.
 
-glibc returns freed buffers above 128 KiB to the kernel and faults them in again at the next use. A worker frees such
-buffers with each batch.
+The engine (`service/`), its fetch processes, the workers and the processes of tasks call it at their start; the page of
+metrics shows the measures of the engine.
 """
 
 from __future__ import annotations
@@ -24,13 +24,17 @@ _M_MMAP_THRESHOLD = -3
 # Buffers up to this size come from the heap; glibc accepts no larger value.
 _MMAP_THRESHOLD_BYTES = 32 << 20
 
-# Thousands of requests wait as tasks. The collector visited all of them, and every imported module, for each 700 new
-# objects: 5-10 % of the CPU of small objects (two cores, 2026-11-20).
+# Thousands of requests wait as asyncio tasks. After each 700 new objects the collector visited all of them, and every
+# imported module: 5-10 % of the CPU time for fetching small objects (two cores, 2026-11-20).
 _COLLECT_AFTER = 10_000
 
 
 def process_statistics() -> dict[str, int | float]:
-    """Returns CPU seconds, usable cores, resident bytes, descriptors and threads of this process; -1 if unknown."""
+    """Returns what this process uses now, by name; -1 means that the system does not tell.
+
+    `cpu_seconds` counts from its start. `usable_cores` is how many threads can run at once. The others are bytes of
+    memory (`resident_bytes`, and `anonymous_bytes` of them without files), `open_descriptors` and `threads`.
+    """
     used = resource.getrusage(resource.RUSAGE_SELF)
     try:
         lines = _STATUS.read_text().splitlines()
@@ -52,9 +56,10 @@ def process_statistics() -> dict[str, int | float]:
 def keep_free_memory(bytes_kept: int) -> bool:
     """Makes glibc keep up to `bytes_kept` of freed memory in this process.
 
-    For worker processes, before they do anything else; the trainer's process is left alone. Without it, samples of 110
-    KB with a transform cost trainer and workers 137 instead of 106 us CPU each, warm, at the same peak of memory (batch
-    64, two workers, two cores, 2026-11-23).
+    Workers and processes of tasks call it before they do anything else; the trainer's process is left alone. By
+    default glibc returns freed buffers above 128 KiB to the kernel, and their pages are faulted in again at the next
+    use. A worker frees such buffers with each batch: samples of 110 KB with a transform then cost trainer and workers
+    137 instead of 106 us CPU each, warm, at the same peak of memory (batch 64, two workers, two cores, 2026-11-23).
 
     Args:
         bytes_kept: free bytes at the top of each heap above which memory goes back to the kernel.
@@ -73,11 +78,11 @@ def keep_free_memory(bytes_kept: int) -> bool:
 
 
 def collect_rarely() -> None:
-    """Hides existing objects from the collector, and lets it look for cycles less often.
+    """Hides all existing objects from the garbage collector for good, and lets it look for cycles less often.
 
-    For the engine's process, when everything is imported and before its first request. Switches the collector on, if it
-    was off for the imports. Cycles that these have left are kept: 574 of 66,556 objects, and looking for them took 11
-    ms of the time until the engine listens (2026-11-20).
+    The engine, its fetch processes and the processes of tasks call it when everything is imported and before their
+    first request. Switches the collector on, if it was off for the imports. Cycles that the imports have left are not
+    freed: 574 of 66,556 objects. Looking for them took 11 ms of the time until the engine listens (2026-11-20).
     """
     gc.freeze()
     gc.set_threshold(_COLLECT_AFTER, *gc.get_threshold()[1:])

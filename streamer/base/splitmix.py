@@ -1,8 +1,9 @@
-"""splitmix64 on 64-bit words: one at a time as plain integers, many at a time as uint64 arrays.
+"""Hashes 64-bit words by splitmix64: one at a time as plain integers, many at a time as uint64 arrays.
 
-Never a library's generator: those change between versions, and what is drawn here (the order, what the cache keeps,
-fractions of a dataset, the seeds of transforms) must not. The finalizer is a bijection of 64-bit words, so for equal
-leading words two different last words never collide: sorting by such a hash has no ties.
+Everything that is drawn at random uses it: the order (`order/hashing.py`), what the cache keeps, the fraction of a
+dataset, homes of chunks among peers, shards. A library's generator is not used: it may change between versions, and
+what is drawn must not. The last step of the hash, its finalizer, maps 64-bit words one to one. Two lists of words that
+differ only in their last word therefore never have the same hash, and sorting by such hashes has no ties.
 Source: Steele, Lea, Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014.
 """
 
@@ -26,7 +27,7 @@ _LAST = np.uint64(31)
 
 
 def mix(words: Words) -> Words:
-    """Applies the finalizer to an array, in place, and returns it."""
+    """Applies the finalizer to each word of an array, in place, and returns the array."""
     shifted = np.empty_like(words)
     for shift, factor in _STEPS:
         np.right_shift(words, shift, out=shifted)
@@ -38,7 +39,7 @@ def mix(words: Words) -> Words:
 
 
 def fold(seed: int, *words: int) -> int:
-    """Hashes a seed and words to 64 bits."""
+    """Hashes a seed and words to an integer of 64 bits; of larger or negative integers the lowest 64 bits count."""
     state = _mix_one(seed + _GAMMA)
     for word in words:
         state = _mix_one((state ^ (word & _MASK)) + _GAMMA)
@@ -46,14 +47,15 @@ def fold(seed: int, *words: int) -> int:
 
 
 def fold_each(state: int | Words, words: NDArray[np.integer[Any]]) -> Words:
-    """Folds one more word into a state, for each word: `fold(seed, ..., w)` for every w.
+    """Hashes many words after the same beginning: for each word w what `fold(seed, ..., w)` returns.
 
     Args:
-        state: what `fold` or `fold_each` returned, one for all or one per word.
-        words: the next words, any shape, >= 0.
+        state: result of `fold(seed, ...)`, one for all words, or an array of results, one for each word.
+        words: array of any shape, values >= 0.
 
     Returns:
-        The new states, in the shape of `words`. They differ for different words of one state.
+        The hashes, a new array in the shape of `words`, which may be the state for further words. Different words
+        after one state have different hashes.
     """
     states = np.array(state, dtype=np.uint64)
     mixed = np.bitwise_xor(np.atleast_1d(words).astype(np.uint64), states)

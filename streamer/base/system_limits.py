@@ -1,4 +1,7 @@
-"""Turns errors of the system that mean one of its limits into errors that name the limit."""
+"""Turns errors of the operating system that mean one of its limits into errors that name the limit.
+
+Used in every process: by the client, the loader and its workers, the cache and the engine.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +14,16 @@ from streamer.errors import ConfigError, StreamerError, describe_undecodable
 
 
 def is_shortage(error: OSError) -> bool:
-    """Whether files cannot be opened for the moment, whatever they are: of this process's descriptors, or all."""
+    """Whether no file can be opened for the moment: this process (EMFILE) or the machine (ENFILE) has too many open."""
     return error.errno in (errno.EMFILE, errno.ENFILE)
 
 
 def limit_error(error: BaseException) -> ConfigError | None:
-    """Returns the limit that an error means; None if it means something else."""
+    """Returns an error that names the limit which `error` means, and what to do; None if it means no limit.
+
+    The limits are those of descriptors, processes and threads, length of a file, and memory. A UnicodeEncodeError
+    means that a path has letters which the encoding of this process lacks. Errors of streamer give None.
+    """
     if isinstance(error, StreamerError):
         return None
     if isinstance(error, UnicodeEncodeError):
@@ -50,7 +57,7 @@ def limit_error(error: BaseException) -> ConfigError | None:
 
 
 def out_of_descriptors() -> ConfigError:
-    """Returns the error for a process that has as many files open as it may."""
+    """Returns the error for this process when it has as many files open as it may; does not raise it."""
     _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
     return ConfigError(
         f"this process has {_format_limit(resource.RLIMIT_NOFILE)} files open, and may have no more: raise "
@@ -62,7 +69,10 @@ def out_of_descriptors() -> ConfigError:
 
 @contextlib.contextmanager
 def name_limits() -> Iterator[None]:
-    """Raises a ConfigError instead of an error that means a limit of the system; also usable as a decorator."""
+    """Lets a `with`, or a decorated function, raise a ConfigError instead of an error that means a limit of the system.
+
+    Which errors these are says `limit_error`; all others are raised as they are.
+    """
     try:
         yield
     except (OSError, RuntimeError, MemoryError, UnicodeEncodeError) as error:
