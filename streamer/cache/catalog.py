@@ -1,8 +1,9 @@
-"""The persistent index of the cache: one row per chunk in diskcache (SQLite), as bytes and text; who keeps it.
+"""Reads and writes the catalog, the persistent index of the cache: one row per chunk in diskcache (SQLite).
 
-The files are the truth and the catalog is their index: it is read in one query at start, written in batches off the
-loop, and made anew when anything in it is not what we write ourselves. Nothing in it is ever unpickled: diskcache by
-itself runs `pickle.load` on a row that says so (CVE-2025-69872), so a planted row would run code.
+`chunk_cache.py` keeps it up to date, `reconcile.py` compares it with the files at the start, and `maintenance.py` reads
+it. Where catalog and files differ, the files are right. The catalog is read in one query at start, written in batches
+off the loop, and made anew when anything in it is not what we write ourselves. Nothing in it is ever unpickled:
+diskcache by itself runs `pickle.load` on a row that says so (CVE-2025-69872), so a planted row would run code.
 """
 
 from __future__ import annotations
@@ -29,13 +30,22 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+# Rows whose key begins so have the time of a dataset's last use.
 _USED = "used:"
 # diskcache's name of the file.
 _DATABASE = "cache.db"
 
 
 class CacheCounters(msgspec.Struct):
-    """Counts since the start."""
+    """Counts since the start of the engine.
+
+    Attributes:
+        published_chunks: number of chunks that were written to the cache folder.
+        written_bytes: length of their files together.
+        damaged_chunks: number of chunks that were found corrupt, unreadable or missing.
+        refused_writes: number of chunks that the disk refused.
+        catalog_failures: number of times that the catalog could not be written.
+    """
 
     published_chunks: int = 0
     written_bytes: int = 0
@@ -45,7 +55,14 @@ class CacheCounters(msgspec.Struct):
 
 
 class CacheStatistics(CacheCounters, kw_only=True):
-    """Files and bytes now, and counts since the start."""
+    """Files and bytes of the cache now, and counts since the start.
+
+    Attributes:
+        limit_bytes: limit of chunk files now.
+        charged_bytes: bytes of chunk files in the folder, reserved ones included (`table.charge`).
+        chunks: number of chunks in the cache folder.
+        fallback_chunks: number of chunks in memory, because the disk refused them.
+    """
 
     limit_bytes: int
     charged_bytes: int
@@ -54,14 +71,18 @@ class CacheStatistics(CacheCounters, kw_only=True):
 
 
 class CatalogContents(msgspec.Struct):
-    """All rows: chunks by key, and the time of each dataset's last use (seconds since 1970)."""
+    """All rows: chunks by key, and the time of each dataset's last use (seconds since 1970) by its digest."""
 
     chunks: dict[bytes, CatalogRow]
     used: dict[str, float]
 
 
 class Catalog:
-    """The catalog's folder. Lives on one thread (SQLite connections do); owned by `ChunkCache`."""
+    """Opens, reads and writes the catalog in one folder. All calls come from one thread, as SQLite demands.
+
+    Args:
+        directory: folder of the catalog.
+    """
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -97,7 +118,7 @@ class Catalog:
         return CatalogContents({}, {})
 
     def peek(self) -> dict[bytes, CatalogRow]:
-        """Reads the chunk rows without changing anything; returns none if they cannot be read, and in a layer."""
+        """Reads the rows of chunks without changing anything; returns {} if there are none or they cannot be read."""
         if not self._exists():
             return {}
         try:
@@ -119,6 +140,7 @@ class Catalog:
             return False
 
     def _read(self) -> CatalogContents:
+        """Reads all rows. Raises OSError, or an error of `FOREIGN_ERRORS` (`catalog_database.py`) for a foreign row."""
         from streamer.cache.catalog_database import read_rows
 
         contents = CatalogContents({}, {})
@@ -138,10 +160,17 @@ class Catalog:
         used: Iterable[str] = (),
         forgotten: Iterable[str] = (),
     ) -> None:
-        """Adds and removes rows, and marks datasets as used now or never used again, in one transaction.
+        """Changes rows in one transaction; creates the catalog if it is missing.
+
+        Args:
+            added: rows of chunks by key, which replace those of the same key.
+            removed: keys of chunks whose rows are removed.
+            used: digests of datasets that are used now.
+            forgotten: digests of datasets whose last use is removed.
 
         Raises:
-            CacheError: the disk refuses the write; the files are unharmed, and the next start reconciles.
+            CacheError: the catalog is closed, the disk refuses the write, or this Python has no SQLite. The chunk files
+                are unharmed, and the next start compares them.
         """
         if self._closed:
             raise CacheError(f"the catalog {self._directory} is closed")
@@ -150,7 +179,7 @@ class Catalog:
         except ImportError as error:
             raise CacheError(_describe_lack_of_sqlite(self._directory, error)) from error
         try:
-            if self._cache is None:  # not by truth value, which is false for an empty catalog and costs a query
+            if self._cache is None:  # `not self._cache` would be true for an empty catalog, and cost a query
                 try:
                     self._cache = open_database(self._directory)
                 except FOREIGN_ERRORS:
@@ -171,12 +200,12 @@ class Catalog:
             raise CacheError(f"cannot write the catalog in {self._directory}: {error}") from error
 
     def _empty(self) -> None:
-        """Removes the files but not the folder: a missing folder would be taken for the work of a cleaner."""
+        """Removes the files but not the folder: `FolderGuard` would take a missing one for the work of a cleaner."""
         with contextlib.suppress(OSError):
             remove_contents(self._directory)
 
     def reopen(self) -> None:
-        """Drops the connection, for example to files that were removed; the next `write` makes a new one."""
+        """Closes the connection, whose files may have been removed; the next `write` opens a new one."""
         cache, self._cache = self._cache, None
         if cache is None:
             return
@@ -201,7 +230,13 @@ T = TypeVar("T")
 
 
 class CatalogKeeper:
-    """Owned by one `ChunkCache`; lives on its loop."""
+    """Collects changes of the catalog and writes them in batches, in a thread of its own.
+
+    One `ChunkCache` has it. Its methods are called on the loop and do not wait, but for the coroutines.
+
+    Args:
+        count: its `catalog_failures` is raised here.
+    """
 
     def __init__(self, count: CacheCounters) -> None:
         self._count = count
@@ -217,17 +252,17 @@ class CatalogKeeper:
         return f"CatalogKeeper({self._catalog!r})"
 
     async def run_in_thread(self, work: Callable[[], T]) -> T:
-        """Runs `work` in the thread of the catalog's connection."""
+        """Runs `work` in the thread of the catalog's connection; returns its result or raises its error."""
         return await in_thread(self._thread, work)
 
     def begin(self, catalog: Catalog, changes: CatalogChanges) -> None:
-        """Takes over an opened catalog, with the changes that were found at the start."""
+        """Takes over an opened catalog, and the changes that it needs since the start; call it before `run`."""
         self._catalog = catalog
         self._changes = changes
         self._dirty.set()
 
     def add_row(self, key: bytes, row: CatalogRow) -> None:
-        """Records a chunk that was published."""
+        """Records a chunk that was published, and at the first one of a dataset that the dataset is used now."""
         if row.dataset not in self._seen:
             self.use(row.dataset)
         self._changes.removed.discard(key)
@@ -256,11 +291,14 @@ class CatalogKeeper:
         self._dirty.set()
 
     def start_anew(self) -> None:
-        """Starts new files after the catalog's were removed; the next start of the engine then looks at the chunks."""
+        """Lets the next write create the catalog again, whose files were removed.
+
+        It then lacks the rows of before; the next start of the engine reads the headers of those chunks instead.
+        """
         self._is_lost = True
 
     async def run(self) -> None:
-        """Writes rows until `stop` is called and nothing is left."""
+        """Writes changes as they come, until `stop` is called and nothing is left; a failed write is only logged."""
         while self._is_open or self._changes:
             await self._dirty.wait()
             self._dirty.clear()

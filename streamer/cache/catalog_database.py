@@ -1,4 +1,7 @@
-"""The catalog's database: diskcache without pickles, files and culling. Its import costs 4 ms, so it happens late."""
+"""Opens and reads the database of the catalog: diskcache without pickles, files and culling.
+
+`catalog.py` imports it only when the catalog is used, because the import takes 4 ms.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from diskcache.core import DBNAME, DEFAULT_SETTINGS, METADATA, MODE_RAW, MODE_TE
 
 from streamer.cache.catalog_row import ForeignRowError
 
-# Errors of a database, and those that a damaged or foreign database causes in this module.
+# The first are errors of SQLite. A database that is damaged, or that another program wrote, may cause any of them all.
 DATABASE_ERRORS = (sqlite3.Error, diskcache.Timeout)
 FOREIGN_ERRORS = (*DATABASE_ERRORS, ForeignRowError, TypeError, ValueError)
 
@@ -33,10 +36,14 @@ _SETTINGS: dict[str, int | str] = {
 
 
 class CatalogDisk(diskcache.Disk):  # type: ignore[misc]  # diskcache has no types
-    """Stores and accepts bytes and text inside the row; refuses pickles, numbers and files in both directions."""
+    """Stores and accepts bytes and text inside the row; refuses pickles, numbers and files in both directions.
+
+    diskcache calls these methods, whose names and arguments are its own. What is refused when it is written raises
+    TypeError, and what is refused when it is read ForeignRowError.
+    """
 
     def put(self, key: object) -> tuple[object, bool]:
-        """Returns a key as SQLite stores it."""
+        """Returns a key as SQLite stores it, and True: it is no pickle."""
         if isinstance(key, bytes):
             return sqlite3.Binary(key), True
         return _text(key), True
@@ -54,7 +61,7 @@ class CatalogDisk(diskcache.Disk):  # type: ignore[misc]  # diskcache has no typ
         return 0, MODE_TEXT, None, _text(value)
 
     def fetch(self, mode: int, filename: str | None, value: object, read: bool) -> bytes | str:
-        """Returns a value as it was put; refuses any other mode as foreign."""
+        """Returns a value as `store` was given it; refuses any other mode as foreign."""
         plain = (mode == MODE_RAW and isinstance(value, bytes)) or (mode == MODE_TEXT and isinstance(value, str))
         if filename is not None or read or not plain:
             raise ForeignRowError(f"the catalog holds a row of mode {mode}, file {filename!r}: it is not ours")
@@ -62,11 +69,11 @@ class CatalogDisk(diskcache.Disk):  # type: ignore[misc]  # diskcache has no typ
         return value
 
     def filename(self, key: object = None, value: object = None) -> tuple[str, str]:
-        """Refuses: values never go to files."""
+        """Raises ForeignRowError: values never go to files."""
         raise ForeignRowError("the catalog does not store files")
 
     def remove(self, file_path: str) -> None:
-        """Refuses: a row must not make us unlink a file, wherever it points."""
+        """Does nothing: a row must not make us unlink a file, wherever it points."""
 
 
 def _text(value: object) -> str:
@@ -79,7 +86,9 @@ def open_database(directory: Path) -> diskcache.Cache:
     """Opens the database in a folder, or creates it there.
 
     Raises:
-        sqlite3.Error, diskcache.Timeout, ForeignRowError, TypeError, ValueError: it cannot be opened, or is foreign.
+        sqlite3.Error, diskcache.Timeout, ForeignRowError, TypeError, ValueError: it cannot be opened, is damaged, or
+            another program wrote it.
+        OSError: the folder cannot be made.
     """
     directory.mkdir(mode=0o700, exist_ok=True)
     path = directory / DBNAME
@@ -108,7 +117,12 @@ def open_database(directory: Path) -> diskcache.Cache:
 
 
 def read_rows(directory: Path) -> Iterator[tuple[bytes | str, bytes | str]]:
-    """Yields the keys and values of all rows, in one query that changes nothing."""
+    """Yields the keys and values of all rows, in one query that changes nothing.
+
+    Raises:
+        sqlite3.Error: the database cannot be read.
+        ForeignRowError: another program wrote a row.
+    """
     disk = CatalogDisk(str(directory))
     with contextlib.closing(_connect(directory / DBNAME)) as connection:
         for key, raw, mode, filename, value in connection.execute("SELECT key, raw, mode, filename, value FROM Cache"):

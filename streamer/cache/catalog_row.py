@@ -1,4 +1,7 @@
-"""One row of the catalog as bytes, and changes that are not written yet."""
+"""Defines a row of the catalog, how it is stored as bytes, and a set of changes of rows.
+
+Used by `catalog.py` and `catalog_database.py`, and by `chunk_cache.py` and `reconcile.py`, where rows come from.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ import msgspec
 
 from streamer.errors import CacheError
 
-# Version of the row, file_bytes; the rest is the dataset's id in UTF-8.
+# The version of the row and file_bytes, which the dataset's id in UTF-8 follows.
 _ROW = struct.Struct("<BQ")
 ROW_VERSION = 1
 
@@ -18,21 +21,26 @@ class ForeignRowError(CacheError):
 
 
 class CatalogRow(msgspec.Struct, frozen=True):
-    """The catalog's entry of a chunk file."""
+    """What the catalog says of a chunk file.
+
+    Attributes:
+        file_bytes: length of the file.
+        dataset: digest of the manifest of its dataset; "" if unknown.
+    """
 
     file_bytes: int
     dataset: str
 
     def encode(self) -> bytes:
-        """Returns the row's value."""
+        """Returns the row as the bytes that are stored."""
         return _ROW.pack(ROW_VERSION, self.file_bytes) + self.dataset.encode()
 
     @classmethod
     def decode(cls, raw: bytes) -> CatalogRow:
-        """Parses a value.
+        """Returns the row of stored bytes.
 
         Raises:
-            ForeignRowError: it has another version, or was written by another program.
+            ForeignRowError: they are too short, or of another version.
         """
         if len(raw) < _ROW.size or raw[0] != ROW_VERSION:
             raise ForeignRowError(f"a catalog row of {len(raw)} bytes is not of version {ROW_VERSION}")
@@ -41,7 +49,14 @@ class CatalogRow(msgspec.Struct, frozen=True):
 
 
 class CatalogChanges(msgspec.Struct):
-    """Changes that the catalog does not have yet: rows, and datasets that are used now or to be forgotten."""
+    """Changes that the catalog does not have yet. It is false when there are none.
+
+    Attributes:
+        added: rows of chunks by key.
+        removed: keys of chunks that are gone.
+        used: digests of datasets that are used now.
+        forgotten: digests of datasets whose last use is to be removed.
+    """
 
     added: dict[bytes, CatalogRow]
     removed: set[bytes]

@@ -1,6 +1,6 @@
-"""The cache folder in use: publishes, finds and unlinks chunk files, and never exceeds its limit.
+"""Publishes, finds, checks and unlinks the chunk files of the cache folder, and never exceeds its limit.
 
-The engine owns it. `CachePolicy` decides what stays and what is evicted; this module carries it out.
+The engine has one `ChunkCache` (`engine/`). `CachePolicy` decides what stays and what is evicted, this module does it.
 """
 
 from __future__ import annotations
@@ -42,20 +42,22 @@ logger = logging.getLogger(__name__)
 Write = Callable[[], Awaitable[object]]
 
 FILE_THREADS = 2
-# How often one write tries, and makes the folder again: a cleaner that is still at work may remove it twice.
+# How often a write is tried while the folder is removed and made again: a cleaner at work may remove it twice.
 MAX_RESTORES = 4
 
 
 class ChunkCache:
-    """Owner of one cache folder; lives on one loop, inside its `async with`. File work runs in its own threads.
+    """Owns one cache folder. It is used on one loop, inside its `async with`, and works on files in threads of its own.
+
+    Entering it opens the folder, and raises as `open_folder` and `Layers` do. The engine sets the three callables.
 
     Attributes:
-        folder, space: the opened folder and its bytes; set at the start.
+        folder, space, root: the opened folder, its bytes, both set by entering, and the path of the folder.
         layers: the read-only folders below it.
         found: the chunks that were there at the start, by dataset, the least recently used first.
         on_lost: called with the keys of lost chunks: the folder was removed and made again, or the disk is given up.
-        on_warning: called with a sentence for the cache's users; it is logged as well.
-        is_used: tells whether there are readers.
+        on_warning: called with a sentence for the cache's users, which is logged as well.
+        is_used: returns whether there are readers.
     """
 
     def __init__(self, config: CacheConfig) -> None:
@@ -102,7 +104,7 @@ class ChunkCache:
             self._stop_threads()
 
     def _start(self) -> CatalogChanges:
-        """Opens folder, catalog, memory folder and layers; returns the changes that the catalog lacks."""
+        """Opens folder, catalog, memory folder and layers (in a thread); returns the changes that the catalog lacks."""
         self.folder = open_folder(self.config.directory, self.config.group)
         self._guard = FolderGuard(self.folder)
         self._trust = DiskTrust(self.folder, self._files, self._warn)
@@ -199,10 +201,7 @@ class ChunkCache:
 
     @property
     def roots(self) -> tuple[Path, ...]:
-        """Every folder that may hold a chunk, in the order in which readers look: the cache, memory, the layers.
-
-        The folder in memory is empty until the disk refuses a write; it is left out on machines that have none.
-        """
+        """Every folder that may have a chunk, in the order in which readers look: cache, memory if any, layers."""
         memory = () if self._fallback.path is None else (self._fallback.path,)
         return (self.folder.path, *memory, *self.layers.roots)
 
@@ -246,16 +245,16 @@ class ChunkCache:
         codec: int = 0,
         dataset: str = "",
     ) -> Published:
-        """Makes a chunk readable: checksums, one file, one rename. Reserves its bytes before anything is written.
+        """Writes a chunk's file, and makes the chunk readable. Reserves its bytes before anything is written.
 
-        Safe to cancel: the thread that writes is waited for, so `parts` may be reused afterwards.
+        A cancellation waits for the thread that writes, so that `parts` may be reused afterwards.
 
         Args:
             key: 16 bytes.
             parts: the chunk's bytes in order.
-            sample_offsets: (samples + 1,) chunk-local boundaries, from 0 to the length of the parts.
-            codec: how the bytes are stored (`Codec`).
-            dataset: the manifest's digest, for the catalog.
+            sample_offsets: where samples begin in the chunk, (samples + 1,), from 0 to the length of the parts.
+            codec: number that says how the bytes are stored (`Codec`).
+            dataset: digest of the manifest, for the catalog.
 
         Returns:
             Where the chunk is: in the cache folder, or in memory if the disk refused it. In that case `limits` are
@@ -263,7 +262,8 @@ class ChunkCache:
 
         Raises:
             CacheFullError: it does not fit within the limit. The caller evicts, then tries again.
-            CacheError: neither the disk nor memory accepted it. The caller evicts, then tries again.
+            CacheError: neither the disk nor memory took it. The caller evicts, then tries again.
+            ClosedError, ConfigError, OSError: after the end, for `ulimit -f`, for want of descriptors or memory.
         """
         self._check_open()
         chunk = ChunkBytes(key, parts, sample_offsets, codec)
@@ -300,13 +300,13 @@ class ChunkCache:
                 return await self._publish_in_memory(chunk, length, error.errno or errno.EIO)
 
     async def publish_with(self, write: Write, key: bytes, length: int, dataset: str) -> None:
-        """Does as `publish` for a file that another process writes: the bytes are reserved before it begins.
+        """Makes a chunk readable whose file `write` writes. Reserves its bytes before; memory is no substitute here.
 
         Args:
-            write: is awaited once, and returns when the file is there. It may take as long as a fetch.
+            write: called unless the folder has the chunk. It returns when another process has written the file.
             key: 16 bytes.
             length: length of the file to come, in bytes.
-            dataset: the manifest's digest, for the catalog.
+            dataset: digest of the manifest, for the catalog.
 
         Raises:
             CacheFullError: there is no room within the limit. The caller evicts, then tries again.
@@ -320,6 +320,7 @@ class ChunkCache:
                     await self._publish(key, length, dataset, write())
 
     async def _publish(self, key: bytes, length: int, dataset: str, write: Awaitable[object]) -> Published:
+        """Awaits the write of a chunk's file and counts it; if that fails, removes the file and releases its bytes."""
         try:
             await write
         except BaseException:
@@ -335,7 +336,7 @@ class ChunkCache:
         return Published(self.folder.path, length)
 
     async def _write(self, chunk: ChunkBytes) -> None:
-        """Writes a chunk's file; makes the folder again if it was removed."""
+        """Writes a chunk's file; makes the folder again if it was removed, or raises CacheError if it cannot."""
         for _ in range(MAX_RESTORES):
             with contextlib.suppress(FileNotFoundError, NotADirectoryError):
                 self._guard.check()
@@ -359,10 +360,9 @@ class ChunkCache:
             self._warn(f"the cache folder {self.root} refuses writes ({reason}): chunks pass through memory meanwhile")
 
     async def evict(self, keys: Iterable[bytes]) -> None:
-        """Unlinks files of chunks, in the folder or memory; `path` stops finding them at once. Ignores unknown keys.
+        """Unlinks the files of chunks, in the folder or memory, which `path` does not find any more from here on.
 
-        Raises:
-            CacheError: a file could not be unlinked. Its bytes stay counted.
+        Ignores unknown keys. Raises CacheError if a file could not be unlinked; its bytes stay counted.
         """
         self._check_open()
         failed: dict[bytes, OSError] = {}
@@ -390,11 +390,11 @@ class ChunkCache:
         self._keeper.remove_rows(lengths)
 
     def use(self, dataset: str) -> None:
-        """Marks the dataset as used now: after a restart, the least recently used datasets are evicted first."""
+        """Notes in the catalog that the dataset is used now: after a restart the longest unused are evicted first."""
         self._keeper.use(dataset)
 
     def forget(self, dataset: str) -> None:
-        """Forgets when the dataset was last used; its chunks stay until they are evicted."""
+        """Removes from the catalog when the dataset was last used; its chunks stay until they are evicted."""
         self._keeper.forget(dataset)
 
     def distrust(self, key: bytes) -> None:
@@ -413,8 +413,8 @@ class ChunkCache:
         """Reads the whole chunk and compares it with its checksums.
 
         Returns:
-            False if it is corrupt, unreadable or missing: `evict` it and fetch it again. True also if this process has
-            no descriptor left to look. A disk that fails too often is given up.
+            False if it is corrupt, unreadable or missing: `evict` it and fetch it again. True also if no file can be
+            opened for the moment. A disk that fails too often is given up, and `on_lost` is called.
         """
         if (path := self.path(key)) is None:
             return False

@@ -1,6 +1,8 @@
-"""Work on single chunk files: writing, comparing with their checksums, unlinking; and who may do so. Runs in threads.
+"""Writes single chunk files, compares them with their checksums, unlinks them, and locks their keys meanwhile.
 
-A file is written with checksums, header, bytes and table, and then renamed, which publishes it.
+Used in threads of the engine (`cache/`, `recode/recoded_chunks.py`, `peers/source.py`) and in fetch processes
+(`engine/processes/fetching.py`). A file is written with header, bytes and table of checksums, and then renamed, which
+publishes it.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from streamer.formats.chunkfile import HEADER_BYTES, ChunkHeader
 
 logger = logging.getLogger(__name__)
 
-# POSIX allows 1,024 buffers per call on Linux.
+# Linux takes at most 1,024 buffers in a call.
 _BUFFERS_PER_CALL = 1024
 
 Buffer = memoryview | bytes
@@ -36,7 +38,8 @@ class Published(msgspec.Struct, frozen=True):
     """A chunk that has become readable.
 
     Attributes:
-        root: its folder: the cache folder, or the fallback if the disk refused it.
+        root: the folder that it is in: the cache folder, or the folder in memory if the disk refused it.
+        file_bytes: length of its file.
     """
 
     root: Path
@@ -47,10 +50,10 @@ class ChunkBytes(msgspec.Struct, frozen=True):
     """A chunk that is to be published.
 
     Attributes:
-        key: 16 bytes.
-        parts: its bytes in order; their concatenation is the chunk.
-        sample_offsets: (samples + 1,) chunk-local boundaries, from 0 to the length of the parts.
-        codec: how the bytes are stored (`Codec`).
+        key: key of the chunk, 16 bytes.
+        parts: bytes of the chunk in order, in one or several buffers.
+        sample_offsets: where samples begin in the chunk, (samples + 1,), from 0 to the length of all parts.
+        codec: number that says how the bytes are stored (`Codec`).
     """
 
     key: bytes
@@ -65,7 +68,12 @@ class ChunkBytes(msgspec.Struct, frozen=True):
 
 
 def sample_checksums(parts: Sequence[Buffer], offsets: NDArray[np.int64]) -> NDArray[np.uint32]:
-    """Returns the CRC-32 of each sample, samples that cross parts included."""
+    """Returns the CRC-32 of each sample, (samples,); a sample may lie in several parts.
+
+    Args:
+        parts: bytes of a chunk, in order.
+        offsets: where samples begin in the chunk, and where the last one ends, (samples + 1,).
+    """
     found = np.empty(len(offsets) - 1, "<u4")
     views = [memoryview(part).cast("B") for part in parts]
     part = 0
@@ -86,13 +94,13 @@ def sample_checksums(parts: Sequence[Buffer], offsets: NDArray[np.int64]) -> NDA
 
 
 def compute_checksums(parts: Sequence[Buffer], offsets: NDArray[np.int64]) -> tuple[NDArray[np.uint32], int]:
-    """Returns the CRC-32 of each sample, and of the parts together."""
+    """Returns the CRC-32 of each sample, as `sample_checksums`, and that of all parts together."""
     samples = sample_checksums(parts, offsets)
     return samples, join_crc32(samples.tolist(), np.diff(offsets).tolist(), parts)
 
 
 def write_chunk(chunk: ChunkBytes, folder: CacheFolder) -> int:
-    """Writes a chunk file and publishes it; leaves nothing behind if it fails.
+    """Writes a chunk's file below a temporary name and renames it; leaves nothing behind if that fails.
 
     There is no fsync: a file torn by a power loss is found by its checksums and fetched again.
 
@@ -125,7 +133,7 @@ def write_chunk(chunk: ChunkBytes, folder: CacheFolder) -> int:
         _write(temporary, [header.encode(), *chunk.parts, table], header.file_bytes, folder.permissions)
         os.rename(temporary, folder.chunk_path(chunk.key))
     except BaseException as error:
-        # A disk that refused the file may refuse this, too; the next start empties the folder of such files.
+        # A disk that refused the file may refuse this, too; the next start of an engine removes such files.
         with contextlib.suppress(OSError):
             temporary.unlink()
         if isinstance(error, OSError) and error.errno == errno.EFBIG and (limit := limit_error(error)) is not None:
@@ -135,13 +143,14 @@ def write_chunk(chunk: ChunkBytes, folder: CacheFolder) -> int:
 
 
 def _write(path: Path, buffers: list[Buffer], length: int, permissions: Permissions) -> None:
+    """Writes buffers, `length` bytes together, to a new file. Raises OSError if it exists or the disk refuses it."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
     descriptor = os.open(path, flags, permissions.file_mode)
     try:
         permissions.apply_to_file(descriptor)
-        # All blocks at once, then the bytes: a full disk says so before anything is written, a growing file on XFS
+        # All blocks are allocated before the bytes are written: a full disk says so at once, a growing file on XFS
         # would take more than it needs, and it is cheaper (0.24 instead of 0.32 CPU s/GB, ext4, 8 MiB, 2026-11-20).
-        # No sync_file_range afterwards: it costs 0.05 CPU s/GB and now and then waits 100 ms for the disk.
+        # There is no sync_file_range afterwards: it costs 0.05 CPU s/GB and now and then waits 100 ms for the disk.
         linux.allocate(descriptor, length)
         views = [memoryview(buffer).cast("B") for buffer in buffers if len(buffer)]
         at = 0
@@ -159,17 +168,18 @@ def _write(path: Path, buffers: list[Buffer], length: int, permissions: Permissi
 
 
 _PIECE_BYTES = 1 << 20
-# How often a piece is read that cannot be read: many such failures of a disk pass.
+# How often a read that fails is tried: many failures of a disk pass.
 _TRIES = 3
 
 
 def verify_file(path: Path, key: bytes) -> ChunkHeader:
-    """Reads the whole file and compares it with its checksums.
+    """Reads the whole file of a chunk and compares it with its checksums; returns its header.
 
     Raises:
-        IntegrityError: it is torn, truncated, swapped or flipped; the text says which.
+        IntegrityError: it is truncated, has other bytes than were written, or is the file of another chunk. The text
+            says what differs.
         FileNotFoundError: it does not exist.
-        OSError: it cannot be read, each time.
+        OSError: it cannot be opened, or a part of it could not be read in several tries.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
@@ -196,6 +206,7 @@ def _check_equal(path: Path, what: str, expected: str | int, actual: str | int) 
 
 
 def _compute_crc(descriptor: int, start: int, stop: int) -> int:
+    """Returns the CRC-32 of the bytes from `start` to `stop` of a file, or to its end if it is shorter."""
     buffer = memoryview(bytearray(min(_PIECE_BYTES, max(0, stop - start))))
     crc = 0
     while start < stop:
@@ -215,7 +226,7 @@ def _preadv(descriptor: int, buffer: memoryview, offset: int) -> int:
 
 
 class KeyLocks:
-    """Locks on keys: one holder at a time for each, its writer or its unlinker. Lives on one loop."""
+    """Locks keys of chunks, so that each has one writer or unlinker at a time. Lives on one loop."""
 
     def __init__(self) -> None:
         self._busy: dict[bytes, asyncio.Event] = {}
@@ -225,7 +236,10 @@ class KeyLocks:
 
     @contextlib.asynccontextmanager
     async def hold(self, keys: Sequence[bytes]) -> AsyncIterator[asyncio.Event]:
-        """Waits for all keys, then holds all of them; yields the event that is set when they are free again."""
+        """Waits until all keys are free, then holds all of them inside an `async with`.
+
+        Yields an event that is set when they are free again.
+        """
         while others := [self._busy[key] for key in keys if key in self._busy]:
             await others[0].wait()
         done = asyncio.Event()
@@ -239,7 +253,7 @@ class KeyLocks:
 
 
 def unlink_all(paths: Mapping[bytes, Path], failed: dict[bytes, OSError]) -> None:
-    """Unlinks files and collects those that failed."""
+    """Unlinks files, of which some may be missing; adds the error of each that stays to `failed`, by key."""
     for key, path in paths.items():
         try:
             path.unlink(missing_ok=True)
@@ -248,9 +262,9 @@ def unlink_all(paths: Mapping[bytes, Path], failed: dict[bytes, OSError]) -> Non
 
 
 def advise(path: Path, advice: linux.Advice) -> None:
-    """Advises the kernel about a file's pages; does nothing if it cannot be opened.
+    """Advises the kernel about the pages of a file; does nothing if the file cannot be opened.
 
-    It is evicted, too many files are open, or the disk fails: who reads the file finds out.
+    The reason, such as an eviction or a failing disk, is left to the reader of the file.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)

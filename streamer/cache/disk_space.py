@@ -1,4 +1,7 @@
-"""The bytes of a cache folder: its limit, its chunk files, and the bytes reserved for writes."""
+"""Counts the bytes of a cache folder: its chunk files, what is reserved for writes, and the limit for both.
+
+`chunk_cache.py` reserves and releases bytes here. `tools/planning/simulate.py` uses the constants.
+"""
 
 from __future__ import annotations
 
@@ -14,38 +17,48 @@ from streamer.cache.policy.table import charge
 from streamer.config import CacheConfig, format_bytes
 from streamer.errors import CacheFullError
 
-# Markers, 20 folders of a block each, an empty catalog (48 KiB) and its log (at most 256 KiB, see `catalog`).
+# Bytes of markers, 20 folders of a block each, an empty catalog (48 KiB) and its log (256 KiB, `catalog_database.py`).
 FIXED_BYTES = 512 << 10
-# The default limit: this share of the free space and of what the cache already holds.
+# The default limit is this share of the free space and what the cache already holds.
 DEFAULT_SHARE = 0.8
-# Set aside for files that are being sent to peers.
+# What is set aside for files that are being sent to peers: this share of the limit, but at most so many bytes.
 SEND_SHARE = 1 / 32
 MAX_SEND_BYTES = 512 << 20
-# The default floor of free space: this share of the filesystem, what ext4 keeps for root; less where the default limit
-# leaves less.
+# The default floor of free space is this share of the filesystem, which ext4 keeps for root, too. It is less where the
+# default limit leaves less.
 DEFAULT_FLOOR_SHARE = 0.05
 
-# Inodes left to manifests, logs of indexing and other programs: a fiftieth, within these bounds.
+# A fiftieth of all inodes, within these bounds, is left to manifests, logs of indexing and other programs.
 MIN_FREE_INODES = 16
 MAX_FREE_INODES = 1024
 
 
 class DiskSpace:
-    """Owned by one `ChunkCache`; `reserve` runs on its loop, the rest may run in its threads.
+    """Counts the bytes of one cache folder, and limits them.
+
+    One `ChunkCache` has it. `reserve` runs on its loop, and `measure` in one of its threads. `is_given_up` and
+    `leftover_bytes` are set by that cache, and `serves_peers` by `peers/`.
+
+    Args:
+        path: the cache folder.
+        config: limit and floor of free space.
+        charged_bytes: bytes of the chunk files that are there, as `table.charge` counts them.
+        files: number of these files.
 
     Attributes:
         charged_bytes: bytes of chunk files, reserved ones included, as `table.charge` counts them.
-        files: number of chunk files.
-        whole_limit_bytes: limit of the whole folder; if none was set, a share of the most that was ever free.
+        files: number of chunk files, reserved ones included.
+        whole_limit_bytes: limit of the whole folder. If the user set none, it is a share of the most that the cache
+            and the free space together ever had.
         overhead_bytes: bytes of manifests, catalog and folders, as of the last `measure`.
-        refused: whether the disk has refused a write since the last `measure`, or is read-only.
-        was_refused: whether it has refused one since the start.
-        is_set: whether a user chose the limit.
-        is_given_up: whether no more is written to it: it cannot be read.
-        serves_peers: whether deleted files may still be open because they are being sent.
+        refused: whether the disk has refused a write since the last `measure`, is read-only, or is given up.
+        was_refused: whether the disk has refused a write since the start.
+        is_set: whether the user chose the limit.
+        is_given_up: whether no more is written to the disk, because its files cannot be read.
+        serves_peers: whether removed files may still be open because they are being sent to peers.
         disk_bytes, free_bytes: size and free space of the filesystem, as of the last `measure`.
-        leftover_bytes: bytes among the charged ones of files that could not be removed.
-        unwritten_bytes: bytes among the charged ones of files that are not written yet: the disk counts them as free.
+        leftover_bytes: those of the charged bytes whose files should have been removed and could not be.
+        unwritten_bytes: those of the charged bytes that are not written yet, so that the disk counts them as free.
     """
 
     def __init__(self, path: Path, config: CacheConfig, charged_bytes: int, files: int = 0) -> None:
@@ -71,32 +84,36 @@ class DiskSpace:
 
     @property
     def hard_limit_bytes(self) -> int:
-        """The limit that is never exceeded: the whole limit minus manifests, catalog and the bytes set aside."""
+        """Limit of chunk files: the whole limit minus manifests, catalog and bytes set aside, at most `max_bytes`."""
         return min(self.max_bytes, max(0, self.whole_limit_bytes - self.overhead_bytes - self.send_bytes))
 
     @property
     def max_bytes(self) -> int:
-        """Bytes that chunks in use may take, however full the disk is; those that it has no space for go to memory."""
+        """Limit of chunk files in use, however full the disk is; chunks for which it has no space go to memory."""
         return max(0, self.max_whole_bytes - self.overhead_bytes - self.send_bytes)
 
     @property
     def max_whole_bytes(self) -> int:
-        """The limit that was set, or else a share of the whole disk, however full it was at the start.
+        """Limit of the whole folder that is never exceeded: the limit that was set, or else a share of the whole disk.
 
-        `reserve` grants up to this, so no limit of the policy may be above it.
+        `reserve` grants bytes up to this limit, so no limit of the policy may be above it.
         """
         return self.whole_limit_bytes if self.is_set else int(DEFAULT_SHARE * self.disk_bytes)
 
     @property
     def send_bytes(self) -> int:
-        """Bytes set aside for files that are being sent to peers: a deleted one occupies its bytes until it is sent."""
+        """Bytes set aside for files that are being sent to peers: a removed one occupies its bytes until it is sent."""
         return min(int(SEND_SHARE * self.whole_limit_bytes), MAX_SEND_BYTES) if self.serves_peers else 0
 
     def limits(self, memory_bytes: int, memory_limit_bytes: int) -> CacheLimits:
-        """Returns the present limits of chunk files.
+        """Returns the present limits of chunk files, in the folder and in memory together.
 
-        These are the hard limit, or, if less, the bytes in use plus those free above the floor (as of the last
-        `measure`). While the disk refuses writes, the limit is the bytes of the present chunks.
+        The first is `hard_limit_bytes`, or less if the disk is full: the bytes in use and those that are free above the
+        floor (as of the last `measure`). While the disk refuses writes, it is the bytes in use.
+
+        Args:
+            memory_bytes: bytes of the chunks that are in memory.
+            memory_limit_bytes: most bytes of chunks that may be in memory.
         """
         room = (self.charged_bytes if self.refused else self._disk_limit) - self.leftover_bytes
         max_bytes = self.max_bytes
@@ -107,7 +124,7 @@ class DiskSpace:
         )
 
     def refuse(self) -> bool:
-        """Notes that the disk took no write or no unlink; returns whether it is the first time."""
+        """Notes that the disk refused a write or an unlink; returns whether that is the first time since the start."""
         first = not self.was_refused
         self.refused = True
         self.was_refused = True
@@ -119,7 +136,11 @@ class DiskSpace:
         self.is_set = True
 
     def measure(self) -> None:
-        """Measures manifests and free space."""
+        """Measures manifests and free space, from which the limits follow; `refused` becomes false on a healthy disk.
+
+        Raises:
+            OSError: the folder is missing, or cannot be read.
+        """
         self.overhead_bytes = FIXED_BYTES + measure_usage(self._path / "manifests")
         found = os.statvfs(self._path)
         self.disk_bytes = found.f_blocks * found.f_frsize
@@ -136,7 +157,7 @@ class DiskSpace:
         self.refused = self.is_given_up or bool(found.f_flag & os.ST_RDONLY)
 
     def _inode_limit(self, found: os.statvfs_result) -> int:
-        """Returns the most bytes that files of the present mean length may take if some inodes are to stay free."""
+        """Returns the most bytes that files of the present mean size may take if some inodes are to stay free."""
         if not found.f_files:  # the filesystem creates inodes as they are needed
             return self._most_present
         spare = found.f_favail - max(MIN_FREE_INODES, min(MAX_FREE_INODES, found.f_files // 50))
@@ -145,10 +166,10 @@ class DiskSpace:
         return self.charged_bytes * (self.files + spare) // self.files
 
     async def reserve(self, length: int) -> None:
-        """Reserves the bytes of a file of this length; waits for running unlinks if necessary.
+        """Reserves the bytes of a file of this length (bytes); waits for running unlinks if necessary.
 
         Raises:
-            CacheFullError: the limit would be exceeded.
+            CacheFullError: `max_bytes` would be exceeded, and no unlink is running.
         """
         wanted = charge(length)
         while self._unlinks and self.charged_bytes + wanted > self.max_bytes:
@@ -165,13 +186,13 @@ class DiskSpace:
         self.files += 1
 
     def release(self, *lengths: int) -> None:
-        """Releases the bytes of files of these lengths: they were unlinked, or not written."""
+        """Releases the bytes of files of these lengths (bytes), which were unlinked, or not written after all."""
         self.charged_bytes -= sum(map(charge, lengths))
         self.files -= len(lengths)
 
     @contextmanager
     def unwritten(self, length: int) -> Iterator[None]:
-        """Marks reserved bytes as not yet written: the disk still counts them as free."""
+        """Counts the reserved bytes of a file of this length as not yet written, inside a `with`."""
         wanted = charge(length)
         self.unwritten_bytes += wanted
         try:
@@ -180,9 +201,9 @@ class DiskSpace:
             self.unwritten_bytes -= wanted
 
     def unlink_begins(self, end: asyncio.Event) -> None:
-        """Notes a running unlink, which releases its bytes before it sets this event: `reserve` may wait for it."""
+        """Notes a running unlink, which releases its bytes and then sets the event `end`; `reserve` may wait for it."""
         self._unlinks.add(end)
 
     def unlink_ends(self, end: asyncio.Event) -> None:
-        """Ends the wait, whether or not the unlink succeeded."""
+        """Forgets an unlink, whether or not it succeeded: `reserve` does not wait for it any more."""
         self._unlinks.discard(end)

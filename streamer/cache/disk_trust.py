@@ -1,8 +1,8 @@
-"""Decides what the disk is still trusted with, from the files that it fails to read.
+"""Decides which chunks may still be written to the disk of the cache, from the files that were wrong or unreadable.
 
-A chunk of which several copies in a row were wrong is kept in memory from then on. A copy that was read well ends the
-row: a program that overwrites files now and then costs a fetch each time, and no memory. A disk of which no file can be
-read is given up: all chunks pass through memory until the engine ends.
+`chunk_cache.py` asks it. A chunk of which several copies in a row were wrong is kept in memory from then on. A copy
+that was read well ends the row: a program that overwrites files now and then costs a fetch each time, and no memory. A
+disk of which no file can be read is given up: all chunks pass through memory until the engine ends.
 """
 
 from __future__ import annotations
@@ -18,21 +18,24 @@ from streamer.cache.chunk_files import verify_file
 from streamer.cache.folder import CacheFolder
 from streamer.errors import IntegrityError
 
-# The disk does not keep a chunk of which this many copies were wrong, and none was read well in between.
+# A chunk is not written to the disk any more after so many wrong copies of which none was read well in between.
 MAX_DISK_COPIES = 2
-# Files in a row that could not be read, until others are looked at: one bad sector is no bad disk.
+# Number of files that could not be read, none read well in between, after which other files are looked at: one bad
+# sector is no bad disk.
 SUSPECT_FILES = 4
 # How many other files are looked at then; the disk is given up when none of them can be read.
 PROBED_FILES = 4
 
 
 class DiskTrust:
-    """Owned by one `ChunkCache`, on its loop.
+    """Remembers which files were wrong, and which chunks are kept in memory therefore.
+
+    One `ChunkCache` has it, and calls it on its loop.
 
     Args:
         folder: the cache folder.
         pool: threads that read files.
-        warn: called with a sentence for the cache's users.
+        warn: called with a sentence for the cache's users, when the first chunk is distrusted.
 
     Attributes:
         is_given_up: whether nothing is read from the disk or written to it any more.
@@ -52,11 +55,11 @@ class DiskTrust:
         return f"DiskTrust(distrusted={len(self.distrusted)}, given_up={self.is_given_up})"
 
     def covers(self, key: bytes) -> bool:
-        """Whether the disk may have this chunk."""
+        """Whether the chunk may be written to the disk."""
         return not self.is_given_up and key not in self.distrusted
 
     def distrust(self, key: bytes) -> None:
-        """Lets the next copy of a chunk be kept in memory. Says so for the first one."""
+        """Marks a chunk whose next copies are to be kept in memory; warns at the first such chunk."""
         if not self.distrusted:
             self._warn(
                 f"the disk of the cache folder {self._folder.path} failed to keep chunk {key.hex()} several times: "
@@ -69,14 +72,17 @@ class DiskTrust:
         self._damaged.pop(key, None)
 
     async def examine(self, key: bytes, present: Collection[bytes]) -> IntegrityError | OSError | None:
-        """Reads a chunk's file in the cache folder as a whole; gives the disk up where no file can be read.
+        """Reads a chunk's whole file in the cache folder, and compares it with its checksums.
+
+        Counts a wrong copy, after the second of which the chunk is distrusted. After several unreadable files it reads
+        some others, and sets `is_given_up` if none of them can be read.
 
         Args:
-            key: the chunk.
-            present: the chunks that are in the folder.
+            key: key of the chunk.
+            present: keys of the chunks that are in the folder.
 
         Returns:
-            Why it is wrong, or None if it is right.
+            What is wrong with the file, or None if it is right.
         """
         failure = await read_whole(self._folder.chunk_path(key), key, self._pool)
         unreadable = _is_unreadable(failure)
@@ -102,7 +108,7 @@ class DiskTrust:
 
 
 async def read_whole(path: Path, key: bytes, pool: ThreadPoolExecutor) -> IntegrityError | OSError | None:
-    """Reads a chunk's file in a thread, and compares it with its checksums; returns why it is wrong, or None."""
+    """Compares a chunk's file with its checksums, in a thread; returns what is wrong, or None if it is right."""
     try:
         await in_thread(pool, verify_file, path, key)
     except (IntegrityError, OSError) as error:
@@ -111,8 +117,8 @@ async def read_whole(path: Path, key: bytes, pool: ThreadPoolExecutor) -> Integr
 
 
 def _is_unreadable(failure: IntegrityError | OSError | None) -> bool:
-    """Whether the disk did not give the bytes.
+    """Whether a failure says that the disk did not give the bytes of a file that it has.
 
-    A missing file was evicted meanwhile, or removed, and descriptors that are used up say nothing of the disk either.
+    A missing file was evicted or removed meanwhile. A lack of descriptors says nothing of the disk either.
     """
     return isinstance(failure, OSError) and not isinstance(failure, FileNotFoundError) and not is_shortage(failure)

@@ -1,16 +1,16 @@
-"""The cache folder: its layout, its owner and its contents.
+"""Opens the cache folder and its layers, and lists, reads and measures what is in them.
 
     <cache_dir>/            0700 (0750 with a group)
       streamer-cache        the marker: "streamer cache 1"; another number means another layout
       streamer-cache.sock   the socket of the engine that a trainer has started here
       streamer-cache.history what the page of a service shows of the time before its restart
-      root-id               32 hex digits, by which a reader that mounts the folder elsewhere recognises it
+      root-id               32 hex digits, by which a client that mounts the folder elsewhere recognises it
       chunks/a/<key>.chunk  0600 (0640 with a group); 16 folders, by the first digit of the key
       manifests/<digest>/   the manifests
       catalog/              diskcache (0700)
       tmp/                  files being written; emptied at start
 
-`ChunkCache`, the engine's start and the tools use it. Synchronous: the engine calls it in threads.
+The rest of `cache/`, `service/` and the commands use it. It is synchronous: the engine calls it in threads.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from streamer.manifest.beside import CACHE_MARKER
 LAYOUT_VERSION = 1
 MARKER = CACHE_MARKER
 _MARKER_TEXT = "streamer cache "
-# Begins like the marker: earlier versions take a folder that has nothing else for an empty one.
+# The name begins like the marker: earlier versions take a folder that has no other file for an empty one.
 LOCK_NAME = MARKER + ".lock"
 ROOT_ID = "root-id"
 _UNFINISHED = re.compile(rf"(?:{ROOT_ID}|{MARKER}|{re.escape(LOCK_NAME)})\.[0-9a-f]{{8}}|{MARKER}\.sock\.\d+")
@@ -44,8 +44,8 @@ _DIGITS = "0123456789abcdef"
 _FOLDERS = [*SUBFOLDERS, *(f"chunks/{digit}" for digit in _DIGITS)]
 _CHUNK_NAME = re.compile(rf"([0-9a-f]{{32}}){re.escape(SUFFIX)}")
 
-# On these a rename is not atomic for readers on other hosts, and locks and SQLite's log do not work: each machine needs
-# a folder of its own.
+# Filesystems on which a rename is not atomic for readers on other hosts, and locks and SQLite's log do not work: each
+# machine needs a cache folder of its own.
 NETWORK_FILESYSTEMS = frozenset(
     ["nfs", "nfs4", "cifs", "smb3", "smbfs", "ceph", "lustre", "gpfs", "beegfs", "glusterfs", "afs", "pvfs2"]
     + ["orangefs", "panfs"]
@@ -55,7 +55,7 @@ NETWORK_FILESYSTEMS = frozenset(
 
 
 class Permissions(msgspec.Struct, frozen=True):
-    """Modes of files and folders, and the group that may read them, if any."""
+    """Modes of the files and folders of a cache, and the group that may read them (None: only their owner may)."""
 
     folder_mode: int = 0o700
     file_mode: int = 0o600
@@ -92,11 +92,12 @@ def group_id(group: str) -> int:
 
 
 class CacheFolder(msgspec.Struct, frozen=True):
-    """An opened cache folder.
+    """An opened cache folder, or a layer.
 
     Attributes:
+        path: path of the folder.
         root_id: content of its file root-id, 32 hex digits.
-        permissions: those of the files and folders that are made in it.
+        permissions: permissions of the files and folders that are made in it.
     """
 
     path: Path
@@ -118,7 +119,11 @@ class CacheFolder(msgspec.Struct, frozen=True):
 
 
 def open_folder(path: Path, group: str | None = None) -> CacheFolder:
-    """Opens the folder, creates what is missing, and empties tmp/.
+    """Opens a cache folder, creates what is missing, sets its permissions, and removes unfinished files.
+
+    Args:
+        path: the folder.
+        group: name or number of the group that may read it. None means that only this user may.
 
     Raises:
         CacheError: it is on a network filesystem, cannot be written to, or belongs to another user.
@@ -182,8 +187,8 @@ def make_again(folder: CacheFolder) -> None:
     """Recreates the missing parts of an opened folder, with the same id, so that readers recognise it.
 
     Raises:
-        CacheError: another engine has meanwhile created its own folder there.
-        OSError: the disk refuses.
+        CacheError: another engine has created its own folder there meanwhile.
+        OSError: the disk refuses a file or a folder.
     """
     path = folder.path
     permissions = folder.permissions
@@ -232,7 +237,7 @@ def filesystem_type(path: Path, mountinfo: str | None = None) -> str:
 
     Args:
         path: path of a file or folder.
-        mountinfo: text of /proc/self/mountinfo, which is read if this is None.
+        mountinfo: text of /proc/self/mountinfo, read if None.
     """
     text = linux.mountinfo() if mountinfo is None else mountinfo
     real = os.path.realpath(path)
@@ -270,12 +275,12 @@ def _refuse_foreign(path: Path) -> None:
 
 
 def is_fresh(path: Path) -> bool:
-    """Whether a folder has no entries but harmless ones, so that a new cache destroys nothing; raises OSError."""
+    """Whether a folder has only harmless entries, so that a new cache destroys nothing; raises OSError."""
     return all(_is_harmless(entry.name) for entry in path.iterdir())
 
 
 def _is_harmless(name: str) -> bool:
-    """Whether an entry of this name is a leftover of a fresh disk or of a kill during the first start."""
+    """Whether an entry of this name comes from a new filesystem, or from an engine killed at its first start."""
     return name == "lost+found" or name.startswith(MARKER + ".")
 
 
@@ -318,7 +323,7 @@ def _make_subfolders(path: Path, permissions: Permissions) -> None:
 
 
 def _read_root_id(path: Path, permissions: Permissions, new: str) -> str:
-    """Returns the folder's id, which becomes `new` if it has none; sets mode and group of the file."""
+    """Returns the id of a folder, which becomes `new` if there is none; sets mode and group of the file root-id."""
     file = path / ROOT_ID
     if not file.exists():
         _write_once(file, new + "\n")
@@ -342,7 +347,7 @@ def remove_contents(folder: Path) -> None:
 
 
 def list_chunk_files(folder: CacheFolder) -> Iterator[tuple[bytes, int]]:
-    """Yields key and length of every chunk file; ignores anything else below chunks/."""
+    """Yields key and length (bytes) of every chunk file; ignores anything else below chunks/. Raises OSError."""
     for digit in _DIGITS:
         try:
             entries = os.scandir(folder.path / "chunks" / digit)
@@ -356,11 +361,11 @@ def list_chunk_files(folder: CacheFolder) -> Iterator[tuple[bytes, int]]:
 
 
 def read_header(folder: CacheFolder, key: bytes, length: int) -> ChunkHeader:
-    """Returns the header of a chunk file, checked against the key and the length (bytes) of the file.
+    """Returns the header of a chunk's file, which must name this key and this length of the file (bytes).
 
     Raises:
-        IntegrityError: it is torn, truncated or swapped.
-        OSError: it cannot be read.
+        IntegrityError: the header is no header, or names another key or length.
+        OSError: the file cannot be read.
     """
     path = os.fspath(folder.chunk_path(key))
     # System calls without a file object, which costs twice as much: a start without a catalog reads all headers.
@@ -381,12 +386,12 @@ def read_header(folder: CacheFolder, key: bytes, length: int) -> ChunkHeader:
 
 
 def measure_usage(path: Path, *, chunks: bool = True) -> int:
-    """Returns the bytes that a folder or a file occupies on the disk (`st_blocks`), folders included.
+    """Returns the bytes that a file, or a folder with all that is in it, occupies on the disk (`st_blocks`).
 
     Files that are renamed or removed meanwhile do not count, such as a manifest that another request has just built.
 
     Args:
-        path: the folder or file.
+        path: the folder or file; 0 is returned if it does not exist.
         chunks: whether chunk files count.
     """
     total = 0
@@ -405,14 +410,16 @@ def measure_usage(path: Path, *, chunks: bool = True) -> int:
 
 
 class Layers:
-    """The layers of one cache, opened and listed once, when it is made; the first one that has a chunk serves it.
+    """Finds chunks in the read-only layers of one cache. They are opened and listed once, when the object is made.
+
+    A chunk that several layers have comes from the first of them.
 
     Args:
-        paths: the folders, in order.
+        paths: folders of the layers, in order.
 
     Raises:
-        CacheError: one cannot be read.
-        CacheVersionError: one has another layout.
+        CacheError: a layer cannot be read.
+        CacheVersionError: a layer has another layout.
     """
 
     def __init__(self, paths: Sequence[Path] = ()) -> None:

@@ -1,8 +1,10 @@
 """Locks a cache folder for one engine, and recreates it if another program (`rm`, a cleaner) removes it meanwhile.
 
-The lock is on a file of its own, which only the engine's user may open: who may read the folder may lock the folder,
-too. Versions up to 0.2 lock the folder itself. They are kept out, and keep this one out: the folder is locked as well,
-unless processes of other users alone hold that lock.
+`service/lifecycle.py` takes the locks at the start of an engine. `chunk_cache.py` has the folder watched.
+
+The lock is on a file of its own, which only the engine's user may open, because every user who may read the folder may
+lock the folder, too. The folder is locked as well, for versions up to 0.2, which only lock that. A lock of the folder
+that only processes of other users hold is ignored.
 """
 
 from __future__ import annotations
@@ -25,14 +27,19 @@ logger = logging.getLogger(__name__)
 
 
 def take_locks(directory: Path, on_exit: ExitStack) -> list[int] | None:
-    """Locks a cache folder until `on_exit` ends; returns the descriptors, or None while another engine has it.
+    """Locks a cache folder; returns the descriptors of its locks, or None while another engine has the folder.
+
+    Args:
+        directory: the cache folder, which exists.
+        on_exit: stack that closes the descriptors, which ends the locks.
 
     Raises:
-        CacheError: the file cannot be made or is another user's.
+        CacheError: the lock file cannot be made, or is another user's.
+        OSError: the folder cannot be read.
     """
     with ExitStack() as undo:
         descriptors: list[int] = []
-        # Into a folder that is no cache, and will be refused, nothing is written.
+        # Nothing is written into a folder that is no cache: it will be refused.
         if (directory / MARKER).exists() or is_fresh(directory):
             descriptors.append(_open_lock(directory))
             undo.callback(os.close, descriptors[0])
@@ -42,7 +49,7 @@ def take_locks(directory: Path, on_exit: ExitStack) -> list[int] | None:
         descriptors.append(folder)
         undo.callback(os.close, folder)
         if not _lock(folder):
-            # This user or root keeps this engine out, and so does a process that cannot be looked at.
+            # A lock of this user or root keeps this engine out, and so does that of a process of an unknown user.
             trusted = (os.geteuid(), 0)
             holders = list(_holders(folder))
             if not holders or any(uid is None or uid in trusted for uid in holders):
@@ -57,6 +64,7 @@ def take_locks(directory: Path, on_exit: ExitStack) -> list[int] | None:
 
 
 def _open_lock(directory: Path) -> int:
+    """Opens the lock file of a folder, which is made if missing. Raises CacheError if others may open it, too."""
     path = directory / LOCK_NAME
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
@@ -74,6 +82,7 @@ def _open_lock(directory: Path) -> int:
 
 
 def _lock(descriptor: int) -> bool:
+    """Locks an open file or folder without waiting; returns False while another process has it locked."""
     with contextlib.suppress(BlockingIOError):
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return True
@@ -81,7 +90,7 @@ def _lock(descriptor: int) -> bool:
 
 
 def _holders(descriptor: int) -> Iterator[int | None]:
-    """Yields the users of the processes that hold locks of a file; None for those of other PID namespaces."""
+    """Yields the user id of each process that holds a lock of an open file; None if the process cannot be looked at."""
     found = os.fstat(descriptor)
     wanted = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}"
     try:
@@ -97,12 +106,12 @@ def _holders(descriptor: int) -> Iterator[int | None]:
                 yield None
 
 
-# `rm -r` also removes a folder that is recreated meanwhile, a few times.
+# A folder that is missing again after so short a time is still being removed by the same `rm -r`.
 REPEATED_SECONDS = 1.0
 
 
 class FolderGuard:
-    """Watches one opened folder. Owned by one `ChunkCache`."""
+    """Watches one opened folder, whose locks `take_locks` took before. One `ChunkCache` has it."""
 
     def __init__(self, folder: CacheFolder) -> None:
         self._folder = folder
@@ -117,16 +126,16 @@ class FolderGuard:
         return f"FolderGuard({str(self._folder.path)!r}, {'foreign' if self._is_foreign else 'own'})"
 
     def restore(self, *, wanted: bool) -> bool:
-        """Recreates the folder if it or a part of it is missing; its content is lost.
+        """Looks at the folder, and recreates what is missing of it. The chunks that were in it are lost.
 
         Args:
-            wanted: if false, a missing folder is an error.
+            wanted: whether to recreate it. If false, a missing part is an error.
 
         Returns:
             Whether something was missing.
 
         Raises:
-            CacheError: it cannot be created, or another engine has its own there.
+            CacheError: it is missing and not `wanted`, cannot be created, or another engine has its own there.
         """
         self._is_foreign = False
         if is_intact(self._folder):
@@ -161,24 +170,24 @@ class FolderGuard:
         return True
 
     def check(self) -> None:
-        """Checks the folder before a write.
+        """Checks before a write what the last `restore` found; does not look at the disk.
 
         Raises:
-            FileNotFoundError: the folder is no longer this engine's: `restore` it, or find out why.
+            FileNotFoundError: the folder was missing, or another engine's: `restore` says why.
         """
         if self._is_foreign:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self._folder.path))
 
     @property
     def is_lost(self) -> bool:
-        """Whether the folder is missing or another engine's, after the last try to make it again."""
+        """Whether the folder was missing or another engine's when `restore` last looked, and stayed so."""
         return self._is_foreign
 
     @property
     def is_repeated(self) -> bool:
-        """Whether the program that removed the folder was still at work when it was recreated."""
+        """Whether the folder was last recreated within a second of the time before: one `rm -r` removed it twice."""
         return self._restored_at - self._restored_before < REPEATED_SECONDS
 
     def close(self) -> None:
-        """Releases the lock of a recreated folder; idempotent."""
+        """Releases the locks of a recreated folder; idempotent."""
         self._locks.close()

@@ -1,6 +1,7 @@
-"""`streamer cache stat | check | clear | export`: operations on a cache folder that no engine uses.
+"""Counts, checks, clears and exports a cache folder that no engine uses.
 
-Synchronous. The caller holds the engine's lock of the folder while `clear` runs.
+`streamer cache stat | check | clear | export` calls it (`cli/cache_command.py`); `cli/warming.py` uses `export`. It is
+synchronous. The caller holds the engine's lock of the folder while `clear` runs.
 """
 
 from __future__ import annotations
@@ -33,12 +34,14 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class FolderStatistics:
-    """Contents of a cache folder.
+    """What a cache folder has.
 
     Attributes:
-        chunk_bytes: total of their lengths.
+        chunks: number of chunk files.
+        chunk_bytes: length of these files together.
         used_bytes: bytes that the whole folder occupies on the disk.
-        datasets: chunks and bytes per dataset (the digest of its manifest, "" if unknown).
+        datasets: number of chunk files and their bytes, by the digest of the dataset's manifest ("" if unknown).
+        root_id: id of the folder, 32 hex digits.
     """
 
     chunks: int
@@ -50,7 +53,13 @@ class FolderStatistics:
 
 @dataclass(frozen=True, slots=True)
 class CheckReport:
-    """The outcome of `check`: `damaged` names the files and what is wrong; with `repair` they have been removed."""
+    """What `check` found.
+
+    Attributes:
+        chunks: number of chunk files that were read.
+        checked_bytes: length of these files together.
+        damaged: what is wrong with each bad file, by the chunk's key in hex digits.
+    """
 
     chunks: int
     checked_bytes: int
@@ -58,7 +67,7 @@ class CheckReport:
 
 
 def stat(path: Path) -> FolderStatistics:
-    """Counts the content of a cache folder. Reads the catalog without changing it.
+    """Returns how many chunks and bytes a cache folder has. Reads the catalog without changing it.
 
     Raises:
         CacheError: it cannot be read, or is not a cache folder (CacheVersionError).
@@ -79,15 +88,16 @@ def stat(path: Path) -> FolderStatistics:
 
 
 def check(path: Path, *, repair: bool = False, progress: Progress | None = None) -> CheckReport:
-    """Reads every chunk and compares it with its checksums.
+    """Reads every chunk file of a folder and compares it with its checksums; returns what it found.
 
     Args:
         path: the cache folder, or a layer.
         repair: whether to unlink damaged files (the next engine fetches them again).
-        progress: called with (chunks done, chunks).
+        progress: called after each chunk with (chunks done, chunks).
 
     Raises:
         CacheError: it cannot be read, or is not a cache folder (CacheVersionError).
+        OSError: a damaged file cannot be unlinked.
     """
     folder = open_layer(path)
     files = list(list_chunk_files(folder))
@@ -105,10 +115,10 @@ def check(path: Path, *, repair: bool = False, progress: Progress | None = None)
 
 
 def clear(path: Path) -> int:
-    """Removes everything but the folder itself, so that mounts and permissions stay.
+    """Removes chunks, manifests, catalog and markers, but not the folder, so that mounts and permissions stay.
 
     Returns:
-        Bytes that were in use on the disk.
+        Bytes that the folder occupied on the disk before.
 
     Raises:
         CacheError: it cannot be used, or is not a cache folder (CacheVersionError); then nothing is removed.
@@ -125,20 +135,20 @@ def clear(path: Path) -> int:
 def export(path: Path, target: Path, *, keys: Iterable[bytes] | None = None, progress: Progress | None = None) -> int:
     """Copies checked chunks and all manifests into another folder, to be used as a read-only layer (a disk image).
 
-    Chunks that the target already has are not copied again, and damaged ones are left out.
+    Chunks that the target already has are not copied again. Damaged and missing ones are left out, and logged.
 
     Args:
         path: the cache folder.
-        target: created if missing, with the same layout.
-        keys: the chunks to copy, or None for all.
-        progress: called with (chunks done, chunks).
+        target: the other folder, which is created if missing, with the same layout.
+        keys: keys of the chunks to copy. None means all.
+        progress: called after each chunk with (chunks done, chunks).
 
     Returns:
         Number of requested chunks that the target has now.
 
     Raises:
         CacheError: one of the folders cannot be used.
-        OSError: the disk of the target is full.
+        OSError: the disk of the target is full, or one of the disks fails.
     """
     source = open_layer(path)
     layer = open_folder(target)

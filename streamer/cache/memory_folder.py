@@ -1,12 +1,14 @@
-"""Folders in memory where the disk takes nothing: for single chunks, or in place of the cache folder at a start.
+"""Makes folders in memory for chunks that the disk refuses, and for the whole cache if the disk refuses it at a start.
 
-The one for chunks has the layout of the cache folder and is one more root for readers. It is created at the start,
-empty, so that no other user can make it first; filled when it is needed, removed at the end and at the next start, and
-bounded, because it is memory. Its engine holds a lock file in it for life, which the kernel frees with the process,
-however that ends: the next start of any engine of this user removes the folders that are not locked.
+`RamFallback` is for single chunks, and `chunk_cache.py` has it. Its folder has the layout of the cache folder, and
+readers look for chunks there, too. It is created empty at the start of the engine, so that no other user can make it
+first. Its bytes are limited, because it is memory. It is removed at the end of the engine. The engine holds a lock file
+in it for life, which the kernel frees with the process, however that ends. The next start of any engine of this user
+removes the folders that are not locked.
 
-At the start of an engine whose folder has no chunks there is nothing that could be evicted, and not even the folder or
-a manifest can be written: then the whole cache is in memory.
+`find_cache` is for the whole cache, and `service/lifecycle.py` calls it at the start of an engine. Where the disk is
+full and the cache folder has no chunks, nothing could be evicted, and not even the folder or a manifest can be written.
+Then the cache folder is in memory.
 """
 
 from __future__ import annotations
@@ -35,35 +37,39 @@ from streamer.errors import CacheError, StreamerError
 
 logger = logging.getLogger(__name__)
 
-# Full, failing, over quota, turned read-only: refusals that are not our mistakes.
+# Error numbers of a disk that is full, failing, over quota or read-only: no mistake of a setting.
 REFUSALS = frozenset({errno.ENOSPC, errno.EIO, errno.EDQUOT, errno.EROFS})
-# The engine itself lacks something then: neither another folder nor another disk would help.
+# Error numbers of an engine that lacks something itself: neither another folder nor another disk would help.
 SHORTAGES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN})
 MEMORY_FOLDER = Path("/dev/shm")
-# At most this many bytes, and at most a quarter of the free memory there.
+# Most bytes of a folder in memory, which takes at most a quarter of the free space there, too.
 FALLBACK_BYTES = 512 << 20
 
 
 def is_refusal(error: OSError) -> bool:
-    """Whether the disk refused a chunk in mid-job, for whatever reason: rights, a stale handle, a device that is gone.
+    """Whether an error of writing a chunk is the disk's, so that the chunk may go to memory.
 
-    At the start of an engine only `REFUSALS` are: the folder of another user is a wrong setting.
+    While an engine runs, that is every error but `SHORTAGES`: missing rights, a stale handle, a device that is gone. At
+    its start only `REFUSALS` are, because the folder of another user, for example, is a wrong setting.
     """
     return not isinstance(error, StreamerError) and error.errno not in SHORTAGES
 
 
 class RamFallback:
-    """The folder in memory. Owned by one `ChunkCache`; `publish` runs on its loop, the rest in threads.
+    """Keeps chunks in a folder in memory that the disk refused.
 
-    Attributes:
-        path: the folder; None if the machine has no memory folder.
-        limit_bytes: most bytes of chunk files.
-        chunks: lengths of its files by key.
+    One `ChunkCache` has it. `begin`, `open` and `remove` run in threads, the rest on its loop.
 
     Args:
-        cache: the cache folder, whose id becomes the name of this folder, so that the next engine finds leftovers.
-        group: its group.
-        memory: a folder in memory.
+        cache: the cache folder; its id is in the name of the folder in memory.
+        group: name or number of the group that may read the folder. None means only this user.
+        memory: where to make the folder, on a filesystem in memory.
+
+    Attributes:
+        path: the folder in memory. None means that there is none: `begin` was not called, or could not make it.
+        folder: the opened folder. None means that no chunk was put into it yet.
+        limit_bytes: most bytes of chunk files.
+        chunks: lengths of its files in bytes, by key.
     """
 
     def __init__(self, cache: CacheFolder, group: str | None, memory: Path = MEMORY_FOLDER) -> None:
@@ -87,7 +93,7 @@ class RamFallback:
     def begin(self) -> None:
         """Removes what engines that are gone have left, and makes an empty folder that only this user may enter.
 
-        If another user has taken its name, it gets another one.
+        If another user has taken its name, it gets another one. If it cannot be made, `path` stays None.
         """
         remove_leftover_folders(self._memory)
         for name in (self._name, f"{self._name}-{secrets.token_hex(8)}"):
@@ -104,16 +110,17 @@ class RamFallback:
 
     @property
     def taken_bytes(self) -> int:
-        """Bytes of its chunk files."""
+        """Bytes of its chunk files, as `table.charge` counts them."""
         return sum(map(charge, self.chunks.values()))
 
     def open(self) -> CacheFolder:
-        """Returns the folder; creates it if missing.
+        """Returns the folder in memory, at the first call after making its layout.
 
         Raises:
-            CacheError: the machine has no memory folder.
+            CacheError: `begin` could not make it, or its layout cannot be made.
+            ConfigError: the group does not exist.
         """
-        with self._opening:  # opening empties it: the second of two threads took the file of the first
+        with self._opening:  # opening removes unfinished files: a second thread would remove that of the first
             if self.folder is None:
                 if self.path is None:
                     raise CacheError(f"{self._memory} takes no folder, and the disk of {self._cache.path} no chunk")
@@ -125,10 +132,17 @@ class RamFallback:
         return self.folder.chunk_path(key) if self.folder is not None and key in self.chunks else None
 
     async def publish(self, chunk: ChunkBytes, length: int, pool: ThreadPoolExecutor, refusal: int | str) -> Published:
-        """Publishes a chunk that the disk refused with this error number, or for this reason.
+        """Writes a chunk that the disk refused to the folder in memory; returns where it is.
+
+        Args:
+            chunk: the chunk.
+            length: length of its file in bytes.
+            pool: threads that write.
+            refusal: error number with which the disk refused the chunk, or the reason as text.
 
         Raises:
-            CacheError: it does not fit here either.
+            CacheError: it does not fit into memory either, or there is no folder in memory.
+            OSError: the engine lacks descriptors or memory.
         """
         folder = await in_thread(pool, self.open)
         if self.taken_bytes + charge(length) > self.limit_bytes:
@@ -154,7 +168,7 @@ class RamFallback:
         )
 
     def remove(self) -> None:
-        """Removes the folder and its content."""
+        """Removes the folder and its content, and ends the lock; idempotent."""
         if self.path is not None:
             shutil.rmtree(self.path, ignore_errors=True)
         if self._lock is not None:
@@ -164,14 +178,15 @@ class RamFallback:
 
 
 def make_folder_name(text: str) -> str:
-    """Returns the name of a folder in memory: of this user, and for this text."""
+    """Returns the name of a folder in memory that belongs to this user; it ends with the text."""
     return f"{_prefix()}{text}"
 
 
 def make_lock_folder(path: Path) -> int | None:
-    """Makes an empty folder that only this user may enter; returns the descriptor of its lock, or None if it cannot.
+    """Makes an empty folder that only this user may enter, and locks it.
 
-    A folder of the same name that an engine of this user has left is removed.
+    Returns:
+        The descriptor of the lock, or None if the folder cannot be made, because it exists, for example.
     """
     with contextlib.suppress(OSError):
         path.mkdir(mode=0o700)
@@ -180,7 +195,15 @@ def make_lock_folder(path: Path) -> int | None:
 
 
 def _lock(path: Path, flags: int = 0) -> int:
-    """Locks a folder; raises OSError where another process has it, or has removed it meanwhile."""
+    """Locks a folder and returns the descriptor of the lock.
+
+    Args:
+        path: the folder.
+        flags: further flags of open(2) for the lock file; without O_CREAT it must exist.
+
+    Raises:
+        OSError: another process has the lock or has removed the folder meanwhile, or there is no lock file.
+    """
     descriptor = os.open(path / LOCK_NAME, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | flags, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -192,9 +215,9 @@ def _lock(path: Path, flags: int = 0) -> int:
 
 
 def remove_leftover_folders(memory: Path = MEMORY_FOLDER) -> None:
-    """Removes the folders of engines of this user that have ended without removing theirs.
+    """Removes the folders of engines of this user that have ended without removing them.
 
-    Those of earlier versions have no lock, and stay.
+    The folders of earlier versions have no lock file, and stay.
     """
     with contextlib.suppress(OSError):
         for path in memory.glob(f"{_prefix()}*"):
@@ -212,21 +235,27 @@ def _prefix() -> str:
     return f"streamer-{os.geteuid()}-"
 
 
-# A new folder, its catalog, and the manifest of a small dataset.
+# Bytes of a new folder, its catalog, and the manifest of a small dataset.
 _PROBE_BYTES = 1 << 20
-# Folders, markers, the catalog, a manifest and some chunks.
+# Inodes of its folders, markers, catalog, a manifest and some chunks.
 _INODES = 100
 
 
 def find_cache(config: CacheConfig, memory: Path = MEMORY_FOLDER) -> tuple[CacheConfig, str]:
-    """Returns the configuration of a cache that can be written to, and a sentence where it is not the given one.
+    """Returns the configuration of a cache that can be written to: the given one, or one of a new folder in memory.
+
+    Removes leftover folders in memory before. A disk that fails for another reason than `REFUSALS` gives the given
+    configuration: the opening of the cache folder then says what is wrong.
 
     Args:
         config: the configured cache.
-        memory: a folder in memory.
+        memory: where to make a folder in memory.
+
+    Returns:
+        The configuration, and a sentence for the user if the cache is in memory, otherwise "".
 
     Raises:
-        ConfigError: files of this process may not be longer than `ulimit -f` allows.
+        ConfigError: a limit of this process forbids to write, such as `ulimit -f`.
     """
     name = "at-" + hashlib.blake2b(os.fsencode(os.path.realpath(config.directory)), digest_size=8).hexdigest()
     remove_leftover_folders(memory)
@@ -250,12 +279,18 @@ def find_cache(config: CacheConfig, memory: Path = MEMORY_FOLDER) -> tuple[Cache
 
 
 def remove_substitute(directory: Path) -> None:
-    """Removes a folder in memory at the end of its engine."""
+    """Removes the folder in memory that `find_cache` made, at the end of its engine."""
     shutil.rmtree(directory, ignore_errors=True)
 
 
 def _probe_disk(directory: Path, group: str | None) -> None:
-    """Writes a file to a cache folder that has no chunks; raises the OSError of a disk that refuses it."""
+    """Checks that the disk takes a small file in a cache folder, unless the folder has chunks.
+
+    Makes the folder if it is missing, and removes the file.
+
+    Raises:
+        OSError: the disk refuses the folder or the file, or is read-only.
+    """
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     if os.statvfs(directory).f_flag & os.ST_RDONLY:
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
@@ -264,7 +299,7 @@ def _probe_disk(directory: Path, group: str | None) -> None:
     found = os.statvfs(directory)
     if found.f_files and found.f_favail < _INODES:
         raise OSError(errno.ENOSPC, "No inodes left")
-    # Begins like the marker: a kill leaves a folder that is taken for an empty one.
+    # The name begins like the marker, so that a folder with this file, left by a kill, is taken for an empty one.
     path = directory / f"{LOCK_NAME}.{secrets.token_hex(4)}"
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
@@ -275,9 +310,9 @@ def _probe_disk(directory: Path, group: str | None) -> None:
 
 
 def _make_substitute(memory: Path, name: str) -> Path | None:
-    """Makes an empty folder in memory that only this user may enter; returns it, or None if there is no place for it.
+    """Makes an empty folder in memory that only this user may enter; returns it, or None if it cannot be made.
 
-    A folder of that name belongs to an engine that runs, as one of a job with a /tmp of its own, or to another user.
+    If the name is taken, by another user or by an engine that runs, the folder gets another one.
     """
     for path in (memory / name, memory / f"{name}-{secrets.token_hex(4)}"):
         with contextlib.suppress(OSError):

@@ -1,4 +1,7 @@
-"""Compares the catalog and the files that an earlier engine left in the folder. Synchronous; runs in a thread."""
+"""Compares the catalog and the chunk files that an earlier engine left in the cache folder.
+
+`ChunkCache` calls it at its start, in a thread.
+"""
 
 from __future__ import annotations
 
@@ -23,14 +26,14 @@ DatasetFiles = tuple[str, Keys, NDArray[np.int64]]
 
 
 class Contents(msgspec.Struct):
-    """The chunks found at start.
+    """The chunks that were found at the start.
 
     Attributes:
-        rows: rows by key; the dataset is "" if only the file's header is left.
-        used: time of each dataset's last use, seconds since 1970.
+        rows: row of each chunk by key; its dataset is "" if the catalog did not have the chunk.
+        used: time of each dataset's last use, seconds since 1970, by digest.
         added: rows that the catalog does not have yet.
-        removed: rows of the catalog without a file.
-        dropped: number of torn, truncated or foreign files; they are unlinked.
+        removed: keys of rows of the catalog without a whole file.
+        dropped: number of torn, truncated or foreign files, which were unlinked.
     """
 
     rows: dict[bytes, CatalogRow]
@@ -41,11 +44,11 @@ class Contents(msgspec.Struct):
 
     @property
     def forgotten(self) -> set[str]:
-        """Datasets without chunks, of which the catalog has only the last use."""
+        """Digests of the datasets without chunks, of which the catalog has only the last use."""
         return set(self.used) - {row.dataset for row in self.rows.values()}
 
     def group_by_dataset(self) -> Iterator[DatasetFiles]:
-        """Yields the chunks of each dataset, least recently used first."""
+        """Yields the chunks of each dataset, the least recently used dataset first."""
         groups: dict[str, list[bytes]] = {}
         for key, row in self.rows.items():
             groups.setdefault(row.dataset, []).append(key)
@@ -58,8 +61,12 @@ class Contents(msgspec.Struct):
 def reconcile(folder: CacheFolder, catalog: Catalog) -> Contents:
     """Opens the catalog and compares it with the files, which are right where the two differ.
 
-    If a file has no row, or another length than its row says, its header decides. The caller writes the changes later:
-    writing 100,000 rows takes half as long as reading as many headers, and the start does not wait for it.
+    If a file has no row, or another length than its row says, its header decides. A file whose header is wrong is
+    unlinked. The catalog is not written here but by the caller, later: 100,000 rows take half as long to write as
+    100,000 headers take to read, and the start does not wait for it.
+
+    Raises:
+        OSError: the folder cannot be listed.
     """
     listed = catalog.open()
     found = Contents({}, listed.used)
