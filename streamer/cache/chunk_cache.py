@@ -245,25 +245,22 @@ class ChunkCache:
         codec: int = 0,
         dataset: str = "",
     ) -> Published:
-        """Writes a chunk's file, and makes the chunk readable. Reserves its bytes before anything is written.
-
-        A cancellation waits for the thread that writes, so that `parts` may be reused afterwards.
+        """Writes a chunk's file, for which it first reserves the bytes, and makes the chunk readable.
 
         Args:
             key: 16 bytes.
-            parts: the chunk's bytes in order.
+            parts: the chunk's bytes in order. They are not read any more after this has ended, or was cancelled.
             sample_offsets: where samples begin in the chunk, (samples + 1,), from 0 to the length of the parts.
             codec: number that says how the bytes are stored (`Codec`).
             dataset: digest of the manifest, for the catalog.
 
         Returns:
-            Where the chunk is: in the cache folder, or in memory if the disk refused it. In that case `limits` are
-            lower, and the caller tells the policy and evicts its victims.
+            Where the chunk is. It is in memory if the disk refused it: then the caller gives the policy new `limits`.
 
         Raises:
             CacheFullError: it does not fit within the limit. The caller evicts, then tries again.
             CacheError: neither the disk nor memory took it. The caller evicts, then tries again.
-            ClosedError, ConfigError, OSError: after the end, for `ulimit -f`, for want of descriptors or memory.
+            OSError: this process lacks descriptors or memory.
         """
         self._check_open()
         chunk = ChunkBytes(key, parts, sample_offsets, codec)
@@ -275,7 +272,7 @@ class ChunkCache:
                 try:
                     return await self._fallback.publish(chunk, length, self._files, errno.EIO)
                 except (CacheError, OSError):
-                    # If there is no room in memory, the disk gets it, unless the disk is given up.
+                    # There is no room in memory: the disk gets it, unless the disk is given up.
                     if self._trust.is_given_up:
                         raise
             try:

@@ -1,14 +1,14 @@
 """Opens the cache folder and its layers, and lists, reads and measures what is in them.
 
     <cache_dir>/            0700 (0750 with a group)
-      streamer-cache        the marker: "streamer cache 1"; another number means another layout
+      streamer-cache        the marker: "streamer cache 1", where another number means another layout
       streamer-cache.sock   the socket of the engine that a trainer has started here
       streamer-cache.history what the page of a service shows of the time before its restart
       root-id               32 hex digits, by which a client that mounts the folder elsewhere recognises it
-      chunks/a/<key>.chunk  0600 (0640 with a group); 16 folders, by the first digit of the key
+      chunks/a/<key>.chunk  0600 (0640 with a group), in 16 folders by the first digit of the key
       manifests/<digest>/   the manifests
       catalog/              diskcache (0700)
-      tmp/                  files being written; emptied at start
+      tmp/                  files that are being written, removed at start
 
 The rest of `cache/`, `service/` and the commands use it. It is synchronous: the engine calls it in threads.
 """
@@ -386,13 +386,10 @@ def read_header(folder: CacheFolder, key: bytes, length: int) -> ChunkHeader:
 
 
 def measure_usage(path: Path, *, chunks: bool = True) -> int:
-    """Returns the bytes that a file, or a folder with all that is in it, occupies on the disk (`st_blocks`).
+    """Returns the bytes that a file, or a folder with its content, occupies on the disk (`st_blocks`); 0 if missing.
 
     Files that are renamed or removed meanwhile do not count, such as a manifest that another request has just built.
-
-    Args:
-        path: the folder or file; 0 is returned if it does not exist.
-        chunks: whether chunk files count.
+    If not `chunks`, chunk files do not count either.
     """
     total = 0
     stack = [path]

@@ -1,4 +1,7 @@
-"""Answers the needs of sessions for chunks, and counts them; `CachePolicy` uses it (`cache_policy` has the rule)."""
+"""Answers the needs of sessions for chunks (hit, fetch it, or wait), and counts them.
+
+`cache_policy.py` uses it and has the rule by which chunks are admitted.
+"""
 
 from __future__ import annotations
 
@@ -24,11 +27,11 @@ class _Counters(msgspec.Struct):
 
 
 class ChunkAdmission:
-    """Decides hit, admit or wait, and knows the running fetches. Owned by one policy; plain synchronous code.
+    """Decides hit, admit or wait, and knows the running fetches. One policy has it. Plain synchronous code.
 
     Args:
-        partitions: the bytes and the victims.
-        sessions: the policy's sessions by name.
+        partitions: the parts of the cache, which admit chunks and evict others.
+        sessions: the policy's sessions by name, a mapping that the policy changes.
     """
 
     def __init__(self, partitions: Partitions, sessions: Mapping[str, PolicySession]) -> None:
@@ -39,10 +42,18 @@ class ChunkAdmission:
         self._count = _Counters()
 
     def answer(self, session: PolicySession, row: int, blocking: bool) -> Answer:
-        """Answers one need of a session; where the answer is Admit, the chunk counts as being fetched from here on.
+        """Answers one need of a session for a chunk, and counts the answer.
+
+        If the answer is Admit, the chunk counts as being fetched from here on, and its victims are evicted.
+
+        Args:
+            session: the session that needs the chunk.
+            row: row of the chunk.
+            blocking: whether the session cannot continue without it.
 
         Raises:
-            CacheFullError: the request blocks its session, and everything on the disk is open.
+            CacheFullError: the request is blocking and would wait for ever: too little can be evicted for it, no fetch
+                is running, and the policy does not settle.
         """
         answer = self._decide(row, blocking)
         self._record(row, session, answer)
@@ -64,7 +75,7 @@ class ChunkAdmission:
         return [list(one.ahead) for one in self._sessions.values() if not one.silent]
 
     def statistics(self) -> PolicyStatistics:
-        """Returns the bytes by kind now, and counts since the start. O(open chunks)."""
+        """Returns the bytes of each part now, and counts since the start. O(open chunks)."""
         partitions = self._partitions
         chunks = self._partitions.chunks
         return PolicyStatistics(
@@ -124,7 +135,7 @@ class ChunkAdmission:
         )
 
     def _record(self, row: int, session: PolicySession, answer: Answer) -> None:
-        """Counts an answer: fetched bytes of each Admit, and each use once, at its first answer but "no space"."""
+        """Counts the bytes of each Admit, and each use once: at its first answer that does not lack space."""
         if not session.counted:
             return
         cost = int(self._table.cost[row])

@@ -1,4 +1,7 @@
-"""Values that `CachePolicy` takes and returns: limits, answers, what an event freed, statistics."""
+"""Defines the values that `CachePolicy` takes and returns: limits, answers, what an event freed, statistics.
+
+The cache (`chunk_cache.py`, `disk_space.py`), the engine and `peers/serving.py` make and read them.
+"""
 
 from __future__ import annotations
 
@@ -22,12 +25,12 @@ class Hit(msgspec.Struct, frozen=True):
 
 
 class Admit(msgspec.Struct, frozen=True):
-    """Fetch the chunk: its bytes are reserved. Unlink `victims`, then publish; end with `publish` or `drop_fetch`.
+    """The chunk is to be fetched: its bytes are reserved. The caller ends the fetch by `publish` or `drop_fetch`.
 
     Attributes:
-        key: the chunk to fetch.
-        place: kept (stays after its use) or transit (leaves after its use unless promoted).
-        victims: keys of chunks that are no longer in the policy; their files go before the new one is written.
+        key: key of the chunk to fetch.
+        place: the part that it enters: kept (it stays after its use) or transit (it leaves, unless it is promoted).
+        victims: keys of chunks that were evicted for it. The caller unlinks their files before it writes the new one.
     """
 
     key: bytes
@@ -36,9 +39,10 @@ class Admit(msgspec.Struct, frozen=True):
 
 
 class Wait(msgspec.Struct, frozen=True):
-    """Not now: ask again when the policy has changed.
+    """The chunk cannot be had now: the caller asks again when the policy has changed.
 
     Attributes:
+        key: key of the chunk.
         fetching: True if a fetch of this chunk is running, which `publish` or `drop_fetch` will end.
             False if there is no space: ask again after any `release`, `publish`, `drop_fetch` or `close_session`.
     """
@@ -51,14 +55,13 @@ Answer = Hit | Admit | Wait
 
 
 class CacheLimits(msgspec.Struct, frozen=True):
-    """Limits of chunk files, as `table.charge` counts them (catalog and manifests already subtracted).
+    """Limits of chunk files in bytes, as `table.charge` counts them, without catalog and manifests.
 
     Attributes:
-        limit_bytes: C: the space of the disk, at most the user's limit.
-        passing_bytes: limit for open chunks and look-ahead: `limit_bytes` and the memory for chunks that the disk
+        limit_bytes: limit for all chunks, C in `cache_policy.py`: the space of the disk, at most the user's limit.
+        passing_bytes: limit for open chunks and look-ahead: that space, and the memory for chunks that the disk
             refuses.
-        max_bytes: the user's limit: chunks that must be open may take it, even on a disk that other programs have
-            filled.
+        max_bytes: limit for chunks that must be open, even on a disk that other programs have filled: the user's.
     """
 
     limit_bytes: int
@@ -67,16 +70,16 @@ class CacheLimits(msgspec.Struct, frozen=True):
 
     @classmethod
     def make(cls, limit: CacheLimits | int) -> CacheLimits:
-        """Returns the limits; a number becomes those of a disk that no other program fills."""
+        """Returns the limits as they are; a number (bytes) becomes all three limits."""
         return cls(limit, limit, limit) if isinstance(limit, int) else limit
 
 
 class Freed(msgspec.Struct, frozen=True):
-    """Chunks that an event released.
+    """Chunks that were evicted or promoted by one call of the policy.
 
     Attributes:
-        victims: keys whose files are to be unlinked; the policy has forgotten them.
-        promoted: keys that went from transit to kept: a flag, no copy, nothing to do on disk.
+        victims: keys of the evicted chunks, whose files the caller unlinks.
+        promoted: keys of chunks that went from transit to kept, for which nothing is to be done on the disk.
     """
 
     victims: tuple[bytes, ...] = ()
@@ -85,10 +88,23 @@ class Freed(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class PolicyStatistics:
-    """Where the bytes are and what has been decided so far.
+    """Where the bytes of the cache are, and what the policy has decided since the start.
 
-    Sizes are bytes as the disk counts them. `needed_bytes` counts each use once, `admitted_bytes` each fetch, so
-    `hit_rate` is 1 - bytes fetched / bytes needed.
+    Bytes are counted as `table.charge` does.
+
+    Attributes:
+        limit_bytes: C, the limit.
+        staging_bytes: S, the size of the transit part.
+        kept_bytes, transit_bytes: bytes of the chunks of each part, with those that are being fetched to it.
+        open_bytes: bytes of the chunks that are open.
+        kept_chunks, transit_chunks, fetching_chunks: numbers of chunks, of which the last are counted only there.
+        sessions: number of open sessions.
+        needs, needed_bytes: number of uses that were answered, each counted once, and bytes of their chunks.
+        hits: number of those uses that needed no new fetch.
+        admitted_bytes, admitted_kept_bytes: bytes of the chunks that were to be fetched, and of those to kept.
+        evicted_chunks: number of chunks that were evicted.
+        promoted_chunks: number of chunks that went from transit to kept.
+        scheduled_evicted_chunks: number of kept chunks that were evicted before a scheduled use.
     """
 
     limit_bytes: int

@@ -3,35 +3,36 @@
 The rule. `C` is the limit in bytes, everything counted. *Kept* chunks survive their use and take at most `C - S`;
 *transit* chunks (misses in flight, waiting or open) take `S`; both together never exceed `C`. A chunk is *scheduled*
 while a live session still has it ahead in its running epoch, *referenced* while a session has it open or in look-ahead,
-*evictable* when it is kept and neither. *Selected* are, of each live dataset, the chunks with the highest priorities
-(a hash of the key; `rank` in the code) that fit into its quota of `C - S`, known before the first epoch. With w bytes
-open and in look-ahead, `S = 1.1 (1 - f) w + 2 chunks`, `f = min(1, C/D)`, or the mean of the misses and two deviations
-`(1 - f) w + 2 sqrt(f (1 - f) w chunk)` where that is more. Where `need` bytes on their way keep the link busy (its rate
-times its delay, as the engine measures it), S is not more than the mean of the misses among the o bytes that are open,
-and the root of the squares of `need` and of their margin: `(1 - f) o + hypot(need, margin(o))`.
+*evictable* when it is kept and neither. *Selected* are, of each live dataset, the chunks with the highest ranks (a rank
+is a hash of the key) that fit into its quota of `C - S`, known before the first epoch. For a dataset of D bytes, of
+which w are open or in look-ahead, `S = 1.1 (1 - f) w + 2 chunks` with `f = min(1, C/D)`, or the mean of the misses and
+two deviations, `(1 - f) w + 2 sqrt(f (1 - f) w chunk)`, where that is more. The engine may measure that `need` bytes on
+their way keep the link busy (its rate times its delay). Then S is at most the misses among the o bytes that are open,
+and the root of the squares of `need` and of the margin of those misses: `(1 - f) o + hypot(need, margin(o))`.
 
-Why this is optimal for one dataset. In an epoch each chunk of the data (D bytes) is needed exactly once. (`quotas` has
-the rule for several: how they share the kept part, and S; what follows then holds for each of them and its quota.)
+Why this is optimal for one dataset. In an epoch each chunk of its D bytes is needed exactly once. (`quotas.py` has the
+rule for several datasets: how they share the kept part, and S. What follows then holds for each of them and its quota.)
 
 1. *No policy exceeds C/D.* A hit in epoch e+1 is on a chunk that was not fetched for this use, so it has been in the
    cache since its use in epoch e, hence at the moment between the epochs. At most C bytes are there. This holds for
    every order, even one that is known in advance; so knowing the seed buys prefetching, never hits.
 2. *This rule gets (C - S)/D.* Once the kept part is full, only a blocking request can shrink it: a kept chunk is
    evicted only when it is evictable, and only for a chunk that takes its place (same bytes). Evictable means: used in
-   this epoch, or not needed in it. (A kept chunk that is not selected, not scheduled, and referenced makes room as
-   well: a flag moves it to transit, and it is unlinked after the use for which it is referenced. Among engines that
-   share their caches, so does one that another engine keeps, for one that this engine keeps. And in a pool, so does an
-   unselected one for a selected one that saves twice as much: at the start of a join, which uses the chunks of one side
-   many times, the cache is full of the other side.) So every chunk that
-   is kept when the epoch begins is still there at its use, and each such use is a hit: C - S bytes of D. The
-   look-ahead may extend past the end of the epoch: it protects chunks (referenced), it never evicts a kept one.
+   this epoch, or not needed in it. (There are three exceptions. A kept chunk that is not selected, not scheduled, and
+   referenced is moved to transit by a flag, and unlinked after the use for which it is referenced. Among engines that
+   share their caches, a chunk whose home is elsewhere leaves for one whose home is here. And in a pool an unselected
+   chunk leaves for a selected one that saves twice as much: at the start of a join, which uses the chunks of one side
+   many times, the cache is full of the other side.) So every chunk that is kept when the epoch begins is still there
+   at its use, and each such use is a hit: C - S bytes of D. The look-ahead may extend past the end of the epoch: it
+   protects chunks (referenced), it never evicts a kept one.
 3. *The hits are spread evenly, and what stays is written once.* While there is room, every fetched chunk is kept (a
    restarted job finds it). Then a selected chunk is kept from its fetch on, in place of an evictable one that is not
    selected, and the others pass through transit. After one epoch the kept set is the selected one, the top of the
-   ranks. Ranks do not depend on the order: it is a uniform sample of the data, so any window of an epoch hits at the
-   same rate, and none of it is written again. (A next-use order has the same hits, all of them in the first f of the
-   epoch, and then the link is too slow.) A selected chunk for which nothing can be evicted yet passes through transit
-   and is promoted at its release, in place of what is evictable then.
+   ranks. Ranks do not depend on the order, so the kept set is a uniform sample of the data: any window of an epoch hits
+   at the same rate, and no kept chunk is written again. (If the chunks with the next use were kept, there would be as
+   many hits, but all in the first part f of the epoch, and the link is too slow for the rest.) A selected chunk for
+   which nothing can be evicted yet passes through transit, and is promoted at its release, in place of what is
+   evictable then.
    A cold epoch looks as far ahead as a warm one: the misses are all of the window, but a share f of them is selected
    and goes to kept; S is sized for the rest, (1 - f) w. Where the need of the link makes S smaller than that, misses
    beyond it take the room of evictable chunks that are not selected: those leave anyway, and no selected one does.
@@ -42,8 +43,7 @@ the rule for several: how they share the kept part, and S; what follows then hol
    (`Wait`, then ask again), or a chunk that is not open is evicted. Chunks that *other sessions* need later do not
    occupy transit: two jobs at different places of one dataset would otherwise each wait for what the other keeps.
 
-How the engine drives it (one thread, one loop; every call is synchronous and takes microseconds):
-
+How the engine (`engine/`) drives it, on one loop; every call is synchronous and takes microseconds:
     policy = CachePolicy(limits, settling=True)
     policy.local(keys, file_bytes, dataset_id) per dataset in the catalog; unlink policy.fit().victims
     policy.add_dataset(id, file_bytes, keys);  policy.connect(job) ... policy.disconnect(job)
@@ -86,10 +86,12 @@ from streamer.errors import CacheError
 
 
 class CachePolicy:
-    """Decides what is fetched to where and what leaves. Owned by the engine, used on its loop only.
+    """Decides which chunks are fetched, to which part, and which are evicted. The engine has one, used on its loop.
+
+    Methods raise KeyError for a session that is not open.
 
     Args:
-        limit: C, or all limits if other programs may fill the disk.
+        limit: C in bytes, or all limits if other programs may fill the disk.
         settling: whether to evict nothing until `settle()`: an earlier engine's clients are reopening their sessions.
     """
 
@@ -112,9 +114,9 @@ class CachePolicy:
         """Adds chunks that are on disk at the start. They count as kept. Call `fit()` once afterwards.
 
         Args:
-            keys: 16 bytes each: list of bytes, (M, 16) uint8, or S16/V16.
+            keys: list of 16 bytes each, or array of (M, 16) uint8, S16 or V16.
             file_bytes: length of each file.
-            dataset_id: their dataset according to the catalog; call in order of last use, oldest first.
+            dataset_id: their dataset according to the catalog. The dataset that is unused for longest comes first.
         """
         group = self._table.group(dataset_id)
         self._partitions.end_use(group)
@@ -129,7 +131,7 @@ class CachePolicy:
         self._table.state[rows[self._table.state[rows] == ChunkState.ABSENT]] = ChunkState.BELOW
 
     def fit(self) -> Freed:
-        """Evicts down to the limit, also while settling: finished datasets and low ranks first."""
+        """Evicts chunks that are not open until the limit is kept, also while settling."""
         outcome = Outcome()
         self._partitions.shrink(self._admission.queues(), outcome)
         return self._partitions.translate(outcome)
@@ -150,13 +152,13 @@ class CachePolicy:
         return self._partitions.is_full
 
     def set_limit(self, limit: CacheLimits | int) -> Freed:
-        """Sets another limit, because a manifest was added or the disk fills up; may evict chunks that are not open."""
+        """Sets other limits, because a manifest was added or the disk fills up; may evict chunks that are not open."""
         self._partitions.limits = CacheLimits.make(limit)
         self._plan()
         return self._make_room(Outcome())
 
     def add_dataset(self, dataset_id: str, file_bytes: ArrayLike, keys: ArrayLike) -> None:
-        """Adds one dataset, as `add_datasets` does."""
+        """Adds one dataset by its id, lengths of files and keys, as `add_datasets` does."""
         self.add_datasets([(dataset_id, file_bytes, keys)])
 
     def knows(self, dataset_id: str) -> bool:
@@ -169,9 +171,9 @@ class CachePolicy:
         """Adds the datasets that are not known yet; a chunk whose key another dataset has, too, is shared with it.
 
         Args:
-            datasets: the manifest's digest of each; (M,) lengths of the chunks' files, as far as they are known
-                (`chunkfile.file_bytes`); (M,) or (M, 16) keys, 16 bytes each. O(known chunks).
-            arranged: what `table.arrange_keys` returns for the keys, if it is known. Only with one dataset.
+            datasets: digest of each manifest, lengths of its chunks' files as far as they are known
+                (`chunkfile.file_bytes`), and keys of its chunks, as `local` takes them.
+            arranged: result of `table.arrange_keys` for the keys, if it is known. Only with one dataset.
         """
         found = {name: (self._table.group(name), lengths, to_keys(keys)) for name, lengths, keys in datasets}
         self._table.add_rows([new for new in found.values() if not len(new[0].rows)], arranged)
@@ -201,7 +203,7 @@ class CachePolicy:
         return sum(group.total_bytes for group in self._table.groups if group.jobs or group.name in dataset_ids)
 
     def hit_bound(self, dataset_ids: Container[str]) -> float:
-        """Returns the largest share of hits in the needs of these datasets that quotas allow; 0 if there are none."""
+        """Returns the largest share of these datasets' needed bytes that can be hits by quotas; 0 if none is needed."""
         return hit_bound([group for group in self._table.groups if group.name in dataset_ids])
 
     def is_local(self, key: bytes) -> bool:
@@ -221,7 +223,7 @@ class CachePolicy:
         return self._make_room(Outcome())
 
     def forget(self, key: bytes) -> bool:
-        """Drops a chunk whose file is wrong or gone; sessions that reference it must `need` it again.
+        """Drops a chunk whose file is wrong or gone, even if it is open; sessions that use it must `need` it again.
 
         Returns:
             Whether the chunk was local. The caller unlinks its file, if it exists.
@@ -239,7 +241,7 @@ class CachePolicy:
         self._jobs[job] = self._jobs.get(job, 0) + 1
 
     def disconnect(self, job: str) -> None:
-        """Notes the end of a connection of the job. Close its sessions first."""
+        """Notes the end of a connection of the job, whose sessions are closed before."""
         self._jobs[job] -= 1
         if self._jobs[job]:
             return
@@ -248,9 +250,9 @@ class CachePolicy:
         self._plan()
 
     def open_session(self, session: str, job: str, dataset_id: str, open_bytes: int, lookahead_bytes: int) -> Freed:
-        """Opens a session: one consumer of one dataset (see `SessionOpening`). Its sums enter the staging area S.
+        """Opens a session: one consumer of one dataset (see `SessionOpening`), whose bytes count in S.
 
-        The sessions and connections of one job belong together.
+        Sessions and connections with the same `job` belong together: their datasets are live until all have ended.
 
         Raises:
             CacheFullError: the open chunks of all sessions plus one each do not fit into the limit; nothing has
@@ -286,7 +288,7 @@ class CachePolicy:
 
         Args:
             windows: the window of each session, by its name.
-            link_bytes: bytes for misses in look-ahead that the link needs, or None for all that there are.
+            link_bytes: bytes that the link needs on their way for misses in look-ahead. None means that all get room.
         """
         self._partitions.link_bytes = link_bytes
         for session, window in windows.items():
@@ -295,7 +297,7 @@ class CachePolicy:
         return self._make_room(Outcome())
 
     def set_values(self, values: Mapping[str, float]) -> Freed:
-        """Sets new values of sessions, by name, and plans the quotas again."""
+        """Sets new values of sessions, by name, from which new quotas follow; may evict chunks."""
         for session, value in values.items():
             self._sessions[session].value = value
         self._plan()
@@ -343,7 +345,7 @@ class CachePolicy:
         self._table.referenced[row] = self._table.referenced.get(row, 0) + 1
 
     def need(self, session: str, chunk: int, *, blocking: bool = False) -> Answer:
-        """Asks for a chunk that the session has in look-ahead or open.
+        """Asks for a chunk that the session has in look-ahead or open; returns what the caller is to do.
 
         Args:
             session: name of the session.
@@ -351,7 +353,7 @@ class CachePolicy:
             blocking: whether the session cannot continue without it. It is admitted then if anything can be evicted.
 
         Raises:
-            CacheFullError: the request is blocking, and everything on the disk is open; names the numbers.
+            CacheFullError: the request is blocking, and would wait for ever, because too much is open.
             CacheError: the chunk is not in the session's look-ahead.
         """
         state = self._wake(session)
@@ -361,9 +363,9 @@ class CachePolicy:
         return self._admission.answer(state, row, blocking)
 
     def publish(self, key: bytes) -> Freed:
-        """Marks an admitted chunk as readable on disk.
+        """Ends the fetch of an admitted chunk, whose file is readable now; raises CacheError if no fetch of it runs.
 
-        If no session references it any more, a transit chunk is promoted to kept or evicted at once.
+        If no session references a transit chunk any more, it is promoted to kept or evicted at once.
         """
         row = self._admission.end_fetch(key)
         self._partitions.publish(row)
@@ -417,7 +419,7 @@ class CachePolicy:
         return self._make_room(outcome)
 
     def statistics(self) -> PolicyStatistics:
-        """Returns the bytes by kind now, and counts since the start. O(open chunks)."""
+        """Returns the bytes of each part now, and counts since the start. O(open chunks)."""
         return self._admission.statistics()
 
     # --- inside ----------------------------------------------------------------------------------------------
@@ -435,7 +437,7 @@ class CachePolicy:
         return self._partitions.translate(outcome)
 
     def _wake(self, name: str) -> PolicySession:
-        """Returns a session that has called; it is no longer silent."""
+        """Returns a session of this name, which is no longer silent; raises KeyError if it is not open."""
         session = self._sessions[name]
         session.wake(self._table)
         return session

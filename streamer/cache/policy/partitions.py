@@ -1,7 +1,8 @@
-"""The kept and the transit part of the cache: which chunk enters which part, and which one is evicted for it.
+"""Decides which chunk enters the kept or the transit part of the cache, and which chunks are evicted for it.
 
-`CachePolicy` uses it (see `cache_policy` for the rule and its proof). It knows chunks and groups, not sessions; a chunk
-is a row of `ChunkTable` here.
+`cache_policy.py` uses it, and explains the rule and its proof; so does `admission.py`. This module knows chunks and
+datasets (groups), not sessions. A chunk is a row of `ChunkTable` here. C is the limit of all chunks and S the size of
+the transit part.
 """
 
 from __future__ import annotations
@@ -24,16 +25,32 @@ _DRIFT_SHARE = 1 / 16
 
 
 class Outcome(msgspec.Struct):
-    """Rows that left and rows that were promoted during one event."""
+    """Rows that were evicted and rows that were promoted during one call of the policy. Calls below add to it."""
 
     victims: list[int] = msgspec.field(default_factory=list)
     promoted: list[int] = msgspec.field(default_factory=list)
 
 
 class Partitions:
-    """The two parts of the cache and their limits. Owned by one policy; plain synchronous code.
+    """Keeps the two parts of the cache within their limits. One policy has it. Plain synchronous code.
 
-    Invariants: kept + transit <= limit after every admission; an open chunk leaves only by `CachePolicy.forget`.
+    Kept and transit together are within C after every admission. An open chunk leaves only by `CachePolicy.forget`.
+
+    Args:
+        limits: the limits at the start.
+
+    Attributes:
+        table: all chunks and datasets.
+        limits: the limits, which the policy sets anew; `plan` applies them.
+        limit_bytes: C, as of the last `plan`.
+        staging_bytes: S, as of the last `plan`.
+        max_staging_bytes: size that S would have if all misses in look-ahead got room.
+        link_bytes: bytes of S for misses in look-ahead that the link needs. None means that all get room.
+        kept_bytes, transit_bytes: bytes of the chunks of each part, with those that are being fetched to it.
+        settling: whether to evict nothing for new chunks, because an earlier engine's clients are reconnecting.
+        tick: number of ends of use of datasets, which orders them.
+        chunks: number of chunks in each state (`ChunkState`) but ABSENT.
+        evicted, scheduled_evicted, promoted: numbers of chunks since the start.
     """
 
     def __init__(self, limits: CacheLimits) -> None:
@@ -41,9 +58,7 @@ class Partitions:
         self.limits = limits
         self.limit_bytes = limits.limit_bytes
         self.staging_bytes = 0
-        # Bytes of S for misses in look-ahead that the link needs; None where all misses are to have room.
         self.link_bytes: int | None = None
-        # The size that S would have if all misses had room.
         self.max_staging_bytes = 0
         self._largest_bytes = 0
         self.kept_bytes = 0
@@ -56,12 +71,12 @@ class Partitions:
 
     @property
     def total_bytes(self) -> int:
-        """Bytes that are on disk or reserved."""
+        """Bytes of both parts, on the disk or reserved."""
         return self.kept_bytes + self.transit_bytes
 
     @property
     def kept_limit_bytes(self) -> int:
-        """C - S in bytes."""
+        """Limit of the kept part, C - S, in bytes."""
         return max(0, self.limit_bytes - self.staging_bytes)
 
     @property
@@ -72,7 +87,7 @@ class Partitions:
     # --- sums ------------------------------------------------------------------------------------------------
 
     def plan(self, windows: Mapping[int, SessionWindow], needed_bytes: int) -> None:
-        """Recomputes C, S and the quotas.
+        """Computes C, S and the quotas again, and selects the chunks of each dataset; evicts nothing.
 
         Readers lose nothing when other programs fill the disk: C is at least the bytes that they must have open, and as
         much of their look-ahead as fits into memory.
@@ -95,7 +110,7 @@ class Partitions:
             self.select(group)
 
     def select(self, group: ChunkGroup) -> None:
-        """Selects the chunks of a dataset that fit into its quota; none if the dataset is finished."""
+        """Selects the chunks of a dataset that fit into its quota, and none if the dataset is finished."""
         if group.jobs:
             self.table.select(group)
         else:
@@ -128,9 +143,14 @@ class Partitions:
         self._move(row, ChunkState.KEPT if fetching_kept else ChunkState.TRANSIT)
 
     def resize(self, row: int, file_bytes: int) -> bool:
-        """Changes the bytes of a chunk that is being fetched. Returns whether the quotas have to be planned again."""
+        """Changes the bytes of a chunk that is being fetched; returns whether the quotas have to be planned again.
+
+        Args:
+            row: row of the chunk.
+            file_bytes: length of its file, now known.
+        """
         state = self.table.state[row]
-        # The sums of its owner alone change: other datasets with this chunk learn it at the next start.
+        # Only the sums of its owner change. Those of other datasets with this chunk stay until the next start.
         group = self.table.groups[self.table.owner[row]]
         change = charge(file_bytes) - int(self.table.cost[row])
         self.table.cost[row] += change
@@ -153,10 +173,11 @@ class Partitions:
     # --- admission -------------------------------------------------------------------------------------------
 
     def admit(self, row: int) -> tuple[int, list[int]] | None:
-        """Admits an absent chunk at no session's expense, to kept or else to transit, and evicts for it.
+        """Admits an absent chunk to kept, or else to transit, and evicts chunks for it that no session needs soon.
 
         Returns:
-            The state that it entered and the rows that left for it; None if there is no space: nothing has changed.
+            The state that the chunk entered and the rows that were evicted for it. None means that there is no space;
+            nothing was evicted then.
         """
         group = self.table.groups[self.table.owner[row]]
         cost = int(self.table.cost[row])
@@ -180,8 +201,8 @@ class Partitions:
             queues: the look-ahead of all sessions that are not silent.
 
         Returns:
-            The state that it entered and the rows that left for it; None if the chunks that may leave do not suffice
-            (while settling none may): nothing has changed.
+            The state that the chunk entered and the rows that were evicted for it. None means that the chunks that may
+            leave do not suffice (while settling none may); nothing was evicted then.
         """
         needed = self.total_bytes + int(self.table.cost[row]) - self.limit_bytes
         victims: list[int] | None = []
@@ -204,12 +225,13 @@ class Partitions:
         self.leave(row)
 
     def _expendable(self, group: ChunkGroup, cost: int, needed: int) -> list[int] | None:
-        """Returns evictable chunks of finished datasets, then of live ones above quota; None if too few.
+        """Returns evictable chunks of finished datasets, then of live ones above quota; None if they are too few.
 
         Args:
-            group: dataset of the chunk that is to enter kept; above its quota it replaces no chunk of a live dataset.
+            group: dataset of the chunk that is to enter kept. If it would be above its quota then, the chunk replaces
+                no chunk of a live dataset.
             cost: bytes of that chunk.
-            needed: bytes that must become free.
+            needed: bytes that must become free. For 0 and less the result is [].
         """
         if needed <= 0:
             return []
@@ -226,7 +248,11 @@ class Partitions:
     def _replace_others(self, row: int, needed: int) -> list[int] | None:
         """Makes space in kept for a selected chunk; returns the rows that are to be evicted, or None if too few.
 
-        Where evicting does not suffice, it moves referenced, unselected chunks to transit at once, and returns [].
+        If evicting does not suffice, it moves referenced, unselected chunks to transit at once, and returns [].
+
+        Args:
+            row: row of the selected chunk.
+            needed: bytes that must become free in kept.
         """
         find = self._victims
         victims = find.collect(
@@ -242,8 +268,12 @@ class Partitions:
     def _borrow(self, group: ChunkGroup, cost: int) -> list[int] | None:
         """Returns evictable, unselected chunks that are to leave for a transit chunk beyond S; None if too few.
 
-        They give way to selected ones anyway, and in a cold epoch they are most of the cache, while the link has more
-        to carry than in any later one. Transit takes at most what S would be without a measured link.
+        Such chunks give way to selected ones anyway. In a cold epoch they are most of the cache, while the link has
+        more to carry than in any later epoch. Transit takes at most `max_staging_bytes`.
+
+        Args:
+            group: dataset of the transit chunk, of which chunks may leave.
+            cost: bytes of the transit chunk.
         """
         if self.settling or self.transit_bytes + cost > self.max_staging_bytes:
             return None
@@ -258,14 +288,19 @@ class Partitions:
     # --- after a use -----------------------------------------------------------------------------------------
 
     def idle(self, row: int, outcome: Outcome) -> None:
-        """Handles a chunk that lost its last reference: transit is promoted or evicted, kept may become evictable."""
+        """Handles a chunk without references: a transit one is promoted or evicted, a kept one may become evictable.
+
+        Args:
+            row: row of the chunk.
+            outcome: collects what is promoted and evicted.
+        """
         if self.table.state[row] == ChunkState.TRANSIT:
             self._retire(row, outcome)
         else:
             self.table.queue_evictable(row)
 
     def _retire(self, row: int, outcome: Outcome) -> None:
-        """Promotes a used transit chunk if there is space, or if it outranks evictable ones; evicts it otherwise."""
+        """Promotes a used transit chunk if there is space or evictable chunks of lower rank; otherwise evicts it."""
         cost = int(self.table.cost[row])
         needed = self.kept_bytes + cost - self.kept_limit_bytes
         victims: list[int] | None = []
@@ -285,9 +320,9 @@ class Partitions:
         outcome.victims += victims
 
     def _competes(self, row: int) -> bool:
-        """Whether a chunk may replace another one. An unselected one stays only while there is space.
+        """Whether a chunk may replace another one of its dataset: a selected one may.
 
-        The exception is a dataset that keeps more than its quota: there ranks decide, so that a uniform sample stays.
+        In a dataset that keeps more than its quota every chunk may: ranks decide there, so that a uniform sample stays.
         """
         group = self.table.groups[self.table.owner[row]]
         return self.table.is_selected(row) or group.kept_bytes > group.quota_bytes
@@ -321,7 +356,7 @@ class Partitions:
     # --- owners ----------------------------------------------------------------------------------------------
 
     def adopt(self) -> None:
-        """Gives chunks of finished datasets to a live dataset that has them too. O(chunks); once per job."""
+        """Gives chunks of finished datasets to a live dataset that has them, too. O(chunks), once per job."""
         groups = self.table.groups
         live = np.array([bool(group.jobs) for group in groups])
         changed: set[int] = set()
@@ -344,12 +379,12 @@ class Partitions:
         self.adopt()
 
     def end_use(self, group: ChunkGroup) -> None:
-        """Records that the dataset was used last of all."""
+        """Records that the use of a dataset ends now: it is the most recently used one."""
         self.tick += 1
         group.last_used = self.tick
 
     def disown(self, gone: list[ChunkGroup]) -> None:
-        """Gives the chunks of datasets without a manifest to other datasets that have them, or else to no one ("").
+        """Gives up datasets. Their chunks go to other datasets that have them, or to the group "" of no dataset.
 
         O(chunks * datasets), once for many datasets. Call `plan` afterwards.
         """

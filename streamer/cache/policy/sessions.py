@@ -1,4 +1,7 @@
-"""The sessions of the cache policy: what each has ahead and open. Used by `cache_policy`; plain synchronous code."""
+"""Keeps what each session of the cache policy has ahead and open, and whether all sessions fit. Plain synchronous code.
+
+`cache_policy.py` keeps the sessions. `engine/session.py` and `peers/serving.py` make the openings.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +23,13 @@ class SessionOpening(msgspec.Struct, frozen=True, eq=False):
     An epoch of such a session is one pass over its dataset.
 
     Attributes:
-        session: any unique name.
-        dataset_id: a dataset that was added before.
+        session: a unique name.
+        dataset_id: digest of a dataset that was added before.
         open_bytes: most bytes that it has open (between `open` and `release`) at once.
         lookahead_bytes: most bytes that it has in look-ahead beyond those.
         value: fetched bytes that a kept byte of this dataset saves, relative to the consumer's other datasets.
-        ahead: numbers of the chunks that it needs first: they count as scheduled from the start.
-        counted: whether the statistics count its needs; they leave out those of peers.
+        ahead: numbers of the chunks that it needs first, which count as scheduled from the start.
+        counted: whether the statistics count its needs. They leave out those of peers.
     """
 
     session: str
@@ -44,13 +47,15 @@ class PolicySession(msgspec.Struct):
     Attributes:
         open_bytes: most bytes that it has open at once; decides alone whether the session fits.
         scheduled: (chunks,) whether each chunk of the dataset is still ahead in the running epoch.
-        ahead: by row, the uses that are in look-ahead, in order of use.
-        open: by row, the uses that are open.
-        silent: whether it hangs: its look-ahead is not protected until its next call.
-        value, counted: see `SessionOpening`.
-        window: what it adds to the transit part (S in `cache_policy`): most bytes that it has open, less those that
+        ahead: number of uses in look-ahead, by row, in order of the first use.
+        open: number of open uses, by row.
+        silent: whether it hangs. Its look-ahead is not protected then, until its next call.
+        job: name of the job that the session belongs to.
+        group: chunks of its dataset.
+        name, value, counted: see `SessionOpening`.
+        window: what it adds to the transit part (S in `cache_policy.py`): most bytes that it has open, less those that
             are counted with other sessions, and most bytes in look-ahead.
-        answered: by row, how many of the uses in look-ahead were already counted by the statistics.
+        answered: number of uses in look-ahead that the statistics have counted already, by row.
     """
 
     name: str
@@ -68,7 +73,7 @@ class PolicySession(msgspec.Struct):
 
     @classmethod
     def make(cls, job: str, opening: SessionOpening, group: ChunkGroup) -> PolicySession:
-        """Makes a session that has not begun an epoch."""
+        """Makes a session of a job on a dataset, which has not begun an epoch."""
         return cls(
             name=opening.session,
             job=job,
@@ -81,33 +86,38 @@ class PolicySession(msgspec.Struct):
         )
 
     def answer(self, row: int) -> bool:
-        """Counts one use in look-ahead as answered; returns False if all uses of the row were counted before."""
+        """Counts one use of a chunk in look-ahead as answered; returns False if all its uses were counted before."""
         if self.answered.get(row, 0) >= self.ahead.get(row, 0):
             return False
         self.answered[row] = self.answered.get(row, 0) + 1
         return True
 
     def end_ahead(self, row: int) -> None:
-        """Ends the look-ahead of one use, which is open now or was given up."""
+        """Takes one use of a chunk out of the look-ahead: it is open now, or was given up."""
         take(self.ahead, row)
         if row in self.answered:
             take(self.answered, row)
 
     def wake(self, table: ChunkTable) -> None:
-        """Protects the look-ahead again when a silent session does something."""
+        """References the look-ahead of a silent session again, which is silent no more; else does nothing."""
         if self.silent:
             self.silent = False
             for row, count in self.ahead.items():
                 table.referenced[row] = table.referenced.get(row, 0) + count
 
     def end_leases(self, table: ChunkTable) -> None:
-        """Takes its open and scheduled chunks out of the counts of the table; the caller ends their references."""
+        """Takes its open and scheduled chunks out of the table's counts at its end; the caller ends the references."""
         self.set_schedule(table, np.zeros_like(self.scheduled))
         for row, count in self.open.items():
             take(table.open, row, count)
 
     def set_schedule(self, table: ChunkTable, scheduled: NDArray[np.bool_]) -> None:
-        """Replaces `scheduled`, (chunks,), of the running epoch; queues the chunks that become evictable by that."""
+        """Replaces `scheduled`, and queues the chunks that become evictable by that.
+
+        Args:
+            table: the table of the policy, whose counts change.
+            scheduled: whether each chunk of the dataset is still ahead in the running epoch, (chunks,).
+        """
         before = self.group.rows[self.scheduled]
         np.subtract.at(table.scheduled, before, 1)
         np.add.at(table.scheduled, self.group.rows[scheduled], 1)
@@ -145,9 +155,9 @@ def apply_values(sessions: Collection[PolicySession]) -> None:
 
 
 def sum_needs(sessions: Iterable[PolicySession]) -> int:
-    """Returns the most bytes that open chunks of all sessions can take, with one more chunk for each session.
+    """Returns the most bytes that the open chunks of all sessions can take, with one more chunk for each session.
 
-    Sessions of one dataset share its chunks, so they count together at most the bytes of the dataset.
+    Sessions of one dataset share its chunks, so together they count at most the bytes of the dataset.
     """
     sums: dict[int, list[int]] = {}
     for one in sessions:
@@ -159,12 +169,12 @@ def refuse_if_too_large(sessions: Iterable[PolicySession], opened: Sequence[Poli
     """Refuses sessions with which a blocking request could wait for ever: all open chunks and one more each must fit.
 
     Args:
-        sessions: those that are open already.
-        opened: those that are to be opened.
-        limit_bytes: the bytes that must suffice.
+        sessions: sessions that are open already.
+        opened: sessions that are to be opened.
+        limit_bytes: bytes that must suffice for all.
 
     Raises:
-        CacheFullError: they do not fit; names the numbers and the settings.
+        CacheFullError: they do not suffice. The text names the numbers and the settings.
     """
     present = list(sessions)
     others = sum_needs(present)

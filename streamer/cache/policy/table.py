@@ -1,8 +1,12 @@
-"""The table of all chunks that the cache policy knows, in columns of about 47 bytes per chunk (1.5 million: 71 MB).
+"""Keeps all chunks that the cache policy knows in columns, with about 47 bytes for each (71 MB for 1.5 million chunks).
 
-A chunk is a row number. Two datasets that share a key share the row, hence the file. Rows belong to one group
-(a dataset); a group keeps its evictable chunks (kept, neither referenced nor scheduled) in a heap by rank that is
-cleaned lazily, so that each decision costs a few microseconds whatever the number of chunks.
+All modules of the policy work on it. The rest of `cache/` and the engine use only `charge`, which counts the bytes of
+a file, and the functions of keys.
+
+A chunk is a row number. Two datasets that share a key share the row, hence the file. Each row belongs to one group
+(a dataset). A group keeps its evictable chunks (kept, neither referenced nor scheduled) in a heap by rank. What is no
+longer evictable is taken out of the heap only when it comes up, so that each decision takes a few microseconds whatever
+the number of chunks.
 """
 
 from __future__ import annotations
@@ -20,13 +24,14 @@ from streamer.base.splitmix import GAMMA, Words, fold_each
 
 KEY_BYTES = 16
 BLOCK_BYTES = 4096
-# A row of the catalog with its index (240 B), one directory entry (56 B), and for one file in ten a block of the
-# extent tree (ext4, 4 KiB): measured on ext4 with 2,000 files of 64 KiB, 2026-11-20; rounded up.
+# What a chunk takes beside its file: a row of the catalog with its index (240 B), a directory entry (56 B), and for one
+# file in ten a block of the extent tree (4 KiB); measured on ext4 with 2,000 files of 64 KiB, 2026-11-20, rounded up.
 CHUNK_ALLOWANCE_BYTES = 1024
 RANK_BITS = 31
-# The highest bits of a rank are the chunk's place among peers: see `peers.homes.Place`.
+# Number of the highest bits of a rank, which are the chunk's place among peers (`peers/homes.py`, `Place`).
 PLACE_BITS = 2
-# Bits of a rank that `ChunkTable.select` looks at: a sum over a million chunks takes 10 ms, a sort 120 (2026-11-20).
+# Number of highest bits of a rank that `ChunkTable.select` looks at. A sum over so many values takes 10 ms for a
+# million chunks, a sort of whole ranks 120 ms (2026-11-20).
 SELECTION_BITS = 16
 ROW_BITS = 32
 # A search for more than one key in so many known ones first copies all keys in order.
@@ -39,16 +44,18 @@ VACANT = "-"
 
 Keys = NDArray[np.bytes_]
 Rows = NDArray[np.int32]
-# See `arrange_keys`.
+# Result of `arrange_keys`.
 ArrangedKeys = tuple[Keys, NDArray[np.intp], NDArray[np.intp]]
-# Places of chunks among peers (`peers.homes.Place`), from the first words of their keys.
+# Returns the places of chunks among peers (`peers/homes.py`, `Place`) from the first words of their keys.
 Places = Callable[[Words], NDArray[np.int64]]
 
 
 class ChunkState:
-    """Where a chunk is, as plain numbers: a look-up in an enum took a third of each decision (CPython 3.11).
+    """Names the states of a chunk by plain numbers: a look-up in an enum took a third of each decision (CPython 3.11).
 
-    BELOW is a chunk in a read-only layer: local, free of cost, never evicted. COUNT is the number of states.
+    ABSENT is a chunk that is not on this machine. FETCHING_KEPT and FETCHING_TRANSIT are chunks that are being fetched
+    to a part of the cache, KEPT and TRANSIT chunks that are there. BELOW is a chunk in a read-only layer: local, free
+    of cost, never evicted. COUNT is the number of states.
     """
 
     ABSENT: Final = 0
@@ -61,13 +68,13 @@ class ChunkState:
 
 
 def charge_each(file_bytes: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Returns the bytes of the limit that files of these lengths take: whole 4 KiB blocks and the allowance."""
+    """Returns the bytes of the limit that files of these lengths (bytes) take: 4 KiB blocks, and an allowance."""
     blocks = (file_bytes + BLOCK_BYTES - 1) // BLOCK_BYTES
     return blocks * BLOCK_BYTES + CHUNK_ALLOWANCE_BYTES
 
 
 def charge(file_bytes: int) -> int:
-    """Returns `charge_each` of one file."""
+    """Returns the bytes of the cache limit that one file of this length takes, as `charge_each`."""
     return -(-file_bytes // BLOCK_BYTES) * BLOCK_BYTES + CHUNK_ALLOWANCE_BYTES
 
 
@@ -80,15 +87,18 @@ def to_keys(raw: ArrayLike) -> Keys:
 
 
 def arrange_keys(keys: Keys) -> ArrangedKeys:
-    """Returns the distinct keys, ascending, the first place of each, and the number of each entry among them.
+    """Returns the distinct keys, ascending, where each occurs first, and which of them each entry is.
 
-    It needs no table, so that for very many keys another thread than the policy's can do it.
+    It needs no table, so that for very many keys it can be called in another thread than the policy's.
     """
     return unique_inverse(keys)
 
 
 def draw_ranks(keys: Keys, places: Places | None = None) -> NDArray[np.int64]:
-    """Returns the rank of each key: 31 bits, the same in every run, uniform (with `places`: within each place)."""
+    """Returns the rank of each key: 31 bits, a hash of the key, the same in every run.
+
+    With `places`, the highest two bits are the chunk's place among peers instead.
+    """
     words = np.ascontiguousarray(keys).view("<u8").reshape(-1, 2)
     hashes = fold_each(words[:, 1] * GAMMA, words[:, 0])
     ranks = (hashes >> np.uint64(64 - RANK_BITS)).astype(np.int64)
@@ -100,20 +110,24 @@ def draw_ranks(keys: Keys, places: Places | None = None) -> NDArray[np.int64]:
 class ChunkGroup(msgspec.Struct):
     """The chunks of one dataset: its rows, its share of the cache, its evictable chunks by rank.
 
+    Bytes are counted as `charge` does.
+
     Attributes:
-        rows: row of each chunk number; empty if only the catalog knows the dataset.
+        index: place of the group in `ChunkTable.groups`.
+        name: digest of its manifest. "" means the chunks of no known dataset, and `VACANT` a group that was given up.
+        rows: row of each chunk number, empty if only the catalog knows the dataset.
         data_bytes: bytes of all its chunks.
-        total_bytes: bytes of those that are not in a read-only layer.
-        largest_bytes: bytes of the largest of those.
-        kept_bytes: bytes of its chunks that are kept or are being fetched to kept.
-        heap: its evictable chunks and some that no longer are: rank and row in one number each.
+        total_bytes: bytes of its chunks that are not in a read-only layer.
+        largest_bytes: bytes of the largest chunk that is not in a read-only layer.
+        kept_bytes: bytes of the rows it owns that are kept or are being fetched to kept.
+        heap: rows of its evictable chunks, and of some that no longer are, each in one number with its rank.
         drift_bytes: bytes by which the sizes of its chunks have changed since its quota was planned.
-        jobs: live jobs that use it; if empty, the dataset is finished and its chunks are evicted first.
-        last_used: tick of the last end of a job on it; orders finished datasets.
-        pool: datasets of one pool share its part of the cache by value; its own index if it shares with none.
+        jobs: live jobs that use it. If there are none, the dataset is finished and its chunks are evicted first.
+        last_used: tick of the last end of a job on it, by which finished datasets are ordered.
+        pool: number of the pool whose datasets share a part of the cache by value, its own index if it is alone there.
         value: fetched bytes that a kept byte of it saves, relative to the others of its pool.
         quota_bytes: its share of the kept part, while it is live.
-        least_rank: lowest rank of the selected chunks, those that fit into its quota; above all ranks if none do.
+        least_rank: lowest rank of its selected chunks, which fit into the quota; above all ranks if none is selected.
     """
 
     index: int
@@ -136,7 +150,7 @@ class ChunkGroup(msgspec.Struct):
         self.leave_pool()
 
     def leave_pool(self) -> None:
-        """Makes the dataset a pool of its own."""
+        """Makes the dataset a pool of its own, of value 1."""
         self.pool = self.index
         self.value = 1.0
 
@@ -147,19 +161,19 @@ class ChunkGroup(msgspec.Struct):
 
 
 class ChunkTable:
-    """The columns by row number, and the groups. Owned by one policy; plain synchronous code.
+    """The columns by row number, and the groups. One policy has it. Plain synchronous code.
 
     Attributes:
-        keys: (rows,) 16 bytes each.
-        cost: (rows,) bytes of the limit that the file takes (`charge`).
-        rank: (rows,) the rank within a group; chunks of high rank stay.
-        state: (rows,) `ChunkState`.
-        scheduled: (rows,) number of sessions that have the chunk ahead in their running epoch.
-        owner: (rows,) index of the group to which the chunk belongs.
+        keys: keys, 16 bytes each, (rows,).
+        cost: bytes of the limit that the file takes, as `charge` counts them, (rows,).
+        rank: rank within a group, where chunks of high rank stay, (rows,).
+        state: number of the `ChunkState`, (rows,).
+        scheduled: number of sessions that have the chunk ahead in their running epoch, (rows,).
+        owner: index of the group to which the chunk belongs, (rows,).
         groups: the datasets by index.
-        referenced: by row, how many uses are open, or in look-ahead of a session that is not silent; only chunks that
-            have any.
-        open: by row, how many uses are open; only chunks that have any.
+        referenced: number of uses that are open, or in look-ahead of a session that is not silent, by row. Rows
+            without any such use are not in it.
+        open: number of uses that are open, by row. Rows without any open use are not in it.
     """
 
     def __init__(self) -> None:
@@ -182,7 +196,7 @@ class ChunkTable:
         return len(self.keys)
 
     def group(self, name: str) -> ChunkGroup:
-        """Returns the group of that name; creates it if missing."""
+        """Returns the group of that name, which is created if missing."""
         for known in self.groups:
             if known.name == name:
                 return known
@@ -192,7 +206,7 @@ class ChunkTable:
         return made
 
     def vacate(self, group: ChunkGroup) -> None:
-        """Gives up a group whose rows have other owners by now; its index is free for another dataset."""
+        """Gives up a group, whose rows have other owners by now; its index is free for another dataset."""
         self.groups[group.index] = ChunkGroup(group.index, VACANT)
 
     def reclaim(self) -> None:
@@ -230,13 +244,13 @@ class ChunkTable:
     def intern(
         self, keys: Keys, cost: NDArray[np.int64], owner: NDArray[np.int32], arranged: ArrangedKeys | None = None
     ) -> Rows:
-        """Returns the rows of the keys; adds unknown ones as absent. O(n) in all rows: call it with many keys.
+        """Returns the rows of the keys, (n,), and adds unknown keys as absent chunks. O(rows): call it with many keys.
 
         Args:
             keys: (n,) keys, which may repeat.
             cost: (n,) bytes of each row that is added.
             owner: (n,) index of the group of each row that is added.
-            arranged: what `arrange_keys` returns for these keys, if it is known.
+            arranged: result of `arrange_keys` for these keys, if it is known.
         """
         distinct, first, inverse = arranged or arrange_keys(keys)
         rows, at = self._search(distinct)
@@ -252,7 +266,13 @@ class ChunkTable:
         return rows[inverse].astype(np.int32)
 
     def rows_of(self, keys: ArrayLike, file_bytes: ArrayLike, group: ChunkGroup) -> Rows:
-        """Does as `intern`: unknown keys are added to the group, with files of these lengths in bytes."""
+        """Returns the rows of the keys, as `intern`; unknown keys are added to the group.
+
+        Args:
+            keys: keys as `to_keys` takes them.
+            file_bytes: length of each chunk's file.
+            group: owner of the rows that are added.
+        """
         found = to_keys(keys)
         cost = charge_each(np.asarray(file_bytes, dtype=np.int64))
         return self.intern(found, cost, np.full(len(found), group.index, np.int32))
@@ -260,11 +280,11 @@ class ChunkTable:
     def add_rows(
         self, datasets: Sequence[tuple[ChunkGroup, ArrayLike, Keys]], arranged: ArrangedKeys | None = None
     ) -> None:
-        """Fills in rows and sums of new groups from lengths and keys of their files. O(n) in all rows.
+        """Sets rows and sums of new groups from the lengths and keys of their chunks' files. O(rows).
 
         Args:
-            datasets: a group, lengths and keys of each.
-            arranged: what `arrange_keys` returns for the keys of all of them, if it is known.
+            datasets: group, lengths in bytes and keys of each dataset.
+            arranged: result of `arrange_keys` for the keys of all of them, if it is known.
         """
         if not datasets:
             return
@@ -282,7 +302,7 @@ class ChunkTable:
             group.largest_bytes = int(absent_or_own.max(initial=0))
 
     def _places(self, count: int, known: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Returns `count` rows for new chunks, spare ones first; `known` rows are in use again."""
+        """Returns `count` rows for new chunks, spare ones first, but none of `known`: these are in use again."""
         spare = unique(self._spare)
         spare = spare[~np.isin(spare, known)]
         taken = spare[:count]
@@ -304,7 +324,7 @@ class ChunkTable:
         self._queued[rows] = False
 
     def _append(self, keys: Keys, cost: NDArray[np.int64], owner: NDArray[np.int32]) -> None:
-        """Appends absent chunks to each column."""
+        """Appends absent chunks to all columns but `_order`."""
         self.keys = np.concatenate([self.keys, keys])
         self.cost = np.concatenate([self.cost, cost])
         self.rank = np.concatenate([self.rank, draw_ranks(keys, self._places_of)])
@@ -314,14 +334,14 @@ class ChunkTable:
         self._queued = np.concatenate([self._queued, np.zeros(len(keys), np.bool_)])
 
     def place(self, places: Places | None) -> None:
-        """Ranks all chunks anew, and those added later, by their place among peers; `places` is None without peers."""
+        """Ranks all chunks anew, now and when they are added, by their place among peers; None means without peers."""
         self._places_of = places
         self.rank = draw_ranks(self.keys, places)
         for group in self.groups:
             self.rebuild(group)
 
     def price(self, rows: Rows, cost: NDArray[np.int64]) -> None:
-        """Sets the cost of chunks known only from a read-only layer: they may have to be fetched later."""
+        """Sets the cost of those of the rows that are in a read-only layer, and may have to be fetched later."""
         below = self.state[rows] == ChunkState.BELOW
         self.cost[rows[below]] = cost[below]
 
@@ -350,7 +370,7 @@ class ChunkTable:
         group.least_rank = lowest << step
 
     def is_home(self, row: int) -> bool:
-        """Whether this engine keeps the chunk for all peers (`peers.homes.Place.HOME`)."""
+        """Whether this engine is the chunk's home, which keeps it for all peers; False without peers."""
         place = int(self.rank[row]) >> (RANK_BITS - PLACE_BITS)
         return self._places_of is not None and place == (1 << PLACE_BITS) - 1
 
@@ -359,13 +379,13 @@ class ChunkTable:
         return bool(self.rank[row] >= self.groups[self.owner[row]].least_rank)
 
     def queue_evictable(self, row: int) -> None:
-        """Puts a chunk into the heap of its group (`lowest_evictable`) if it is evictable and not there."""
+        """Puts a chunk into the heap of its group if it is evictable and not there; otherwise does nothing."""
         if not self._queued[row] and self.is_evictable(row):
             self._queued[row] = True
             heapq.heappush(self.groups[self.owner[row]].heap, int(self.rank[row]) << ROW_BITS | row)
 
     def queue_evictable_of(self, rows: Rows) -> None:
-        """Does the same as `queue_evictable` for many rows: of 10^6 one by one it took a second."""
+        """Queues those of the rows that are evictable, as `queue_evictable`, which took a second for 10^6 rows."""
         kept = rows[(self.state[rows] == ChunkState.KEPT) & (self.scheduled[rows] == 0) & ~self._queued[rows]]
         if len(kept) < _FEW_ROWS:
             for row in kept.tolist():
@@ -385,7 +405,7 @@ class ChunkTable:
                 heapq.heapify(heap)
 
     def lowest_evictable(self, group: ChunkGroup) -> int | None:
-        """Returns the group's evictable chunk of the lowest rank, or None; it stays in the heap."""
+        """Returns the group's evictable chunk of the lowest rank, which stays in the heap; None if there is none."""
         heap = group.heap
         while heap:
             row = heap[0] & _ROW_MASK
@@ -399,7 +419,7 @@ class ChunkTable:
         return None
 
     def take_evictable(self, group: ChunkGroup) -> int | None:
-        """Takes `lowest_evictable` out of the heap and returns it; the caller evicts it, or queues it again."""
+        """Takes `lowest_evictable` out of the heap and returns it or None; the caller evicts it, or queues it again."""
         row = self.lowest_evictable(group)
         if row is not None:
             heapq.heappop(group.heap)

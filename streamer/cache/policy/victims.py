@@ -1,4 +1,7 @@
-"""Lists candidates for eviction, in order; `Partitions` chooses among the lists. Plain synchronous code."""
+"""Lists chunks that may be evicted from the cache, in the order in which they should be. Plain synchronous code.
+
+`partitions.py` chooses among the lists. A chunk is a row of `ChunkTable` here.
+"""
 
 from __future__ import annotations
 
@@ -16,15 +19,22 @@ Queues = list[list[int]]
 
 
 class LastResort:
-    """Lists chunks that are not open, also those that sessions need, for `Victims`. Rarely used, because O(rows)."""
+    """Lists chunks that are not open, also those that sessions need. It is O(rows), and `Victims` uses it rarely.
+
+    Args:
+        table: all chunks.
+    """
 
     def __init__(self, table: ChunkTable) -> None:
         self._table = table
         self._batch: list[int] = []
 
     def far(self, queues: Queues) -> list[int]:
-        """Returns chunks in look-ahead that are not open, the furthest from use first; never the next of a session."""
-        # How many other chunks come before each row, in the session that comes to it first.
+        """Returns chunks in look-ahead that are not open, the furthest from their use first.
+
+        The next chunk of a session is never among them.
+        """
+        # For each row the number of chunks before its use, in the session that comes to it first.
         distance: dict[int, int] = {}
         for queue in queues:
             for place, row in enumerate(queue):
@@ -39,7 +49,10 @@ class LastResort:
         return sorted(movable, key=lambda row: -distance[row])
 
     def list_kept(self) -> Iterator[int]:
-        """Yields kept chunks that no session references, scheduled or not, by rank, the lowest first."""
+        """Yields kept chunks that no session references, scheduled or not, by rank, the lowest first.
+
+        The caller evicts each, or stops. Found rows are kept for the next call, which may miss chunks kept since then.
+        """
         fresh = False
         while self._batch or not fresh:
             if not self._batch:
@@ -56,10 +69,12 @@ class LastResort:
 
 
 class Victims:
-    """Lists candidates lazily; the caller evicts what it takes, or queues it by `ChunkTable.queue_evictable` again.
+    """Lists chunks that may be evicted, one at a time.
+
+    What is yielded is out of its group's heap: the caller evicts it, or calls `ChunkTable.queue_evictable` for it.
 
     Args:
-        table: the columns of the same `Partitions`.
+        table: all chunks.
     """
 
     def __init__(self, table: ChunkTable) -> None:
@@ -67,7 +82,12 @@ class Victims:
         self._last_resort = LastResort(table)
 
     def collect(self, needed: int, candidates: Iterable[int]) -> list[int] | None:
-        """Returns the first candidates whose bytes suffice; if all do not, queues them again and returns None."""
+        """Returns the first candidates whose bytes suffice; if all do not, queues them again and returns None.
+
+        Args:
+            needed: bytes that must suffice. For 0 and less the result is [].
+            candidates: rows, of which none is taken beyond those that suffice.
+        """
         taken: dict[int, None] = {}  # a chunk may come up twice, as evictable and as kept
         for row in candidates if needed > 0 else ():
             if row not in taken:
@@ -82,18 +102,18 @@ class Victims:
         return None
 
     def evictable(self, group: ChunkGroup) -> Iterator[int]:
-        """Takes evictable chunks of one dataset out of its heap and yields them, the lowest rank first."""
+        """Yields evictable chunks of one dataset, the lowest rank first."""
         while (row := self._table.take_evictable(group)) is not None:
             yield row
 
     def list_idle(self) -> Iterator[int]:
-        """Yields evictable chunks of no live job's dataset, those of the longest unused dataset first."""
+        """Yields evictable chunks of the datasets that no live job uses, those of the longest unused dataset first."""
         idle = [group for group in self._table.groups if not group.jobs]
         for group in sorted(idle, key=lambda one: one.last_used):
             yield from self.evictable(group)
 
     def above_quota(self) -> list[ChunkGroup]:
-        """Returns live datasets that keep more than their share, the largest excess first."""
+        """Returns live datasets that keep more than their quota, the largest excess first."""
         over_quota = [one for one in self._table.groups if one.jobs and one.kept_bytes > one.quota_bytes]
         return sorted(over_quota, key=lambda one: one.quota_bytes - one.kept_bytes)
 
@@ -126,7 +146,7 @@ class Victims:
             yield lowest
 
     def list_lower_ranks(self, row: int) -> Iterator[int]:
-        """Yields evictable, unselected chunks of the same dataset that have a lower rank than this one."""
+        """Yields evictable, unselected chunks of the same dataset as `row` that have a lower rank than `row`."""
         group = self._table.groups[self._table.owner[row]]
         rank = min(int(self._table.rank[row]), group.least_rank)
         while (lowest := self._table.lowest_evictable(group)) is not None and self._table.rank[lowest] < rank:
@@ -142,9 +162,9 @@ class Victims:
                 yield other
 
     def kept_by_peers(self, row: int) -> Iterator[int]:
-        """Yields, for a chunk whose home is here, kept chunks of the same dataset whose home is elsewhere.
+        """Yields kept chunks of the same dataset as `row` whose home is another engine, if that of `row` is this one.
 
-        They may still be scheduled: then they come from their homes, not from the store.
+        Chunks that are still scheduled are among them: they come from their homes later, not from the store.
         """
         table = self._table
         if table.is_home(row):
@@ -155,9 +175,10 @@ class Victims:
                     yield other
 
     def list_lower_values(self, row: int) -> Iterator[int]:
-        """Yields kept, unselected chunks, scheduled or not, of datasets of the same pool with at most half the value.
+        """Yields kept, unselected chunks of datasets in the pool of `row` that have at most half the value of its own.
 
-        So a chunk that is used many times an epoch is fetched once, also if the cache is full of what is used once.
+        Scheduled chunks are among them. So a chunk that is used many times an epoch is fetched once, even if the cache
+        is full of chunks that are used once.
         """
         table = self._table
         group = table.groups[table.owner[row]]
@@ -170,7 +191,11 @@ class Victims:
                 yield other
 
     def least_harm_first(self, queues: Queues) -> Iterator[int]:
-        """Yields every chunk that is not open, the least harmful to evict first; never the next use of a session."""
+        """Yields every local chunk that is not open and not the next one of a session, the least harmful first.
+
+        Args:
+            queues: look-ahead of each session that is not silent.
+        """
         yield from self.list_idle()
         far = self._last_resort.far(queues)
         yield from (row for row in far if self._table.state[row] == ChunkState.TRANSIT)
