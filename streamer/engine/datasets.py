@@ -1,10 +1,12 @@
-"""The datasets that an engine serves: manifest, cost of its chunks, way to its store, and who may read them.
+"""Opens the datasets that an engine serves (a manifest and the storage options to read it), and decides who may read.
 
-Storage options belong to who sends them: the same manifest with other options is another dataset, which shares only
-what the manifest says.
+Used by most modules of `engine/`, by `peers/` and by `service/long_requests.py`.
 
-The digest of a manifest is no secret: it is in the statistics and in the cache folder. So it gives no right: in a
-service whose clients send their own storage options, a client reads with options with which the manifest was asked for,
+Storage options belong to the client that sends them: the same manifest with other options is another dataset, which
+shares only what the manifest says.
+
+The digest of a manifest is no secret, since it is in the statistics and in the cache folder. So it gives no right. In a
+service whose clients send their own storage options, a client may read with options with which the manifest was found,
 or which the store accepts for one of its objects.
 """
 
@@ -45,17 +47,18 @@ from streamer.store.addresses.urls import split
 from streamer.wire.messages import Part
 from streamer.wire.store_options import StoreOptions
 
-# Pairs of a manifest and options: 100 bytes each. The oldest is proven again.
+# Pairs of a manifest and options whose right is remembered, at 100 bytes each. The oldest one has to be proven again.
 _MAX_RIGHTS = 50_000
 
 # A digest comes from clients and becomes part of a path.
 _DIGEST = re.compile("[0-9a-zA-Z]{1,64}")
-# Roots that are taken out by columns; the urls of further ones are looked at one by one.
+# Number of roots that are found by columns of urls. The urls of further roots are looked at one by one.
 _MAX_ROOTS = 16
+# Pairs of a manifest and offered options whose choice of options is remembered.
 _MAX_CHOSEN = 10_000
-# Chunks of a dataset whose keys are put in order in a turn of the loop: 0.02 s.
+# Number of chunks whose keys are sorted in one turn of the loop, which takes 0.02 s.
 _FEW_CHUNKS = 50_000
-# Objects whose urls are looked at in a turn of the loop; each may be of another root, which takes 0.1 ms.
+# Number of objects whose urls are looked at in one turn of the loop. Each may be of another root, which takes 0.1 ms.
 _FEW_OBJECTS = 1000
 
 
@@ -65,7 +68,7 @@ def _name_pair(digest: str, key: str) -> bytes:
 
 
 def find_roots(manifest: Manifest) -> list[str]:
-    """Returns the url of an object of each bucket or server that a manifest names; all objects are in one, mostly."""
+    """Returns one url of an object in each bucket or server that a manifest names, which mostly is one alone."""
     if _names_one_root(manifest):
         return [manifest.object(0).url]
     urls = (manifest.object(number).url for number in _find_first_objects(manifest, least_bytes=0))
@@ -78,9 +81,10 @@ def _names_one_root(manifest: Manifest) -> bool:
 
 
 def _find_first_objects(manifest: Manifest, least_bytes: int) -> Iterator[int]:
-    """Yields objects of so many bytes so that each root that such objects have is that of one of them.
+    """Yields numbers of objects of at least so many bytes, among them one in each root that such objects have.
 
-    Roots are taken out by columns, one after the other: 10^6 objects one by one kept the loop for 3 s (2026-11-28).
+    Roots are found by columns, one after the other: 10^6 objects one by one kept the loop for 3 s (2026-11-28). Beyond
+    `_MAX_ROOTS` roots, all other objects are yielded.
     """
     slashes = 3 - manifest.content.base.count("/")
     first = 0
@@ -99,7 +103,7 @@ def _find_first_objects(manifest: Manifest, least_bytes: int) -> Iterator[int]:
 
 
 def _starts_with(keys: BinaryColumn, rows: npt.NDArray[np.int64], start: bytes) -> npt.NDArray[np.bool_]:
-    """Whether each of these keys begins with these bytes."""
+    """Returns for each of these rows whether its key begins with the bytes `start`."""
     offsets = keys.offsets[rows].astype(np.int64)
     same = keys.offsets[rows + 1] - offsets >= len(start)
     for place, byte in enumerate(start):
@@ -110,12 +114,17 @@ def _starts_with(keys: BinaryColumn, rows: npt.NDArray[np.int64], start: bytes) 
 class Dataset:
     """One manifest in use, with one set of storage options.
 
-    Attributes:
-        name: unique in the engine: datasets of one manifest differ in their options.
-        file_bytes: int64 (chunks,): the length of each chunk's file; of recoded chunks as planned.
-        mean_bytes: mean length of a chunk's file.
+    Args:
+        manifest: the opened manifest.
         options: storage options with which its objects are read.
-        touched: it was used since the last `Datasets.drop_idle`.
+        name: unique name in the engine. "" means the digest of the manifest.
+
+    Attributes:
+        manifest, options, name: as given.
+        file_bytes: length of each chunk's file, int64, (chunks,); of recoded chunks as planned.
+        total_bytes: length of all these files together.
+        mean_bytes: mean length of a chunk's file.
+        touched: whether it was used since the last `Datasets.drop_idle`.
     """
 
     def __init__(self, manifest: Manifest, options: Mapping[str, object], name: str = "") -> None:
@@ -137,13 +146,13 @@ class Dataset:
 
     @cached_property
     def requests(self) -> int:
-        """About how many requests a chunk takes: objects in the mean, or the ranges of the first one."""
+        """Number of requests that a chunk takes, about: its objects in the mean, or the ranges of the first chunk."""
         if self.manifest.whole_objects:
             return -(-self.manifest.samples // max(1, self.manifest.chunks))
         return len(plan_ranges(self.manifest.chunk(0).extents, FetchConfig().range_bytes))
 
     def key(self, chunk: int) -> bytes:
-        """Returns the name of a chunk in the cache.
+        """Returns the key of a chunk, its name in the cache, 16 bytes.
 
         Raises:
             ManifestError: there is no such chunk.
@@ -162,11 +171,12 @@ class Dataset:
         return self.manifest.chunk(chunk)
 
     def check_key(self, chunk: int) -> None:
-        """Checks once that a chunk's key is its own, before its bytes are kept or found under that name.
+        """Checks that a chunk's key follows from its extents, before its bytes are kept or found under that key.
 
-        A manifest that is installed was checked as a whole, but an earlier version may have installed this one, or
-        another program has written to its folder. It takes 15 us, and 1 us more for each object where objects are
-        samples: 38 ms of the first batch of a warm start with a look-ahead of 826 chunks (2026-11-29).
+        Each chunk is checked once. A manifest is checked as a whole when it is installed, but an earlier version may
+        have installed this one, or another program may have written to its folder. A check takes 15 us, and 1 us more
+        for each object where objects are samples. Without the stamp that marks a checked manifest, the first batch of a
+        warm start with a look-ahead of 826 chunks took 38 ms more (2026-11-29).
 
         Raises:
             ManifestError: there is no such chunk.
@@ -184,11 +194,11 @@ class Dataset:
 
 
 class Datasets:
-    """Opens manifests of the cache folder, each once; `drop_idle` closes unused ones.
+    """Opens manifests of the cache folder, each once; `drop_idle` closes unused ones. The engine has one.
 
     Args:
         root: the cache folder.
-        allowlist: which of them are served, and with which storage options.
+        allowlist: decides which urls are served, and with which storage options.
     """
 
     def __init__(self, root: Path, allowlist: UrlAllowlist) -> None:
@@ -197,7 +207,7 @@ class Datasets:
         # Datasets by digest and key of options.
         self._open: dict[str, dict[str, Dataset]] = {}
         self._expected: dict[str, Manifest] = {}
-        # The service's options for pairs of a manifest and what a client offers; none where that is used.
+        # The service's own options by pair of a manifest and what a client offers; {} where the offered ones are used.
         self._chosen: dict[bytes, Mapping[str, object]] = {}
         self._numbers = itertools.count(1)
 
@@ -208,13 +218,14 @@ class Datasets:
         """Returns the dataset of a manifest in the cache folder, read with these options.
 
         Args:
-            digest: that of the manifest.
-            options: what the client sent.
-            key: the `options_key` of `options` if it is known; of 4,096 parts it takes half of the time.
+            digest: digest of the manifest.
+            options: storage options that the client sent.
+            key: `options_key` of `options`, or "" if it is not known. For 4,096 parts it takes half of the time.
 
         Raises:
-            ManifestError: no such manifest here, or it cannot be read.
+            ManifestError: there is no such manifest here, or it cannot be read.
             AccessDeniedError: its objects are not served, or are those of another endpoint than the options name.
+            ConfigError: its objects would need different options of the service.
         """
         manifest = self._manifest(digest)
         key = key or options_key(options)
@@ -229,6 +240,7 @@ class Datasets:
         return known[key]
 
     def _manifest(self, digest: str) -> Manifest:
+        """Returns an opened manifest of the cache folder; raises ManifestError if it is not there or unreadable."""
         if not _DIGEST.fullmatch(digest):
             raise ManifestError(f"{digest[:40]!r} is not the digest of a manifest")
         for dataset in self._open.get(digest, {}).values():
@@ -241,14 +253,14 @@ class Datasets:
         return self._expected[digest]
 
     def count_chunks(self, digest: str) -> int:
-        """Returns how many chunks a manifest has; 0 if it is not here, of which `get` says why."""
+        """Returns how many chunks a manifest has; 0 if it is not here."""
         try:
             return self._manifest(digest).chunks
         except ManifestError:
             return 0
 
     def gets_at_once(self, digest: str, offered: StoreOptions) -> bool:
-        """Whether `get` takes little time: not where it has to look at the urls of very many objects."""
+        """Whether `get` takes little time: it takes long if it has to look at the urls of very many objects."""
         if not self._allowlist.decides or _name_pair(digest, offered.key) in self._chosen:
             return True
         try:
@@ -259,18 +271,19 @@ class Datasets:
         return _names_one_root(manifest) or manifest.objects <= _FEW_OBJECTS
 
     async def choose_options(self, digest: str, offered: StoreOptions) -> None:
-        """Looks in a thread at what `get` would look at.
-
-        Raises:
-            ManifestError, AccessDeniedError: as `get`.
-        """
+        """Chooses in a thread, and remembers, the options that `get` would choose on the loop; raises as `get`."""
         manifest = self._manifest(digest)
         await in_thread(None, partial(self._choose_options, manifest, offered.mapping, key=offered.key))
 
     def _choose_options(self, manifest: Manifest, offered: Mapping[str, object], key: str) -> Mapping[str, object]:
-        """Returns the options for a manifest's objects, which are looked for once.
+        """Returns the options with which a manifest's objects are read; remembers them.
 
-        Its urls are not asked: they are not in its digest, and the writer of a manifest may put any url there.
+        The urls of the objects decide. The urls that the manifest lists as its own do not, since its writer may put any
+        url there: they are not in its digest.
+
+        Raises:
+            AccessDeniedError: an object is not served, or the manifest was listed at another endpoint.
+            ConfigError: the objects have different options.
         """
         pair = _name_pair(manifest.digest, key)
         allowlist = self._allowlist
@@ -299,7 +312,7 @@ class Datasets:
             self._expected[manifest.digest] = manifest
 
     def drop_idle(self, held: Container[str]) -> None:
-        """Drops all that was not used since the last call; its memory is unmapped with its last user.
+        """Drops the datasets that were not used since the last call; memory is unmapped when the last user drops it.
 
         Args:
             held: names of datasets that stay.
@@ -314,7 +327,7 @@ class Datasets:
                 del self._open[digest]
 
     def reload(self, allowlist: UrlAllowlist) -> None:
-        """Applies other credentials to open datasets; one that is not served any more fails at its next fetch."""
+        """Applies another configuration to open datasets; one that is not served any more fails at its next fetch."""
         self._allowlist = allowlist
         self._chosen.clear()
         if not allowlist.restricted:
@@ -335,7 +348,12 @@ class Datasets:
 
 
 class Rights:
-    """Remembers which options were shown to be good for which manifest. Owned by the engine, on its loop."""
+    """Remembers which storage options may read which manifest. The engine has one, on its loop.
+
+    Args:
+        datasets: the engine's datasets.
+        fetchers: readers of the stores, which are asked.
+    """
 
     def __init__(self, datasets: Datasets, fetchers: Fetchers) -> None:
         self._datasets = datasets
@@ -346,25 +364,27 @@ class Rights:
         return f"Rights({len(self._known)} known)"
 
     def grant(self, digest: str, options: StoreOptions) -> None:
-        """Records that a manifest was found with these options."""
+        """Records that a manifest was found with these options, which may read it therefore."""
         if self._fetchers.allowlist.refuse_local:
             if len(self._known) >= _MAX_RIGHTS:
                 del self._known[next(iter(self._known))]
             self._known[_name_pair(digest, options.key)] = None
 
     def has(self, digest: str, options: StoreOptions) -> bool:
-        """Whether these options are known to be good, as the service's own are, and `Datasets.get` takes little time.
+        """Whether these options are known to be good for a manifest, and `Datasets.get` takes little time.
 
-        Those of the one user of an engine are good.
+        Options are always good in an engine of one user, and in a service that has options of its own.
         """
         is_good = not self._fetchers.allowlist.refuse_local or _name_pair(digest, options.key) in self._known
         return is_good and self._datasets.gets_at_once(digest, options)
 
     async def prove(self, digest: str, options: StoreOptions) -> None:
-        """Reads a byte of the objects unless the options are known to be good; a restarted engine knows none.
+        """Checks that these options may read a manifest; reads a byte of an object in each root unless that is known.
+
+        A restarted engine knows nothing of it.
 
         Raises:
-            AccessDeniedError: the store refuses.
+            AccessDeniedError: the store refuses, or an object is not served.
             StreamerError: the manifest is not here, or the store cannot be asked.
         """
         if not self._datasets.gets_at_once(digest, options):
@@ -374,7 +394,7 @@ class Rights:
         dataset = self._datasets.get(digest, options.mapping)
         for record in await in_thread(None, _find_examples, dataset.manifest):
             self._fetchers.allowlist.check_objects([record.url], dataset.options)
-            # If the object has changed, the store has answered: readers get this error, or the bytes of the cache.
+            # If the object has changed, the store has answered. Readers get that error, or bytes from the cache.
             async with self._fetchers.use(dataset.options) as fetcher:
                 with suppress(ObjectChangedError):
                     await fetcher.read(Extent(record, 0, 1))
@@ -382,7 +402,13 @@ class Rights:
 
 
 class Preparation:
-    """Does beforehand, in threads, what a session over very many chunks would do in one turn of the loop."""
+    """Does in threads, before a session opens over very many chunks, what would take the loop too long in one turn.
+
+    Args:
+        datasets: the engine's datasets.
+        rights: the rights to read them.
+        policy: learns the chunks of large datasets.
+    """
 
     def __init__(self, datasets: Datasets, rights: Rights, policy: CachePolicy) -> None:
         self._datasets = datasets
@@ -399,7 +425,7 @@ class Preparation:
         """Proves the right to read a part, and makes the chunks of a large one known to the policy.
 
         Raises:
-            StreamerError: as `Rights.prove`.
+            StreamerError: `Rights.prove` or `Datasets.get` raises it.
         """
         await self._rights.prove(part.dataset, part.options)
         if not self.is_done(part):
@@ -407,12 +433,12 @@ class Preparation:
             keys = to_keys(dataset.manifest.chunk_keys)
             arranged = await in_thread(None, arrange_keys, keys)
             self._policy.add_datasets([(part.dataset, dataset.file_bytes, keys)], arranged)
-            # The session opens in another turn.
+            # The session opens in another turn of the loop.
             await asyncio.sleep(0)
 
 
 def _find_examples(manifest: Manifest) -> list[ObjectRecord]:
-    """Returns an object that has bytes of each bucket or server, or of the first one if all are in one folder."""
+    """Returns for each bucket or server an object in it that has bytes."""
     found: dict[str, ObjectRecord] = {}
     for number in _find_first_objects(manifest, least_bytes=1):
         record = manifest.object(number)

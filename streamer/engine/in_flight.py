@@ -1,4 +1,7 @@
-"""Runs the fetches of chunks, one per chunk key, however many sessions wait for it. The scheduler starts them."""
+"""Runs the fetches of chunks, one per chunk key, however many sessions wait for the chunk.
+
+`scheduler.py` starts them for sessions, and `peers/` for other engines. `engine.py` ends them.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +19,13 @@ logger = logging.getLogger(__name__)
 
 
 class InFlight:
-    """Runs the fetches. Owned by the engine, on its loop.
+    """Runs fetches as tasks, each until its chunk is in the cache or has failed. The engine has one, on its loop.
 
     Args:
-        sources: bring the chunks.
+        sources: brings a chunk to the cache.
         publisher: removes the files of evicted chunks.
-        tasks: runs the fetches.
-        finished: called when a fetch is over, with the error if it failed.
+        tasks: group in which the tasks run.
+        finished: called when a fetch is over, with the error that ended it, or None.
     """
 
     def __init__(
@@ -42,13 +45,19 @@ class InFlight:
         return len(self._fetches)
 
     def start(self, key: bytes, waiter: Waiter, victims: Iterable[bytes] = ()) -> None:
-        """Starts the fetch of a chunk; the files of `victims` are removed before it is published."""
+        """Starts the fetch of a chunk that is not being fetched.
+
+        Args:
+            key: key of the chunk.
+            waiter: session that waits for it, with the number of the chunk.
+            victims: keys of evicted chunks, whose files are removed before the chunk is published.
+        """
         self.unlink(victims)
         part, chunk = waiter.session.collection.locate(waiter.chunk)
         self._begin(Fetch(key, waiter.session.collection.datasets[part], chunk, [waiter]))
 
     def start_for_peer(self, fetch: Fetch, victims: Iterable[bytes] = ()) -> None:
-        """Starts the fetch of a chunk that no session of this engine waits for."""
+        """Starts the fetch of a chunk for another engine; no session of this engine waits for it yet."""
         self.unlink(victims)
         self._begin(fetch)
 
@@ -68,7 +77,7 @@ class InFlight:
         return fetch is not None
 
     def leave(self, session: EngineSession) -> None:
-        """Removes a closed session from the waiters; its fetches continue for other sessions and for the cache."""
+        """Removes a closed session from the waiters; the fetches continue for other sessions and for the cache."""
         for fetch in self._fetches.values():
             fetch.waiters = [waiter for waiter in fetch.waiters if waiter.session is not session]
 
@@ -77,11 +86,11 @@ class InFlight:
         return [fetch.dataset for fetch in self._fetches.values()]
 
     def unlink(self, keys: Iterable[bytes]) -> None:
-        """Removes the files of evicted chunks."""
+        """Starts to remove the files of evicted chunks; does not wait for it."""
         self._publisher.unlink(keys)
 
     async def finish(self, seconds: float) -> int:
-        """Waits at most `seconds` for the running fetches; returns how many are left."""
+        """Waits at most `seconds` for the running fetches; returns how many are still running."""
         tasks = [fetch.task for fetch in self._fetches.values() if fetch.task is not None]
         if tasks:
             await asyncio.wait(tasks, timeout=seconds)
@@ -94,7 +103,7 @@ class InFlight:
                 fetch.task.cancel()
 
     async def _run(self, fetch: Fetch) -> None:
-        """Brings the chunk and calls `finished`; a failure of any other kind becomes a `StreamerError`."""
+        """Brings the chunk and calls `finished`, with a BrokenError or CacheError for what is no StreamerError."""
         error: StreamerError | None = None
         try:
             await self._sources.bring(fetch)
@@ -104,7 +113,7 @@ class InFlight:
             logger.exception("fetch of chunk %s failed", fetch.key.hex())
             error = BrokenError(f"the engine failed over chunk {fetch.chunk}: {failure!r}; see its log")
             if (limit := limit_error(failure)) is not None:
-                # The engine may have it again in a moment: the chunk is tried a few times.
+                # The engine may have what it lacks again in a moment: with this error the chunk is tried a few times.
                 error = CacheError(f"the engine cannot fetch chunk {fetch.chunk}: {limit}")
         finally:
             del self._fetches[fetch.key]

@@ -1,11 +1,14 @@
-"""Statistics of an engine: monotone counters and present levels, plain values by name.
+"""Collects the statistics of an engine: counters that only rise and present levels, as plain values by name.
+
+`service/server.py` sends them to clients, and `service/metrics.py` and `service/web.py` show them. The names:
 
 store_bytes, store_requests                   what came over the network for chunks and reads, in how many requests
 index_bytes, index_requests                   the same for building manifests, counted apart
 needs, hits, needed_bytes, hit_bytes          uses of chunks by sessions; a hit costs no store byte
 retries, hedges, hedge_wins                   what the fetcher did about a slow or failing store
 first_byte_buckets, first_byte_sum_seconds    requests whose first byte came within "le" seconds, and their sum
-kept_bytes, transit_bytes, limit_bytes        what the cache holds
+kept_bytes, transit_bytes, limit_bytes        bytes of the two parts of the cache, and the limit of both
+staging_bytes, open_bytes, kept_chunks        size that is planned for transit; bytes that are open; chunks in kept
 cache_dir, disk_free_bytes, disk_bytes        where that is, and what of its file system is free, lately
 evicted_chunks, rejected_chunks               what left it, and what was found corrupt on the disk
 unfounded_rejects                             chunks that a reader found corrupt and the engine intact
@@ -18,7 +21,7 @@ recoded_chunks, recoded_bytes, record_bytes   chunks of blocks that were recoded
 recode_cpu_seconds, recode_busy_seconds       CPU time of the recoders; time that they had a job
 recode_failures, recode_waiting               tries without records; chunks that wait for a recoder now
 recoders, most_recoders                       recoders that run now; how many there may be
-fetch_processes, most_fetch_processes         that take chunks now; how many there may be
+fetch_processes, most_fetch_processes         fetch processes that take chunks now; how many there may be
 fetch_process_cpu_seconds, ..._crashes        CPU time of all of them; how many ended by themselves
 loop_cpu_seconds, loop_share                  CPU time of the engine's loop; of a core, in the last half second
 peer_chunks, peer_bytes                       chunks that peers sent, and bytes of their samples; not in store_bytes
@@ -55,11 +58,11 @@ Scalar = str | int | float | bool | None
 Table = dict[str, Scalar]
 Values = dict[str, Scalar | list[Table]]
 
-# Letters of a client's name that are repeated.
+# Most letters of a client's name, or of a url, that are shown.
 _SHOWN_LETTERS = 120
-# Members of all sessions that are listed, at 0.4 KB each: an answer that a client leaves unread may take 4 MiB.
+# Most members of all sessions that are listed, at 0.4 KB each: an answer that a client leaves unread may take 4 MiB.
 _SHOWN_MEMBERS = 4096
-# Sessions that are listed, as many of every job as there is room for: one with 10,000 does not hide the others.
+# Most sessions that are listed, of each job about equally many, so that a job with 10,000 does not hide the others.
 _SHOWN_SESSIONS = 2000
 # The fields of `PackedRows` as columns of a session.
 _ROW_COLUMNS = {name: f"row_{name}" for name in PackedRows.__struct_fields__}
@@ -112,7 +115,7 @@ def engine_statistics(engine: Engine) -> Values:
 
 
 def _first_of_jobs(sessions: list[EngineSession]) -> list[EngineSession]:
-    """Returns all sessions, or, of too many, the first ones of every job."""
+    """Returns all sessions, or the first ones of every job if there are more than `_SHOWN_SESSIONS`."""
     if len(sessions) <= _SHOWN_SESSIONS:
         return sessions
     seen: Counter[str] = Counter()
@@ -124,6 +127,7 @@ def _first_of_jobs(sessions: list[EngineSession]) -> list[EngineSession]:
 
 
 def _store(engine: Engine, fetch: dict[str, int | float]) -> Table:
+    """Returns what came from the stores, without what indexes read; takes these entries out of `fetch`."""
     index = engine.manifests.traffic
     return {
         "store_bytes": fetch.pop("received_bytes", 0) - index.read_bytes,
@@ -135,6 +139,7 @@ def _store(engine: Engine, fetch: dict[str, int | float]) -> Table:
 
 
 def _first_bytes(found: Histogram) -> Values:
+    """Returns the times to the first byte as counts of requests that took at most "le" seconds, and their sum."""
     bounds = (*map(str, FIRST_BYTE_BOUNDS), "+Inf")
     buckets: list[Table] = [
         {"le": bound, "count": count} for bound, count in zip(bounds, accumulate(found.counts), strict=True)
@@ -143,6 +148,7 @@ def _first_bytes(found: Histogram) -> Values:
 
 
 def _dataset(engine: Engine, manifest: Manifest) -> Table:
+    """Returns the entry of a dataset, whatever storage options its sessions have."""
     of_sessions = [session.collection.datasets for session in engine.sessions.values()]
     opened = [dataset for dataset in engine.datasets.all() if dataset.manifest is manifest]
     return {
@@ -158,6 +164,7 @@ def _dataset(engine: Engine, manifest: Manifest) -> Table:
 
 
 def _session(session: EngineSession) -> Table:
+    """Returns the entry of a session; `epoch` is -1 before its first epoch."""
     now = session.engine_now()
     request = session.request
     epoch = session.running_epoch if session.running_epoch is not None else -1
@@ -184,6 +191,7 @@ def _session(session: EngineSession) -> Table:
 
 
 def _members(engine: Engine, session: EngineSession) -> Iterator[Table]:
+    """Yields the entry of each member of a session over a mix."""
     for part, count in zip(session.request.parts, session.parts.counts, strict=False):
         yield {
             "consumer": session.request.consumer[:_SHOWN_LETTERS],
@@ -200,6 +208,7 @@ def _members(engine: Engine, session: EngineSession) -> Iterator[Table]:
 
 
 def _describe_report(session: EngineSession, now: float) -> Table:
+    """Returns what the session's loader last reported of itself; all values are None before its first report."""
     finding = session.finding
     if finding is None:
         return dict.fromkeys(

@@ -1,7 +1,8 @@
-"""Which urls an engine serves, with which storage options, and the fetchers that read them.
+"""Decides which urls an engine serves, with which storage options, and opens the fetchers that read them.
 
-An engine that holds credentials serves what is below its configured urls and nothing else. Otherwise every client
-could read, with the engine's rights, any bucket, file or web address that the engine can reach.
+The engine has one `UrlAllowlist` and one `Fetchers`, which `datasets.py`, `bring.py` and `manifests/` use. An engine
+that has credentials serves what is below its configured urls and nothing else. Otherwise every client could read, with
+the engine's rights, any bucket, file or web address that the engine can reach.
 """
 
 from __future__ import annotations
@@ -27,19 +28,19 @@ from streamer.store.addresses.urls import HTTP_SCHEMES, Address, shown, split
 from streamer.store.root import StoreRoot
 
 Options = Mapping[str, object]
-# Urls that braces may stand for where each has to be compared: 0.05 s.
+# Most urls that braces may stand for if each has to be compared, which takes 0.05 s.
 _MAX_COMPARED = 10_000
-# Places that are remembered, of 100 bytes, and roots that wait for their stores.
+# Most places that are remembered, of 100 bytes each, and most roots that wait for their stores.
 _MOST_PLACES = 10_000
 _MOST_UNOPENED = 16
 
-# Separators of the segments of a path, for some server or other, and what begins what follows it.
+# Signs that separate the segments of a path for one server or another, or that begin what follows the path.
 _SEGMENTS = re.compile(r"[/\\?#]")
-# These end a segment for a server that has parameters, or that is written in C.
+# Signs that end a segment for a server that has parameters (;), or that is written in C (NUL).
 _END_OF_SEGMENT = re.compile(r"[;\0]")
-# Servers decode once or twice; a name that is encoded more often has no other use than to pass them.
+# A name that is encoded more often than this is refused. Servers decode once or twice, so it could only deceive.
 _MAX_DECODINGS = 4
-# Spellings of a dot and of a slash that decoders have taken for them: UTF-8 of too many bytes, and Microsoft's %u.
+# Spellings of a dot and of a slash that some decoders accept: UTF-8 of too many bytes, and Microsoft's %u.
 _LONG_DOT = re.compile(r"%(?:c0%[ae]e|e0%80%ae|f0%80%80%ae|u002e|uff0e)", re.IGNORECASE)
 _LONG_SLASH = re.compile(r"%(?:c0%af|e0%80%af|f0%80%80%af|u002f|u005c|u221[56]|uff0f|uff3c)", re.IGNORECASE)
 _CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f]")
@@ -48,7 +49,7 @@ _ORDINARY = re.compile(r"(?!\.+\Z)[\w.=+,-]+", re.ASCII)
 
 
 class _AllowedUrl(msgspec.Struct, frozen=True):
-    """A configured url as it is compared: "scheme root" and key, cut at slashes."""
+    """A configured url in the spelling that is compared (`_comparable`), its options, and whether clients may write."""
 
     prefix: str
     options: Options
@@ -60,23 +61,29 @@ class _AllowedUrl(msgspec.Struct, frozen=True):
 
 
 class _NamedRoots:
-    """Roots of urls that clients name: each is resolved once, for its place and for the store that opens next."""
+    """Resolves the roots of urls that clients name, each once: for its place, and for the store that opens next."""
 
     def __init__(self) -> None:
         self._address: Address | None = None
-        # Both are kept by a digest of the options, and by root.
+        # Keys of both are a digest of the options, and the root.
         self._places: dict[tuple[bytes, str], str] = {}
         self._unopened: dict[tuple[bytes, str], StoreRoot] = {}
 
     def find_address(self, url: str) -> Address:
-        """Returns an address below the root of a url, which is split if the last one was of another root."""
+        """Returns an address in the root of a url: the one of the call before if that has the same root.
+
+        Only its root is that of the url; its key may be another one.
+        """
         address = self._address
         if address is None or not url.startswith(f"{address.root}/"):
             address = self._address = split(url)
         return address
 
     def describe_places(self, urls: Iterable[str], options: Options) -> set[str]:
-        """Returns what options say of the places of urls; see `StoreRoot.describe_chosen_endpoint`."""
+        """Returns the places where the options put the roots of urls, such as an endpoint; "" is the usual place.
+
+        See `StoreRoot.describe_chosen_endpoint`.
+        """
         digest = _digest(options)
         found = set[str]()
         for url in urls:
@@ -96,7 +103,7 @@ class _NamedRoots:
         return found
 
     def take(self, address: Address, options: Options) -> StoreRoot:
-        """Returns the root of a store that opens, and keeps it no longer: what the store learns of it is its own."""
+        """Returns the resolved root for a store that opens, which may change it: it is not given to another store."""
         return self._unopened.pop((_digest(options), address.root), None) or StoreRoot.resolve(address, options)
 
 
@@ -106,12 +113,16 @@ def _digest(options: Options) -> bytes:
 
 
 class UrlAllowlist:
-    """Decides by url; pure but for resolving links of local files.
+    """Decides by url what is served. It reads no files, but looks at links of local ones.
 
     Args:
-        datasets: what is served; if empty, everything, with the options that clients send.
+        datasets: the configured datasets. Without any, everything is served, with the options that clients send.
         refuse_local: whether to refuse local files, loopback, link-local and metadata addresses in urls that clients
-            choose (`store.guard`).
+            choose (`store/guard.py`).
+
+    Attributes:
+        refuse_local: as given.
+        roots: resolved roots, for the stores that open.
     """
 
     def __init__(self, datasets: Sequence[DatasetConfig] = (), *, refuse_local: bool = False) -> None:
@@ -130,11 +141,15 @@ class UrlAllowlist:
 
     @property
     def decides(self) -> bool:
-        """Whether it depends on urls what is served, or with which options."""
+        """Whether urls decide what is served, or with which options; False in an engine of one user."""
         return self.restricted or self.refuse_local
 
     def options(self, urls: Iterable[str], offered: Options) -> Options:
-        """Returns the storage options for urls that are read together: those of the service, or what a client offers.
+        """Returns the storage options for urls that are read together: the service's own, or those of a client.
+
+        Args:
+            urls: urls, which may have braces.
+            offered: storage options of the client, which are returned if the service has none of its own.
 
         Raises:
             AccessDeniedError: a url is not served here.
@@ -153,25 +168,30 @@ class UrlAllowlist:
         return found[0][1].options if found else {}
 
     def endpoint(self, urls: Iterable[str], options: Options) -> str:
-        """Returns the place of the objects that a client of a shared engine has named by its options; "" if none has.
+        """Returns the place, such as an endpoint, that the options of a client put urls at; "" for the usual place.
 
-        Where an engine has one user, or its own options, the same url is the same object for all.
+        It is "" also in an engine of one user and in one with options of its own: there the same url is the same object
+        for all clients.
         """
         if self.restricted or not self.refuse_local:
             return ""
         return "; ".join(sorted(self.roots.describe_places(urls, options) - {""}))
 
     def has_one_owner(self, place: str, urls: Iterable[str]) -> bool:
-        """Whether who may write at `place` may write these objects, too, as far as this engine knows.
+        """Whether those who may write at the url `place` may write these objects, too, as far as this engine knows.
 
-        What comes from there and cannot be computed again is used for these objects only then.
+        In a service that has entries, all must be below one entry. Otherwise they must have one root. Only then is what
+        lies at `place` used for these objects, if it cannot be computed again.
+
+        Raises:
+            AccessDeniedError: a url is not served here.
         """
         if self.restricted:
             return {entry.prefix for _, entry in self._find_entries(urls)} == {self._entry(place).prefix}
         return not self.refuse_local or {split(url).root for url in urls} == {split(place).root}
 
     def check_writable(self, url: str) -> None:
-        """Checks that a client may have something written, with the keys of the service.
+        """Checks that a client may let this engine write something to a url.
 
         Raises:
             AccessDeniedError: this engine is a service, and its configuration does not permit it.
@@ -185,10 +205,10 @@ class UrlAllowlist:
             )
 
     def check_objects(self, urls: Iterable[str], options: Options) -> None:
-        """Checks that each object is served with exactly these options; a manifest may name any url.
+        """Checks that each object is served with exactly these options, because a manifest may name any url.
 
         Raises:
-            AccessDeniedError: one is not.
+            AccessDeniedError: an object is not served, or with other options.
         """
         if self.restricted:
             for url, entry in self._find_entries(urls):
@@ -196,15 +216,15 @@ class UrlAllowlist:
                     raise _make_refusal(url)
 
     def check_chunk(self, chunk: Chunk, options: Options) -> None:
-        """Checks the objects of a chunk; see `check_objects`."""
+        """Checks the objects of a chunk, as `check_objects`."""
         if self.restricted:
             self.check_objects({extent.object.url for extent in chunk.extents}, options)
 
     def _expand(self, url: str) -> Sequence[str]:
-        """Returns urls by which all that the braces of a url stand for are judged: one of them, where that is enough.
+        """Returns the urls that the braces of a url stand for, or one of them if the others are judged alike.
 
         Raises:
-            AccessDeniedError: nothing there can be served.
+            AccessDeniedError: nothing below the folder of the braces can be served.
             ConfigError: each would have to be compared, and they are too many.
         """
         if "{" not in url:
@@ -222,19 +242,19 @@ class UrlAllowlist:
                 f"are compared one by one, at most {_MAX_COMPARED:,}; name each folder in a url of its own",
                 field="url",
             )
-        # A url with braces names what they stand for: "{a,..}" is not a dot segment yet.
+        # What the braces stand for is judged, because "{a,..}" itself has no dot segment.
         return expand(url)
 
     def _find_entries(self, urls: Iterable[str]) -> list[tuple[str, _AllowedUrl]]:
-        """Returns the entries above urls, each with the first of its urls.
+        """Returns the entries that urls are below, each with the first of its urls.
 
-        A folder is compared once for all ordinary names in it: of 10^5 objects one by one it took 1.1 s (2026-11-28).
+        A folder is compared once for all ordinary names in it: 10^5 objects one by one took 1.1 s (2026-11-28).
 
         Raises:
             AccessDeniedError: a url is not served here.
         """
         found: dict[str, tuple[str, _AllowedUrl]] = {}
-        # Folders above whose ordinary names one entry stands, with their path where they are local.
+        # Folders in which all ordinary names are below one entry, with the path of local folders, otherwise "".
         folders: dict[str, str] = {}
         for url in urls:
             folder, _, name = url.rpartition("/")
@@ -252,7 +272,7 @@ class UrlAllowlist:
         return list(found.values())
 
     def _has_one_entry(self, folder: str, entry: _AllowedUrl) -> bool:
-        """Whether this entry stands above each ordinary name in a folder."""
+        """Whether each ordinary name in a folder is below this entry, and below no entry inside the folder."""
         is_whole = folder.startswith("/") or folder.partition("://")[2] != ""
         if not is_whole or any(letter in folder for letter in "?#{}"):
             return False
@@ -261,8 +281,9 @@ class UrlAllowlist:
         return is_below and not any(one.prefix.startswith(inside) for one in self._entries)
 
     def _entry(self, url: str) -> _AllowedUrl:
+        """Returns the longest entry that a url is below, or is; raises AccessDeniedError if there is none."""
         wanted = _comparable(url)
-        # The operator alone knows what a server makes of a query, and has written this one or none.
+        # Only the operator knows what a server makes of a query: a url with a query must be an entry itself.
         has_query = "?" in url and split(url).scheme in HTTP_SCHEMES
         for entry in self._entries:
             is_below = not has_query and wanted.startswith(entry.prefix.rstrip("/") + "/")
@@ -280,10 +301,11 @@ def _make_refusal(url: str) -> AccessDeniedError:
 
 
 def _comparable(url: str) -> str:
-    """Returns one spelling per address.
+    """Returns the one spelling of an address that is compared; links of local files are resolved in it.
 
     Raises:
-        AccessDeniedError: it has a dot segment, which a server or a client library may resolve to somewhere else.
+        AccessDeniedError: the url has a dot segment, which a server or a client library may resolve to somewhere else,
+            or control characters.
     """
     if "\0" in url:  # no store and no file system has such a name
         raise _make_refusal(url.replace("\0", "?"))
@@ -301,10 +323,10 @@ def _comparable(url: str) -> str:
 
 
 def has_dots(key: str) -> bool:
-    """Whether a key has a dot segment in any reading of it.
+    """Whether a key has a dot segment ("." or "..") in any way in which a server may read it.
 
-    Servers decode it once or more often, cut parameters, blanks, and what follows a NUL, and some take other letters
-    for a dot or a slash.
+    Servers decode a key once or more often, cut parameters, blanks, and what follows a NUL, and some take other letters
+    for a dot or a slash. A key that is encoded too often counts as one with a dot segment.
     """
     readings = {key}
     for _ in range(_MAX_DECODINGS):
@@ -318,7 +340,7 @@ def has_dots(key: str) -> bool:
     readings |= {_LONG_SLASH.sub("/", _LONG_DOT.sub(".", text)) for text in readings if "%" in text}
     readings |= {normalize("NFKC", text) for text in readings if not text.isascii()}
     for segment in (part for text in readings for part in _SEGMENTS.split(text)):
-        # It is one dot, or several, for a server that drops blanks at its end.
+        # A server may drop blanks at the end of a name, so that only dots are left.
         name = _END_OF_SEGMENT.split(segment, maxsplit=1)[0].rstrip(" \t")
         if name != "" and not name.strip("."):
             return True
@@ -326,11 +348,11 @@ def has_dots(key: str) -> bool:
 
 
 class Fetchers(FetcherSet):
-    """Opens the fetchers of an engine, on its loop.
+    """Opens the fetchers of an engine, on its loop. `engine.py` replaces `allowlist` when the configuration changes.
 
     Args:
         config: settings of each fetcher.
-        allowlist: which urls are read, with which options.
+        allowlist: decides which urls are read, with which options.
         notify: called with the key of the options and a sentence, when a store has served nothing for a while.
     """
 
@@ -342,7 +364,7 @@ class Fetchers(FetcherSet):
         self._client = config.client
 
     def use_for_chunk(self, chunk: Chunk, options: Mapping[str, object]) -> AbstractAsyncContextManager[Fetcher]:
-        """Returns the fetcher for a chunk of a dataset with these options.
+        """Returns the fetcher for a chunk of a dataset with these options, as a context manager that opens it.
 
         Raises:
             AccessDeniedError: an object of the chunk is not served with them.
@@ -355,5 +377,5 @@ class Fetchers(FetcherSet):
         return open_root(root, client=self._client, refuse_local=self.allowlist.refuse_local)
 
     def find_address(self, url: str) -> Address:
-        """See `FetcherSet.find_address`; an address that the allowlist has found already is not looked for again."""
+        """Returns an address in the root of a url, as `FetcherSet.find_address`; the allowlist remembers the last one."""
         return self.allowlist.roots.find_address(url)

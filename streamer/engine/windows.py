@@ -1,7 +1,7 @@
 """Plans the windows of all sessions: the bytes that they have open and in look-ahead, for which the cache has room.
 
-Ranks in step have many chunks in common: where an order has fewer lanes than ranks, several ranks read each lane, and
-all of them have its chunks open. Such a chunk takes its room once.
+`scheduler.py` passes them to the policy. Ranks in step have many chunks in common: if an order has fewer lanes than
+ranks, several ranks read each lane, and all of them have its chunks open. The room for such a chunk is needed once.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from streamer.cache.policy.table import charge_each
 from streamer.engine.session import EngineSession
 from streamer.wire.schedule import EpochSchedule
 
-# Entries of the schedules that are compared, 20 ms, and sessions of one group. More sessions are not the ranks of one
-# machine, and in data with more entries open chunks are a small part.
+# Most entries of schedules that are compared, which takes 20 ms, and most sessions. More sessions are not the ranks of
+# one machine, and in data with more entries open chunks are a small part.
 _MAX_ENTRIES = 50_000
 _MAX_SESSIONS = 64
 
 
 def plan_windows(sessions: Collection[EngineSession]) -> dict[str, SessionWindow]:
-    """Returns the window of each part of each session, by the name of the policy's session."""
+    """Returns the window of each part of each session, by the part's name in the policy (`SessionOpening.session`)."""
     return {
         opening.session: SessionWindow(int(session.open_share * opening.open_bytes), opening.lookahead_bytes)
         for session in sessions
@@ -33,9 +33,9 @@ def plan_windows(sessions: Collection[EngineSession]) -> dict[str, SessionWindow
 
 
 def share_open_chunks(sessions: Collection[EngineSession]) -> None:
-    """Sets `open_share` of sessions in step: what they have open together, as a share of the sum.
+    """Sets `open_share` of sessions in step: the bytes that they have open together, divided by the sum of each alone.
 
-    Only of those that have not been compared with each other before.
+    Sessions that have been compared with each other before are left as they are. The share is 1 if it is not known.
     """
     groups: defaultdict[tuple[object, ...], list[EngineSession]] = defaultdict(list)
     for session in sessions:
@@ -46,11 +46,11 @@ def share_open_chunks(sessions: Collection[EngineSession]) -> None:
         names = tuple(session.name for session in group)
         if any(session.compared_with != names for session in group):
             schedules = [session.first_schedule for session in group]
-            share = 1.0  # where it is not known
+            share = 1.0
             if 1 < len(group) <= _MAX_SESSIONS and sum(len(one.chunk) for one in schedules) <= _MAX_ENTRIES:
                 sizes = charge_each(group[0].collection.file_bytes)
-                # Both are of the same schedules: after a restart of the engine they are what was left of an epoch, or
-                # nothing.
+                # Both sums are of the first schedules. After a restart of the engine these are what was left of an
+                # epoch, or nothing.
                 summed = sum(count_open_together([one], sizes) for one in schedules)
                 share = count_open_together(schedules, sizes) / summed if summed else 1.0
             for session in group:
@@ -59,16 +59,21 @@ def share_open_chunks(sessions: Collection[EngineSession]) -> None:
 
 
 def count_open_together(schedules: Sequence[EpochSchedule], sizes: npt.NDArray[np.int64]) -> int:
-    """Returns the most bytes that schedules of equal steps have open at one step, each chunk once."""
+    """Returns the most bytes that schedules have open together at one step, where each chunk counts once.
+
+    Args:
+        schedules: schedules that are at the same step at any time.
+        sizes: bytes of each chunk.
+    """
     chunk = np.concatenate([one.chunk for one in schedules]).astype(np.int64)
     chunks = np.concatenate([chunk, chunk])
     steps = np.concatenate([one.first for one in schedules] + [one.last + 1 for one in schedules])
     change = np.repeat(np.array([1, -1]), len(chunk))
-    # Readers of one chunk, from step to step: at each step those that come are counted before those that go.
+    # Counts the readers of each chunk from step to step, at each step those that come before those that go.
     order = np.lexsort((-change, steps, chunks))
     readers = np.cumsum(change[order])
     edges = order[readers == (change[order] > 0)]
     signed = change[edges] * sizes[chunks[edges]]
-    # Within one step, closing comes before opening.
+    # Within one step chunks are closed before others are opened.
     by_step = np.lexsort((signed, steps[edges]))
     return int(np.cumsum(signed[by_step]).max(initial=0))

@@ -1,1 +1,4 @@
-"""Answers requests for manifests: found in the folder, copied from a url, or built."""
+"""Answers requests for manifests: finds them in the cache folder, copies them from a url, or builds them.
+
+The engine uses `manifests.py`, whose parts the other modules are.
+"""

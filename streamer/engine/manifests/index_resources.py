@@ -1,4 +1,8 @@
-"""What an index uses of its engine: time, memory, requests, recoders, and room for the chunks that it has read."""
+"""Gives an index what it uses of its engine (reads, memory, recoders, room for chunks), and limits its time.
+
+An index is the building of a manifest here. `manifests.py` makes these objects, and `indexing/` calls them. The engine
+is the `WarmTarget`.
+"""
 
 from __future__ import annotations
 
@@ -22,23 +26,26 @@ from streamer.manifest.protocols import BuildProgress, Examine, Examined, Indexe
 from streamer.manifest.table import Manifest
 from streamer.recode.pool import RecoderPool
 
+# Is called with a text, the bytes that are done, and all bytes.
 Report = Callable[[str, int, int], None]
 
-# The index itself is what is measured: ranges that were read for a measurement alone were 6 % of 1.1 GB, and delayed
-# the first batch by 0.2 s (2026-11-23). Sixteen requests of 4 MiB, and longer than the first of them take to start.
+# The rate is measured over so many bytes and so many seconds of the index itself: 16 requests of 4 MiB, and longer than
+# the first of them take to start. Ranges that were read for a measurement alone were 6 % of 1.1 GB, and delayed the
+# first batch by 0.2 s (2026-11-23).
 _MEASURED_BYTES = 64 * MiB
 _MEASURED_SECONDS = 2.0
+# Ranges up to this length do not count for the limit of memory.
 _SHORT_BYTES = 64 << 10
 
 
 class IndexCost:
-    """Follows one index.
+    """Reports the progress of one index, and ends it if it would take too long.
 
     Args:
-        url: first url of the dataset, for the message.
-        limit_seconds: an index that would take longer is refused.
+        url: first url of the dataset, for the error.
+        limit_seconds: time above which an index is refused.
         report: called with a text, bytes done and all bytes.
-        now: a clock, in seconds.
+        now: clock in seconds.
     """
 
     def __init__(self, url: str, limit_seconds: float, report: Report, now: Callable[[], float]) -> None:
@@ -52,7 +59,7 @@ class IndexCost:
         self._known_bytes = 0
 
     def take_estimate(self, estimate: IndexEstimate) -> None:
-        """Reports the estimate after the listing."""
+        """Takes the estimate that follows the listing, and reports it."""
         size = format_bytes(estimate.total_bytes)
         self._objects = f"index {counted(estimate.objects, 'objects')}"
         self._measured = not estimate.read_bytes
@@ -64,10 +71,10 @@ class IndexCost:
         self._report(text, 0, estimate.total_bytes)
 
     def take_progress(self, step: BuildProgress) -> None:
-        """Reports progress, after each window and each object.
+        """Takes the progress after each window and each object, and reports it.
 
         Raises:
-            ManifestError: it would take longer than the limit.
+            ManifestError: at the measured rate the index would take longer than the limit.
         """
         self._report(
             f"{step.objects_done:,} of {counted(step.objects, 'objects')}, {counted(step.samples, 'samples')}",
@@ -76,7 +83,7 @@ class IndexCost:
         )
         if self._measured:
             return
-        # Measured from the first window on: the pause until it arrives, or an outage, says nothing of the rate.
+        # The measurement begins with the first window: the pause until it arrives says nothing of the rate.
         if self._first is None:
             self._first = self._now(), step.bytes_done
         seconds = self._now() - self._first[0]
@@ -101,13 +108,13 @@ class IndexCost:
 
 
 def _duration(seconds: float) -> str:
-    """Seconds below two minutes, then minutes."""
+    """Returns a time as text, in seconds below two minutes, otherwise in minutes."""
     value, unit = (seconds, "s") if seconds < 120 else (seconds / 60, "min")
     return f"{f'{value:.1f}'.removesuffix('.0')} {unit}"
 
 
 class IndexTraffic(msgspec.Struct):
-    """Bytes and requests of all indexes, which are counted apart."""
+    """Bytes and requests of all indexes, which the statistics show apart from those for chunks."""
 
     read_bytes: int = 0
     requests: int = 0
@@ -117,7 +124,7 @@ class IndexMemory:
     """Bounds the metadata that all indexes of an engine hold at once. Lives on its loop.
 
     Args:
-        limit_bytes: limit of the metadata as they are in their objects; what is parsed of them takes a few times that.
+        limit_bytes: limit of the metadata as they are stored. Parsed, they take a few times as much memory.
     """
 
     def __init__(self, limit_bytes: int) -> None:
@@ -129,13 +136,16 @@ class IndexMemory:
 
     @asynccontextmanager
     async def hold(self, ranges: Sequence[Extent]) -> AsyncIterator[None]:
-        """Reserves memory for what is read and parsed inside.
+        """Reserves memory for metadata that are read and parsed inside an `async with`; waits until it is free.
+
+        Args:
+            ranges: ranges of objects that are read.
 
         Raises:
-            ManifestError: it would be more than the limit.
+            ManifestError: the longer ones of the ranges alone have more bytes than the limit.
         """
         size = sum(extent.length for extent in ranges)
-        # Short ranges, one of each object, follow the number of objects; the listing takes as much.
+        # Short ranges do not count: there is one for each object, and its entry of the listing takes as much memory.
         if sum(extent.length for extent in ranges if extent.length > _SHORT_BYTES) > self.limit_bytes:
             first = max(ranges, key=lambda extent: extent.length).object
             raise ManifestError(
@@ -155,7 +165,14 @@ class IndexMemory:
 
 
 class IndexReader:
-    """Reads for the builder."""
+    """Reads objects for an index, and counts what it reads.
+
+    Args:
+        fetcher: reads ranges of objects.
+        recoders: examine objects.
+        traffic: bytes and requests, which are counted there.
+        memory: limit of the metadata.
+    """
 
     def __init__(self, fetcher: Fetcher, recoders: RecoderPool, traffic: IndexTraffic, memory: IndexMemory) -> None:
         self._fetcher = fetcher
@@ -165,18 +182,18 @@ class IndexReader:
         self._one_object = asyncio.Lock()
 
     async def read(self, extent: Extent) -> bytes:
-        """Reads exactly the bytes of `extent`."""
+        """Returns exactly the bytes of `extent`; raises the StoreError of a store that does not give them."""
         content = await self._fetcher.read(extent)
         self._traffic.read_bytes += len(content)
         self._traffic.requests += 1
         return content
 
     def hold(self, ranges: Sequence[Extent]) -> AbstractAsyncContextManager[None]:
-        """Reserves memory for metadata; see `IndexMemory.hold`."""
+        """Reserves memory for metadata inside an `async with`; see `IndexMemory.hold`."""
         return self._memory.hold(ranges)
 
     async def examine(self, asked: Examine) -> Examined:
-        """Lets a recoder examine an object, which is read as a whole: one at a time."""
+        """Reads a whole object and lets a recoder examine it; returns what it found. One object at a time is read."""
         async with self._one_object:
             content = await self.read(Extent(asked.object, 0, asked.object.size))
             return await self._recoders.examine(asked, content)
@@ -186,7 +203,7 @@ logger = logging.getLogger(__name__)
 
 
 class WarmTarget(Protocol):
-    """Takes chunks whose bytes were read for an index: the engine. A protocol, because the engine imports this."""
+    """Takes chunks whose bytes were read for an index. It is the engine, which cannot be imported here."""
 
     def room_bytes(self) -> int:
         """Returns the bytes that fit into the cache without an eviction."""
@@ -206,7 +223,11 @@ class WarmTarget(Protocol):
 
 
 class KeptChunks:
-    """Chunks whose bytes were read for the index: kept while there is room, handed to the policy at the end."""
+    """Keeps chunks whose bytes were read for an index, while there is room, and hands them to the policy at its end.
+
+    Args:
+        target: the engine.
+    """
 
     def __init__(self, target: WarmTarget) -> None:
         self._target = target
@@ -215,7 +236,7 @@ class KeptChunks:
         self._refused = 0
 
     async def keep(self, chunk: IndexedChunk, parts: list[memoryview]) -> None:
-        """Publishes one chunk if it fits beside what the cache holds already."""
+        """Publishes one chunk if it fits beside what the cache has; a chunk that the disk refuses is left out."""
         size = chunkfile.file_bytes(chunk.local_bytes, chunk.samples)
         if chunk.sample_offsets is None or self._target.room_bytes() - self._kept_bytes < 2 * size:
             return
@@ -229,14 +250,20 @@ class KeptChunks:
             self._refused += 1
 
     def hand_off(self, manifest: Manifest | None) -> None:
-        """Adds the kept chunks to the policy; those of no manifest (a damaged tar's) have no owner, as after a kill."""
+        """Gives the kept chunks to the policy, at the end of the index.
+
+        Chunks that are not in the manifest, such as those of a damaged tar, belong to no dataset.
+
+        Args:
+            manifest: the manifest that was built. None means that the index failed.
+        """
         if self._refused > 1:
             logger.info("%d chunks were not kept from the index", self._refused)
         if not self._kept:
             return
         own = set[bytes]()
         if manifest is not None:
-            # It compares first words, because 10^6 keys one by one take half a second of the loop.
+            # The first words of keys are compared as columns: 10^6 keys one by one take half a second of the loop.
             words = [int.from_bytes(key[:8], "little") for key in self._kept]
             places = np.flatnonzero(np.isin(manifest.chunk_words, np.array(words, np.uint64)))
             own = {manifest.chunk_keys[place].tobytes() for place in places.tolist()}

@@ -1,6 +1,7 @@
-"""Copies manifests from a url and to one, and decides whether one from elsewhere is believed.
+"""Copies manifests from a url to the cache folder and back, and decides whether one from elsewhere is used.
 
-Sizes are asked before anything is read, and little is in memory at once.
+`manifests.py` calls it. The sizes of a manifest's files are checked before they are read, and little of them is in
+memory at once.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ from streamer.manifest.table import Manifest
 from streamer.manifest.transfer import check_sizes, export_files, select_files, verify_and_settle
 from streamer.store.addresses.urls import shown
 
-# A value of `rule` among the details of an error.
+# Value of `rule` in the details of the error that `Ownership.check` raises.
 OWNER_RULE = "manifests of blocks lie with their objects"
 
-# Bytes of a table that are in memory at once; requests of 4 MiB reach the rate of a link.
+# Bytes of a table that are read at once: requests of 4 MiB reach the rate of a link.
 _PIECE_BYTES = 4 * MiB
 
 
@@ -36,9 +37,9 @@ async def copy_manifest(
     *,
     check: Callable[[Manifest], None] | None = None,
 ) -> Manifest | None:
-    """Copies the manifest among the objects below a url into the folder of manifests; None if there is none.
+    """Copies the manifest among the objects below a url into the folder of manifests.
 
-    Its root is read first, and of the rest only the tables that it names, if they are as long as it says.
+    Its root file is read first, and then the tables that the root names, if they are as long as it says.
 
     Args:
         records: the objects below the url.
@@ -47,11 +48,14 @@ async def copy_manifest(
         fetcher: reads the objects.
         check: raises a ManifestError for a manifest that is not to be installed.
 
+    Returns:
+        The installed manifest, or None if there is none among the objects.
+
     Raises:
-        ManifestError: it is not what was written, or cannot be written here.
-        StoreError: as the store says.
+        ManifestError: it is damaged, is refused by `check`, or cannot be written here.
+        StoreError: the store does not give its files.
     """
-    # A thread looks: a client may name a url of 10^6 objects, which take a second.
+    # It is done in a thread, because a client may name a url of 10^6 objects, which take a second.
     found = await in_thread(None, select_files, records)
     if not found:
         return None
@@ -75,13 +79,18 @@ async def copy_manifest(
 
 
 class Ownership:
-    """Compares who may write a manifest with who may write its objects.
+    """Decides whether a manifest at a url may be used for objects that other people may have written.
 
-    How blocks are recoded depends on the facts in the manifest, which cannot be computed again without the data, and
-    are not in the keys of its chunks: others who read the same objects would get what this manifest says.
+    How blocks are recoded follows from facts in the manifest. They cannot be computed again without the data, and they
+    are not in the keys of its chunks. So other users who read the same objects would get what this manifest says.
+
+    Args:
+        allowlist: knows which urls have the same owner.
+        url: url of the manifest.
 
     Attributes:
-        is_one: whether they are the same, as far as this engine knows.
+        is_one: whether those who may write the manifest may write its objects, too, as far as this engine knows. It is
+            set by `check`.
     """
 
     def __init__(self, allowlist: UrlAllowlist, url: str) -> None:
@@ -90,10 +99,10 @@ class Ownership:
         self._url = url
 
     def check(self, manifest: Manifest) -> None:
-        """Refuses a manifest of blocks that comes from elsewhere than its objects.
+        """Sets `is_one`, and refuses a manifest of blocks that comes from elsewhere than its objects.
 
         Raises:
-            ManifestCorruptError: it does.
+            ManifestCorruptError: it is such a manifest.
         """
         urls = (manifest.object(number).url for number in range(manifest.objects))
         self.is_one = not self._allowlist.decides or self._allowlist.has_one_owner(self._url, urls)
@@ -107,9 +116,9 @@ class Ownership:
 
 
 async def write_manifest(manifest: Manifest, url: str, fetcher: Fetcher) -> None:
-    """Copies a manifest to a url, its root last: a reader that finds the root finds all of it.
+    """Copies a manifest to a url, its root file last: a reader that finds the root finds all other files.
 
-    Files of this manifest that are there already, because another writer was killed over them, stay.
+    Files of this manifest that are there already stay: another writer may have been killed before it was done.
 
     Raises:
         ManifestError: something else has the name of one of its files.

@@ -1,20 +1,22 @@
-"""The manifests of a cache folder: which answer belongs to which request, and what may leave the disk.
+"""Keeps the manifests of a cache folder: remembers which one answers which request, and removes unused ones.
 
-    manifests/<digest>/        a manifest; the folder's time is that of its last use
-    manifests/sources/<name>   "<listing> <digest>": the newest answer to one request, for that listing; then a line for
-                               each note about objects that were left out
-    manifests/logs/<name>/     what an unfinished index for that request has found; gone with the answer
+`manifests.py` has the one `ManifestStore` of an engine, and `table_logs.py` uses its requests. The files:
+
+    manifests/<digest>/        a manifest, where the folder's time is that of its last use
+    manifests/sources/<name>   the newest answer to one request: "<digest of the listing> <digest of the manifest>", and
+                               a line for each note about objects that were left out
+    manifests/logs/<name>/     what an unfinished index for that request has found, removed with the answer
     manifests/<digest>.checked the files of a manifest whose keys were checked, as they were then
-    manifests/<digest>.<rest>  what is made of a manifest: selections, columns, rows of documents, tables of keys;
-                               <digest>-<digest>.<rest> of two, as a join is
+    manifests/<digest>.<rest>  what is made of a manifest: selections, columns, rows of documents, tables of keys; what
+                               is made of two, as a join is, has the name <digest>-<digest>.<rest>
 
 A manifest that neither a source nor the table of a join names was superseded: the bucket has changed since. It is
-removed once it is unused. The others stay, because building one may mean reading all the data again; unused ones take
+removed once it is unused. The others stay, because building one may mean reading all the data again. Unused ones take
 at most a share of the limit, and are removed in the order of their last use. What is made of a manifest counts as a
-part of it, and leaves the disk after it; processes that have it mapped keep it. All this state is on the disk: a kill
-between two steps costs nothing.
+part of it, and leaves the disk after it. Processes that have it mapped keep it. All this state is on the disk: a kill
+between two steps loses nothing.
 
-Synchronous; `remove_idle` runs in a thread.
+All calls are synchronous, and `remove_idle` runs in a thread.
 """
 
 from __future__ import annotations
@@ -39,27 +41,26 @@ from streamer.manifest.table import Manifest
 from streamer.wire.messages import GetManifest
 from streamer.wire.store_options import decode_options
 
-# A reader locks a manifest milliseconds after the answer; one that only looks at it takes no lock, and is done within
-# minutes.
+# A manifest that was used within this time is not removed. A reader locks it milliseconds after the answer, or, if it
+# takes no lock because it only looks at the manifest, is done within minutes.
 QUIET_SECONDS = 300.0
-# Raised when other files become samples of the same listing: what was found before is not looked for.
+# Is changed when other files of the same listing become samples, so that earlier answers are not found any more.
 _FILE_RULES = "files 4"
-# An index that was given up: its request never came again.
+# Notes of an unfinished index are removed after this time, in which its request did not come again.
 LOG_SECONDS = 7 * 86400.0
-# Tables that are kept mapped: each member of a mix may have its own. They take no memory, and no room on the disk after
-# they are removed.
+# Most tables of annotations that stay mapped. Each member of a mix may have its own.
 _MAX_TABLES = 64
 
 
 class LocatedRequest(msgspec.Struct, frozen=True):
-    """A client's request for a manifest and the place that its options name: under which names its answers are kept.
+    """A client's request for a manifest, and the tuples that identify its answers.
 
-    The names are digests of these tuples on the disk, so they never change for the same request.
+    Digests of these tuples are names of files (`manifests/sources/`), so the tuples of a request never change.
 
     Attributes:
         message: the client's request, with the storage options that are used for it.
         format_options: options of the format by name.
-        endpoint: the place that the storage options name, where several users share the engine, or else "".
+        endpoint: the place that the storage options name, if several users share the engine, otherwise "".
     """
 
     message: GetManifest
@@ -68,16 +69,16 @@ class LocatedRequest(msgspec.Struct, frozen=True):
 
     @classmethod
     def make(cls, message: GetManifest, endpoint: str = "") -> LocatedRequest:
-        """Reads the options of the format.
+        """Makes it of a request at an endpoint.
 
         Raises:
-            ConfigError: they are not a JSON mapping.
+            ConfigError: the format's options in the request are not a JSON mapping.
         """
         return cls(message, decode_options(message.format_options, "format_options"), endpoint)
 
     @property
     def identity(self) -> tuple[object, ...]:
-        """A value that is equal for requests that have the same answer."""
+        """Tuple that is equal for requests that have the same answer."""
         asked = self.message
         choices = (self._extensions, asked.skip_damaged, asked.in_key_order)
         chosen = choices if any(choice not in {None, False} for choice in choices) else ()
@@ -85,23 +86,23 @@ class LocatedRequest(msgspec.Struct, frozen=True):
 
     @property
     def container_source(self) -> tuple[object, ...]:
-        """A value that is equal for requests for which the same manifest of containers is built."""
+        """Tuple that is equal for requests for which the same manifest is built, if samples are inside of objects."""
         choices = ("skip damaged",) if self.message.skip_damaged else ()
         return (*self.inputs, *choices, *self._place)
 
     @property
     def file_source(self) -> tuple[object, ...]:
-        """A value that is equal for requests for which the same manifest of raw files is built."""
+        """Tuple that is equal for requests for which the same manifest is built, if objects are samples."""
         return (*self.inputs, _FILE_RULES, self._extensions, self.message.in_key_order, *self._place)
 
     @property
     def inputs(self) -> tuple[object, ...]:
-        """What every manifest depends on besides the listing: the urls, the format, the sizes of chunks."""
+        """Tuple of what every manifest depends on besides the listing: the urls, the format, the sizes of chunks."""
         return (tuple(self.message.urls), self.format_text, self._chunk_bytes)
 
     @property
     def format_text(self) -> str:
-        """Name and options of the format."""
+        """Name and options of the format as one text."""
         options = json.dumps(self.format_options, sort_keys=True) if self.format_options else ""
         return self.message.format + options
 
@@ -119,10 +120,16 @@ class LocatedRequest(msgspec.Struct, frozen=True):
 
 
 class ManifestStore:
-    """Keeps the manifests of a cache folder. Owned by the engine's `Manifests`, which looks for none in `remove_idle`.
+    """Keeps the manifests of a cache folder. The engine's `Manifests` has one, and calls nothing during `remove_idle`.
+
+    A `request` below is one of the tuples of `LocatedRequest`, and a `listing` the digest of a listing.
+
+    Args:
+        root: folder of the manifests.
 
     Attributes:
-        tables: the annotations that were asked for last, by digest; mapped, so that they can be written again.
+        tables: tables of annotations that were asked for last, by digest. They are mapped, so that they can be written
+            again after the folder was removed.
     """
 
     def __init__(self, root: Path) -> None:
@@ -135,24 +142,30 @@ class ManifestStore:
         return f"ManifestStore({str(self._root)!r})"
 
     def find(self, request: tuple[object, ...], listing: str) -> Manifest | None:
-        """Returns the manifest that the same listing has made, or None if there is none here."""
+        """Returns the manifest that was built for a request from the same listing, or None if it is not here."""
         with suppress(ManifestError):
             if (folder := self.folder(request, listing)) is not None:
                 return Manifest.open(folder)
         return None
 
     def find_table(self, request: tuple[object, ...], listing: str) -> str | None:
-        """Returns the digest of the annotations that the same listing has made, now mapped, or None without any."""
+        """Returns the digest of the table of annotations that was built from the same listing, which it maps.
+
+        Returns None if the table is not here.
+        """
         with suppress(ManifestError):
             if (folder := self.folder(request, listing)) is not None:
                 return self.map_table(folder.name)
         return None
 
     def map_table(self, digest: str) -> str:
-        """Maps a table of annotations, in place of one that was not asked for as long; returns the digest.
+        """Maps a table of annotations, and drops the one that was not asked for longest if there are many.
+
+        Returns:
+            The digest.
 
         Raises:
-            ManifestError: it is not there.
+            ManifestError: the table is not there.
         """
         known = self.tables.pop(digest) if digest in self.tables else AnnotationTable.map_folder(self._root / digest)
         self.tables[digest] = known
@@ -161,7 +174,7 @@ class ManifestStore:
         return digest
 
     def folder(self, request: tuple[object, ...], listing: str) -> Path | None:
-        """Returns the folder of what the same listing has made, or None if there is none here."""
+        """Returns the folder of what was built for a request from the same listing, or None if it is not here."""
         with suppress(OSError, ValueError):
             known, digest = self._source(request).read_text().partition("\n")[0].split()
             if known == listing and (self._root / digest).is_dir():
@@ -169,14 +182,14 @@ class ManifestStore:
         return None
 
     def newest(self, request: tuple[object, ...]) -> Manifest | None:
-        """Returns the last answer to a request, whatever the listing is now, or None if there is none here."""
+        """Returns the manifest that answered a request last, whatever the listing is now; None if it is not here."""
         with suppress(OSError, ManifestError, ValueError):
             _, digest = self._source(request).read_text().partition("\n")[0].split()
             return Manifest.open(self._root / digest)
         return None
 
     def notes(self, request: tuple[object, ...], digest: str) -> list[str]:
-        """Returns notes about the objects that this answer to a request leaves out."""
+        """Returns the notes about objects that a manifest leaves out; [] if it is not the last answer to the request."""
         with suppress(OSError, ValueError):
             answer, *notes = self._source(request).read_text(errors="replace").splitlines()
             if answer.endswith(f" {digest}"):
@@ -184,7 +197,17 @@ class ManifestStore:
         return []
 
     def remember(self, request: tuple[object, ...], listing: str, digest: str, notes: Sequence[str] = ()) -> None:
-        """Keeps the answer to a request: the same listing is not read again."""
+        """Writes down the answer to a request, and removes the notes of its index.
+
+        Args:
+            request: tuple of the request.
+            listing: digest of the listing from which the answer was built.
+            digest: digest of the manifest or table.
+            notes: notes about objects that were left out.
+
+        Raises:
+            OSError: the disk refuses it.
+        """
         source = self._source(request)
         source.parent.mkdir(exist_ok=True)
         temporary = source.with_suffix(".new")
@@ -194,7 +217,7 @@ class ManifestStore:
         shutil.rmtree(self.log_folder(request), ignore_errors=True)
 
     def remove_logs(self) -> None:
-        """Removes what indexes have noted: the next one begins anew."""
+        """Removes what unfinished indexes have noted: the next ones begin anew."""
         shutil.rmtree(self._logs, ignore_errors=True)
 
     def log_folder(self, request: tuple[object, ...]) -> Path:
@@ -203,15 +226,17 @@ class ManifestStore:
 
     def use(self, digest: str) -> None:
         """Marks a manifest as used now."""
-        with suppress(OSError):  # of a layout or a disk that is not ours to change: it is used nevertheless
+        with suppress(OSError):  # a folder whose time cannot be changed is used nevertheless
             os.utime(self._root / digest)
 
     def remove_idle(self, used: Collection[str], max_bytes: int, now: float) -> list[str]:
-        """Removes superseded manifests, and those unused for longest while all unused ones exceed their share.
+        """Removes superseded manifests, and those unused for longest while all unused ones exceed their limit.
+
+        Removes leftovers of killed processes and notes of abandoned indexes, too, and marks `used` manifests as used.
 
         Args:
-            used: digests that are open.
-            max_bytes: limit of the unused ones.
+            used: digests of the manifests that are open.
+            max_bytes: limit of the unused ones, with what is made of them.
             now: seconds since 1970.
 
         Returns:
@@ -249,7 +274,7 @@ class ManifestStore:
         return gone
 
     def digests(self) -> set[str]:
-        """Digests of the manifests on the disk."""
+        """Returns the digests of the manifests on the disk."""
         return {folder.name for folder in self._oldest_first()}
 
     def _oldest_first(self) -> list[Path]:
@@ -259,7 +284,7 @@ class ManifestStore:
         return []
 
     def _list_answers(self) -> set[str]:
-        """Returns the digests that sources name; those that name nothing, and what a kill left of one, are removed."""
+        """Returns the digests that sources name; removes sources whose manifest is gone, and unfinished ones."""
         found = set[str]()
         for source in self._all_sources():
             words: list[str] = []
@@ -272,7 +297,7 @@ class ManifestStore:
         return found
 
     def _list_join_parts(self) -> set[str]:
-        """Returns the manifests from which joins read their rows: they stay with the tables of these."""
+        """Returns the digests of the manifests from which joins read their rows, which stay while their join does."""
         found = set[str]()
         for path in self._root.glob("*.join"):
             # Imported late: an engine without joins does not load it.

@@ -1,4 +1,7 @@
-"""Answers requests for manifests: found in the folder, copied from a url, or built."""
+"""Answers requests for manifests: finds them in the cache folder, copies them from a url, or builds them.
+
+The engine has one `Manifests` (`engine.py`), and clients ask it when they open a dataset.
+"""
 
 from __future__ import annotations
 
@@ -51,31 +54,34 @@ from streamer.wire.messages import GetManifest
 
 logger = logging.getLogger(__name__)
 
-# Another node's manifest can only be polled for: no store reports that an object appeared.
+# How often another node's manifest is looked for: no store reports that an object appeared.
 _LOOK_SECONDS = 2.0
-# Raised when other files of annotations are refused: those that were parsed before are parsed again.
+# Is changed when other files of annotations are refused, so that those that were parsed before are parsed again.
 _TABLE_RULES = "tables-2"
 # Shares of the chunks that are removed before the second and the last try to write a manifest on a full disk.
 _EVICTED_SHARES = (0.25, 1.0)
+# Manifests at an endpoint that are remembered.
 _MAX_PLACED = 1024
-# Urls whose roots are resolved in a turn of the loop.
+# Number of urls whose roots are resolved in one turn of the loop.
 _FEW_URLS = 500
+# Number of records that are freed in one step.
 _DROPPED_AT_ONCE = 10_000
 
 
 class Manifests:
-    """Answers requests for manifests, equal ones together. Owned by the engine, on its loop.
+    """Answers requests for manifests, equal ones together. The engine has one, on its loop.
 
     Args:
-        root: the folder of manifests.
+        root: folder of the manifests.
         fetchers: read what is to be indexed.
-        target: takes the chunks that were read for it.
-        recoders: count the samples of what has to be unpacked.
-        datasets: the engine's, which are told what is found.
+        target: takes the chunks that were read for an index.
+        recoders: count the samples of objects that have to be decompressed.
+        datasets: the engine's datasets, which are told what was found.
 
     Attributes:
+        store: what the folder has.
         traffic: bytes and requests of all indexes.
-        written: how often a manifest was built or copied into the folder.
+        written: how often a manifest or a table was built, or copied into the folder.
     """
 
     def __init__(
@@ -87,36 +93,43 @@ class Manifests:
         self._target = target
         self._datasets = datasets
         self.store = ManifestStore(self._root)
-        # Excludes looking for manifests and removing some at the same time.
+        # Prevents that manifests are looked for and removed at the same time.
         self._removing = asyncio.Lock()
         self._asking = 0
-        # A lock lives as long as a request holds or awaits it: finished requests leave nothing behind.
+        # A lock for each identity of requests. It lives as long as a request holds or awaits it.
         self._locks: weakref.WeakValueDictionary[tuple[object, ...], asyncio.Lock] = weakref.WeakValueDictionary()
         self._found: dict[tuple[object, ...], tuple[float, str]] = {}
         # Manifests of the same objects at an endpoint, by the digest of the usual one and the endpoint.
         self._placed: dict[tuple[str, str], str] = {}
         self.traffic = IndexTraffic()
-        # Half: what is parsed of metadata takes memory beside it.
+        # It is half of the memory, because what is parsed of metadata takes memory beside it.
         self._memory = IndexMemory(fetchers.memory.gate.limit // 2)
         self.written = 0
 
     async def manifest(self, request: GetManifest, report: Report) -> str:
-        """Returns the digest of the manifest, which is then in `manifests/<digest>`.
+        """Returns the digest of the manifest for a request, which is then in `manifests/<digest>`.
+
+        Equal requests at the same time share the work.
+
+        Args:
+            request: the client's request.
+            report: called with a text, the bytes that are done, and all bytes.
 
         Raises:
-            ManifestError, ConfigError, StoreError: it cannot be had.
+            ManifestError, ConfigError, StoreError: it cannot be found, copied or built.
+            AccessDeniedError: its url is not served.
         """
         asked_at = time.monotonic()
         asked = await self._locate(request)
         async with self._removing:
             self._asking += 1
         try:
-            # The options are a part of it: what one client may read says nothing of another one.
+            # The storage options are a part of the identity: another client may not be allowed to read the same.
             identity = (*asked.identity, asked.message.options.key)
             lock = self._locks.setdefault(identity, asyncio.Lock())
             async with lock:
                 found_at, digest = self._found.get(identity, (-1.0, ""))
-                if found_at < asked_at:  # what was found after this request came is fresh enough for it
+                if found_at < asked_at:  # an answer that was found after this request came is fresh enough
                     digest = await self._place(await self._find_with_room(asked, report), asked)
                     # Answers are kept for requests that wait meanwhile.
                     self._found = {known: self._found[known] for known in self._locks if known in self._found}
@@ -127,7 +140,7 @@ class Manifests:
             self._asking -= 1
 
     async def notes(self, request: GetManifest, digest: str) -> list[str]:
-        """Returns notes about the objects that a manifest leaves out, if it was built here."""
+        """Returns notes about the objects that a manifest leaves out; [] if it was not built here for this request."""
         asked = await self._locate(request)
         digest = next((usual for (usual, _), placed in self._placed.items() if placed == digest), digest)
         return [
@@ -135,10 +148,9 @@ class Manifests:
         ]
 
     async def remove_idle(self, used: Collection[str], max_bytes: int) -> list[str]:
-        """Calls `ManifestStore.remove_idle` in a thread; does nothing while a request runs.
+        """Removes unused manifests in a thread; arguments, result and errors are those of `ManifestStore.remove_idle`.
 
-        Raises:
-            OSError: the disk refused a removal.
+        Does nothing while a request runs.
         """
         if self._asking:
             return []
@@ -146,14 +158,18 @@ class Manifests:
             return await in_thread(None, self.store.remove_idle, used, max_bytes, time.time())
 
     async def _locate(self, request: GetManifest) -> LocatedRequest:
+        """Returns a request with the endpoint that its storage options name."""
         find_endpoint = partial(self._fetchers.allowlist.endpoint, request.urls, request.options.mapping)
-        # A thread resolves many, because each may have a root of its own, which takes 0.1 ms.
+        # Many urls are resolved in a thread, because each may have a root of its own, which takes 0.1 ms.
         is_long = len(request.urls) > _FEW_URLS
         endpoint = await in_thread(None, find_endpoint) if is_long else find_endpoint()
         return LocatedRequest.make(request, endpoint)
 
     async def _place(self, digest: str, asked: LocatedRequest) -> str:
-        """Returns the digest of the same manifest at the place that the options name: its chunks have other keys."""
+        """Returns the digest of the same manifest at the request's endpoint, where its chunks have other keys.
+
+        Writes that manifest if it is not in the folder.
+        """
         endpoint = asked.endpoint
         if not endpoint and not asked.message.manifest:
             return digest
@@ -173,7 +189,7 @@ class Manifests:
         return placed
 
     async def _find_with_room(self, asked: LocatedRequest, report: Report) -> str:
-        """Does the same as `_find`; on a disk full of bytes or inodes, chunks are removed, and fetched again later."""
+        """Returns what `_find` returns; if the disk is full, removes chunks to make room, and tries again."""
         for share in _EVICTED_SHARES:
             try:
                 return await self._find(asked, report, warm=share == _EVICTED_SHARES[0])
@@ -186,10 +202,11 @@ class Manifests:
         return await self._find(asked, report, warm=False)
 
     async def _find(self, asked: LocatedRequest, report: Report, *, warm: bool) -> str:
+        """Finds, copies or builds what is asked for; returns its digest. If `warm`, an index keeps chunks and notes."""
         fetchers = self._fetchers
         request = asked.message
         offered = request.options.mapping
-        # Threads do this: a client chooses how many urls these are, and a bucket how many objects.
+        # It is done in a thread, because a client may name very many urls.
         options = await in_thread(None, fetchers.allowlist.options, request.urls, offered)
         if request.format == ANNOTATIONS:
             async with fetchers.use(options) as fetcher:
@@ -220,7 +237,10 @@ class Manifests:
             return digest
 
     async def _await_copy(self, request: GetManifest, elsewhere: Fetcher, report: Report) -> str | None:
-        """Copies the manifest at a url, once another node has built it. Returns None if it is to be built here."""
+        """Copies the manifest at a url, once another node has built it, and returns its digest.
+
+        Returns None if there is none and it is to be built here. Raises ManifestError after `wait_seconds`.
+        """
         deadline = time.monotonic() + request.wait_seconds
         while (digest := await self._take(request.manifest, elsewhere)) is None and not request.build:
             if time.monotonic() > deadline:
@@ -236,7 +256,7 @@ class Manifests:
     # ------------------------------------------------------------ manifests at a url
 
     async def _take(self, url: str, fetcher: Fetcher) -> str | None:
-        """Copies a built manifest into the folder, with its columns. Returns None if there is none."""
+        """Copies the manifest at a url into the folder, with its columns; returns its digest, None if there is none."""
         records: list[ObjectRecord] = []
         with suppress(ObjectNotFoundError):
             records = [record for page in await fetcher.list(url) for record in page]
@@ -262,6 +282,7 @@ class Manifests:
     # ------------------------------------------------------------ built here
 
     async def _build(self, asked: LocatedRequest, fetcher: Fetcher, report: Report, *, warm: bool) -> str:
+        """Lists the urls, and returns the manifest that was built from the same listing, or builds it."""
         request = asked.message
         lister = await self._list_urls(request, fetcher)
         listing = await in_thread(None, lister.digest, asked)
@@ -331,7 +352,7 @@ class Manifests:
         return lister
 
     async def _annotations(self, asked: LocatedRequest, fetcher: Fetcher, report: Report) -> str:
-        """Returns the digest of the table of a file of annotations, as its version is now."""
+        """Returns the digest of the table of a file of annotations as it is in the store now; builds it if missing."""
         request = asked.message
         lister = _Recorder(fetcher)
         await lister.record(request.urls[0])
@@ -352,7 +373,7 @@ class Manifests:
         return self.store.map_table(digest)
 
     async def _earlier(self, asked: LocatedRequest, lister: _Recorder, fetcher: Fetcher) -> list[Manifest]:
-        """Returns manifests with rows of objects that are still there: the last one built here or those at the data."""
+        """Returns manifests whose rows an index may take over: the last one built here, or those beside the data."""
         newest = self.store.newest(asked.container_source)
         if newest is not None:
             return [newest]
@@ -366,11 +387,12 @@ class Manifests:
         return found
 
     def _find_answer(self, asked: LocatedRequest, listing: str) -> str | None:
+        """Returns the digest of the manifest that was built from the same listing; None if it is to be built."""
         for source, whole_objects in ((asked.file_source, True), (asked.container_source, False)):
             found = self.store.find(source, listing)
             if found is None or found.whole_objects is not whole_objects:
                 continue
-            # It counts if the installed format would index it in the same way.
+            # It is used if the installed version of the format would index the objects in the same way.
             content = found.content
             if content.version == 1 or content.revision == find_format(content.format, content.options).revision:
                 self._datasets.expect(found)
@@ -379,24 +401,28 @@ class Manifests:
 
 
 class _Recorder:
-    """Lists once, and gives the same pages to the builder."""
+    """Lists urls once, and gives the same pages to the index.
+
+    Attributes:
+        records: the objects below the urls, without manifests beside the data.
+        beside: urls of folders that have manifests beside the data.
+    """
 
     def __init__(self, fetcher: Fetcher) -> None:
         self._fetcher = fetcher
         self._pages: dict[str, list[Sequence[ObjectRecord]]] = {}
         self.records: list[ObjectRecord] = []
-        # Folders of manifests beside the data.
         self.beside: list[str] = []
 
     async def record(self, url: str) -> None:
-        """Lists one url."""
+        """Lists one url and keeps its pages; does nothing if the url was listed before."""
         if url not in self._pages:
             self._pages[url] = await self._fetcher.list(url)
-            # A thread does it: 10^6 objects take half a second.
+            # It is done in a thread: 10^6 objects take half a second.
             await in_thread(None, self._sort_pages, url)
 
     def _sort_pages(self, url: str) -> None:
-        """Tells the objects of a url from what is beside them."""
+        """Adds the objects of a listed url to `records`, and the folders of manifests beside them to `beside`."""
         listed = [record for page in self._pages[url] for record in page]
         self.records += [record for record in listed if not is_beside(record.url, url)]
         roots = [record.url for record in listed if record.url.endswith(f"/{BESIDE}{ROOT_NAME}")]
@@ -411,12 +437,12 @@ class _Recorder:
                 pages.pop()
 
     async def list(self, url: str) -> AsyncIterator[Sequence[ObjectRecord]]:
-        """Yields the recorded pages, as a store would."""
+        """Yields the recorded pages of a url, as a store would."""
         for page in self._pages[url]:
             yield page
 
     def digest(self, asked: LocatedRequest) -> str:
-        """Returns the digest of all inputs of the result: the listing, the format, the sizes of chunks."""
+        """Returns the digest of all that a manifest depends on: the listing, the format, the sizes of chunks."""
         state = hashlib.blake2b(repr(asked.inputs).encode(), digest_size=16)
         for record in self.records:
             state.update(f"{record.url}\0{record.size}\0{record.version}\n".encode("utf-8", "surrogateescape"))

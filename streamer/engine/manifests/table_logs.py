@@ -1,4 +1,8 @@
-"""Looks for the log of a table around urls that name some of its files: a pattern, or a folder below the table's."""
+"""Refuses to index some data files of a table, such as one of Delta, Iceberg or Hudi, without the table's log.
+
+`manifests.py` calls it before it builds a manifest. Urls may name a pattern of files, or a folder below the table's. A
+log beside or above them says which files and rows are valid, and an index of the files alone would not know it.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +23,16 @@ logger = logging.getLogger(__name__)
 async def refuse_tables_around(
     asked: LocatedRequest, records: Sequence[ObjectRecord], fetcher: Fetcher, allowlist: UrlAllowlist
 ) -> None:
-    """Refuses files of a table whose log is beside them or above; files that are named one by one are not looked at.
+    """Refuses files of a table whose log is beside or above them. Files that are named one by one are not looked at.
+
+    Args:
+        asked: the request.
+        records: the objects that were listed for it.
+        fetcher: lists the folders above.
+        allowlist: decides which of these folders may be listed.
 
     Raises:
-        ManifestError: there is such a log.
+        ManifestError: there is such a log; the text says how to read the table.
     """
     # Imported late: an engine that finds its manifests starts sooner.
     from streamer.formats import AUTO
@@ -37,13 +47,13 @@ async def refuse_tables_around(
         urls = [record.url for record in records]
         if not has_data(urls):
             return []
-        # The listing itself may have one: the index sees nothing of hidden folders, such as Hudi's.
+        # The listing itself may have a log: the index leaves out hidden folders, such as Hudi's.
         if found := table_log(urls):
             raise ManifestError(refuse_table(*found), url=found[1])
         objects = set(urls)
         return list(dict.fromkeys(folder for url in request.urls for folder in logs_around(url, objects)))
 
-    # A thread looks: a million names take 0.5 s.
+    # It is done in a thread: a million names take 0.5 s.
     if not (folders := await in_thread(None, find_folders)):
         return
     options = await in_thread(None, allowlist.options, request.urls, request.options.mapping)
@@ -53,7 +63,7 @@ async def refuse_tables_around(
             allowlist.check_objects([folder], options)
             pages = await fetcher.list(folder, enough=lambda pages: True)
         except StreamerError as error:
-            # It is not there, or not for this reader.
+            # The folder does not exist, or this client may not list it.
             logger.debug("%s is not looked at: %s", folder, error)
             return ""
         above = table_log(record.url for page in pages for record in page)

@@ -1,15 +1,18 @@
-"""Fetch processes fetch and publish chunks beside the engine's loop, which only says which and when.
+"""Fetches and publishes chunks in processes beside the engine's loop, which only says which chunks and when.
+
+The engine uses it (`engine/bring.py`, `engine/engine.py`).
 
 Pure decisions:
-policy.py     how many processes; whether a store that refuses is asked by one alone; the bounds of each
+policy.py     decides how many processes there are, what each may use, and if one alone asks a store that refuses
 
 On the engine's loop:
-pool.py       the queue, which process takes a chunk, crashes
-process.py    one process from the side of the engine
+pool.py       queues chunks, gives each to a process, and handles crashes
+process.py    starts one process and talks to it
 
 In the process:
-__main__.py   its life
-fetching.py   fetches and publishes what it is told
+__main__.py   starts and ends with the engine
+fetching.py   fetches and publishes the chunks that it is told
 
-messages.py   what they tell each other
+On both sides:
+messages.py   defines what they tell each other
 """

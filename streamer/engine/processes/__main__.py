@@ -1,7 +1,7 @@
-"""Runs a fetch process: `python -m streamer.engine.processes SOCKET ENGINE`.
+"""Runs a fetch process: `python -m streamer.engine.processes SOCKET ENGINE`, which `process.py` starts.
 
-SOCKET is an inherited descriptor, ENGINE the engine's pid. The process ends with its socket, and with the engine even
-while it is stopped.
+SOCKET is the number of an inherited descriptor, ENGINE the process id of the engine. The process ends when its socket
+is closed, and the kernel kills it when the engine ends.
 """
 
 from __future__ import annotations
@@ -24,11 +24,15 @@ from streamer.engine.processes.messages import MAX_MESSAGE_BYTES, Setup, decode_
 
 
 def main(arguments: list[str]) -> None:
-    """Runs the process with the arguments that the engine passed."""
+    """Runs the process until the engine closes the socket.
+
+    Args:
+        arguments: number of the socket's descriptor and process id of the engine, as text.
+    """
     descriptor, engine = map(int, arguments)
     linux.end_with_parent(engine)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # It knows credentials.
+    # There are no core dumps, because this process knows credentials.
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     end = MessageSocket.adopt(descriptor)
     if (received := end.receive(MAX_MESSAGE_BYTES)) is None:
