@@ -1,4 +1,8 @@
-"""Brings chunks to the cache: from the store, or from peers in front of it, recoded where the format needs it."""
+"""Brings chunks to the cache: fetches them from the store or from peers, recodes blocked ones, and publishes them.
+
+`in_flight.py` runs a `Fetch` by `Sources.bring`. `peers/` puts itself before the store, and uses `Publisher` and
+`StoreSource`, too.
+"""
 
 from __future__ import annotations
 
@@ -35,29 +39,29 @@ OnResize = Callable[[bytes, int], object]
 
 
 class Waiter(msgspec.Struct):
-    """A session that waits for a fetch: its number for the chunk, and the first step that needs the chunk."""
+    """A session that waits for a fetch, the session's number for the chunk, and its first step that needs the chunk."""
 
     session: EngineSession
     chunk: int
     step: int
 
     def shares_options(self, fetch: Fetch) -> bool:
-        """Whether the fetch reads the session's own dataset, and so with its storage options."""
+        """Whether the fetch reads with the storage options of the session, since it reads the session's own dataset."""
         part, _ = self.session.collection.locate(self.chunk)
         return self.session.collection.datasets[part] is fetch.dataset
 
 
 class Fetch(msgspec.Struct):
-    """One chunk between store and SSD.
+    """One chunk on its way between store and SSD.
 
     Attributes:
         key: key of the chunk.
         dataset: the dataset with whose storage options it is read.
         chunk: number of the chunk in the dataset.
-        waiters: the sessions that wait for it.
-        task: runs the fetch; None before it is started.
-        peer_due: time at which the first peer that waits for it needs it, on the loop's clock.
-        limits: set if publishing changed the limits of the cache, of which the policy must be told.
+        waiters: sessions that wait for it.
+        task: the task that runs the fetch. None means that it is not started.
+        peer_due: time at which the first peer that waits for it needs it, in seconds on the loop's clock.
+        limits: limits of the cache if publishing changed them, which the policy must be told. Otherwise None.
     """
 
     key: bytes
@@ -69,7 +73,7 @@ class Fetch(msgspec.Struct):
     limits: CacheLimits | None = None
 
     def owner(self) -> str:
-        """Returns the `owner` of the session that needs it first, or "" if only peers wait for it."""
+        """Returns the `owner` (job) of the session that needs it first, or "" if only peers wait for it."""
         first = min(self.waiters, key=lambda waiter: waiter.session.due_at(waiter.step), default=None)
         return "" if first is None else first.session.owner
 
@@ -82,13 +86,13 @@ class Fetch(msgspec.Struct):
 
 
 class Publisher:
-    """Publishes chunks, and removes the files that are evicted for them first. Owned by the engine, on its loop.
+    """Publishes chunks, after the files that were evicted for them are removed. The engine has one, on its loop.
 
     Args:
-        cache: takes the chunks.
+        cache: the cache, which takes the chunks.
         recoders: make records of the chunks of blocked formats.
-        tasks: runs the removals.
-        on_resize: called with key and length where the file of a chunk has another length than planned.
+        tasks: group of the tasks that remove files.
+        on_resize: called with key and length in bytes of a chunk's file whose length may not be as planned.
     """
 
     def __init__(self, cache: ChunkCache, recoders: RecoderPool, tasks: asyncio.TaskGroup, on_resize: OnResize) -> None:
@@ -110,7 +114,7 @@ class Publisher:
             task.add_done_callback(self._unlinking.discard)
 
     def writes_to_disk(self, fetch: Fetch) -> bool:
-        """Whether the chunk will be kept on the disk: one that refuses or is not trusted leaves it in memory."""
+        """Whether the chunk will be written to the disk, not to memory, because the disk takes and keeps it."""
         return not self._cache.space.refused and self._cache.trusts_disk_with(fetch.key)
 
     async def wait_for_unlinks(self) -> None:
@@ -119,10 +123,10 @@ class Publisher:
             await asyncio.wait(set(self._unlinking))
 
     async def publish(self, fetch: Fetch, fetched: Fetched | SharedBytes) -> None:
-        """Publishes what the store sent, recoded where the format needs it.
+        """Publishes the bytes of a chunk as its store has them, after recoding them if the format needs it.
 
         Raises:
-            StreamerError: the chunk cannot be recoded, or the cache not be written.
+            StreamerError: the chunk cannot be recoded, or the cache cannot be written.
         """
         manifest = fetch.dataset.manifest
         chunk = manifest.chunk(fetch.chunk)
@@ -135,14 +139,23 @@ class Publisher:
             await self._write(fetch, chunk, [recoded.content], recoded.table.starts)
 
     async def publish_with(self, fetch: Fetch, write: Callable[[], Awaitable[object]]) -> None:
-        """Publishes a chunk whose file another process writes; `write` returns when the file is there."""
+        """Publishes a chunk whose file another process writes, as `ChunkCache.publish_with`."""
         await self.wait_for_unlinks()
         length = int(fetch.dataset.file_bytes[fetch.chunk])
         digest = fetch.dataset.manifest.digest
         await self._cache.publish_with(write, fetch.key, length, digest)
 
     async def publish_samples(self, fetch: Fetch, content: memoryview, offsets: NDArray[np.int64]) -> None:
-        """Publishes the content of a peer's chunk file: its entries as they are stored, and their boundaries."""
+        """Publishes the content of a peer's chunk file, which needs no recoding.
+
+        Args:
+            fetch: the chunk.
+            content: entries of the file as they are stored.
+            offsets: where entries begin in the content, and where the last one ends, (entries + 1,).
+
+        Raises:
+            CacheError: the cache cannot be written.
+        """
         chunk = fetch.dataset.manifest.chunk(fetch.chunk)
         if fetch.dataset.manifest.recoded:
             self._on_resize(fetch.key, chunkfile.file_bytes(len(content), len(offsets) - 1))
@@ -155,7 +168,7 @@ class Publisher:
         try:
             await self._cache.publish(fetch.key, parts, offsets, codec=chunk.codec, dataset=digest)
         finally:
-            # A disk that refuses writes lowers the limit.
+            # A disk that refuses writes lowers the limits.
             if self._cache.limits != before:
                 fetch.limits = self._cache.limits
 
@@ -166,25 +179,32 @@ class Publisher:
             logger.info("%s; their bytes stay counted", error)
 
 
-# Fetches a chunk and publishes it; raises a StreamerError where the chunk cannot be had, or the cache not be written.
+# Fetches a chunk and publishes it; raises a StreamerError if the chunk cannot be had, or the cache cannot be written.
 Bring = Callable[[Fetch], Awaitable[None]]
 
 
 class StoreSource:
-    """Fetches chunks from their stores: by fetch processes where there are some, else on the engine's loop."""
+    """Fetches chunks from their stores: by fetch processes if there are some, otherwise on the engine's loop.
+
+    Args:
+        fetchers: the engine's own fetchers.
+        pool: the fetch processes.
+        publisher: publishes what is fetched.
+    """
 
     def __init__(self, fetchers: Fetchers, pool: FetchPool, publisher: Publisher) -> None:
         self._fetchers = fetchers
         self._pool = pool
         self._publisher = publisher
-        # Messages that name datasets to fetch processes; each lives as long as its dataset is in use.
+        # Messages that name datasets to fetch processes. Each lives as long as its dataset is in use.
         self._described: weakref.WeakKeyDictionary[Dataset, OpenDataset] = weakref.WeakKeyDictionary()
 
     async def bring(self, fetch: Fetch) -> None:
         """Fetches a chunk and publishes it; see `Bring`."""
         if self._pool.ready and not fetch.dataset.manifest.recoded and self._publisher.writes_to_disk(fetch):
             wanted = self._describe_chunk(fetch)
-            # The loop itself tries what is wrong on this machine: it makes a removed folder again, or writes to memory.
+            # If something is wrong on this machine, the loop tries by itself: it makes a removed folder again, or
+            # writes to memory.
             with contextlib.suppress(LocalError, CacheFullError):
                 await self._publisher.publish_with(fetch, lambda: self._pool.publish(wanted))
                 return
@@ -206,7 +226,7 @@ class StoreSource:
             return await fetcher.fetch(chunk, due=fetch.due, owner=fetch.owner, shared=manifest.recoded)
 
     def _describe_chunk(self, fetch: Fetch) -> WantedChunk:
-        """Describes a chunk for a fetch process.
+        """Returns a chunk as the pool of fetch processes is asked for it.
 
         Raises:
             AccessDeniedError: an object of the chunk is not served with the options of the dataset.
@@ -215,7 +235,7 @@ class StoreSource:
         allowlist = self._fetchers.allowlist
         if allowlist.restricted:
             allowlist.check_chunk(dataset.manifest.chunk(fetch.chunk), dataset.options)
-        # A process is told of a dataset anew when it gets another object: a new one is made if the options changed.
+        # A process is told of a dataset again if this object is another one, so a new one is made for new options.
         known = self._described.get(dataset)
         if known is None or known.options is not dataset.options:
             known = OpenDataset(dataset.name, str(dataset.manifest.path), dataset.options)
@@ -230,7 +250,11 @@ class StoreSource:
 
 
 class Sources:
-    """The source of the moment: peers while the engine shares caches, else the store."""
+    """Brings chunks from peers first while the engine shares caches, otherwise from the store.
+
+    Args:
+        store: brings chunks from the store.
+    """
 
     def __init__(self, store: StoreSource) -> None:
         self.store = store
@@ -240,10 +264,10 @@ class Sources:
         return f"Sources(peers={self._by_peers is not None})"
 
     def use_peers(self, bring: Bring | None) -> None:
-        """Sets how later fetches ask peers before the store; with None they do not."""
+        """Sets the function that brings later chunks, which asks peers before the store. None means the store alone."""
         self._by_peers = bring
 
     async def bring(self, fetch: Fetch) -> None:
-        """Fetches a chunk from the source of the moment and publishes it; see `Bring`."""
+        """Fetches a chunk, from peers if there are any, and publishes it; see `Bring`. Checks its key before."""
         fetch.dataset.check_key(fetch.chunk)
         await (self._by_peers or self.store.bring)(fetch)

@@ -1,4 +1,8 @@
-"""The datasets of one session as one: their chunks are numbered end to end. Pure."""
+"""Joins the datasets of one session, so that their chunks are numbered as those of one dataset. Pure.
+
+`engine.py` makes a `Collection`, and `session.py` keeps it with the `Parts` of its session. All modules that work for
+sessions use the numbers of chunks in it.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +19,13 @@ from streamer.wire.messages import Part
 
 
 class UseCount(msgspec.Struct):
-    """Needs and hits of one session, in one epoch or of one part."""
+    """Counts needs and hits of one session, in one epoch or for one part.
+
+    Attributes:
+        needs: number of uses that were asked for.
+        hits: number of these whose chunk was local or on its way already.
+        needed_bytes, hit_bytes: lengths of the chunks' files of these.
+    """
 
     needs: int = 0
     hits: int = 0
@@ -23,7 +33,7 @@ class UseCount(msgspec.Struct):
     hit_bytes: int = 0
 
     def add(self, size_bytes: int, hit: bool) -> None:
-        """Adds one need."""
+        """Adds one need of a chunk whose file has `size_bytes`."""
         self.needs += 1
         self.needed_bytes += size_bytes
         if hit:
@@ -32,17 +42,19 @@ class UseCount(msgspec.Struct):
 
 
 class Collection:
-    """One dataset, or the parts of a mix; a chunk's number here counts the chunks of the parts before its own.
+    """One dataset, or the parts of a mix, one after the other.
 
-    Two parts of one dataset have chunks with different numbers and equal keys.
+    A chunk's number is its number in its part, plus the number of chunks of all parts before. Two parts of one dataset
+    have chunks with different numbers and equal keys.
 
     Args:
         datasets: datasets of the parts, in order; at least one.
-        names: names of the parts, for people; "" for a lone dataset.
+        names: names of the parts as users see them. A lone dataset has the name "".
 
     Attributes:
-        file_bytes: int64 (chunks,): the length of each chunk's file; of recoded chunks as planned.
-        starts: the first chunk number of each part.
+        datasets, names: as given.
+        file_bytes: length of each chunk's file, int64, (chunks,), of recoded chunks as planned.
+        starts: number of the first chunk of each part.
     """
 
     def __init__(self, datasets: Sequence[Dataset], names: Sequence[str]) -> None:
@@ -62,14 +74,14 @@ class Collection:
         return len(self.datasets)
 
     def locate(self, chunk: int) -> tuple[int, int]:
-        """Returns the index of a chunk's part, and the chunk's number there."""
+        """Returns the index of a chunk's part, and the chunk's number in that part."""
         if self._lone:
             return 0, chunk
         part = bisect_right(self.starts, chunk) - 1
         return part, chunk - self.starts[part]
 
     def parts_of(self, chunks: npt.NDArray[np.uint32]) -> npt.NDArray[np.int64]:
-        """Returns the index of each chunk's part."""
+        """Returns the index of each chunk's part, (chunks,)."""
         found: npt.NDArray[np.int64] = np.searchsorted(np.asarray(self.starts), chunks, side="right") - 1
         return found
 
@@ -78,7 +90,7 @@ class Collection:
         return self.starts[part], self.starts[part] + self.datasets[part].manifest.chunks
 
     def key(self, chunk: int) -> bytes:
-        """Returns the name of a chunk in the cache.
+        """Returns the key of a chunk, its name in the cache, 16 bytes.
 
         Raises:
             ManifestError: there is no such chunk.
@@ -87,29 +99,33 @@ class Collection:
         return self.datasets[part].key(local)
 
     def get_file_length(self, chunk: int) -> int | None:
-        """Returns the bytes of a chunk's file, or None if the chunk is recoded: then the manifest does not say it."""
+        """Returns the length of a chunk's file in bytes; None if it is not known, because the chunk is recoded."""
         recoded = self.datasets[self.locate(chunk)[0]].manifest.recoded
         return None if recoded else int(self.file_bytes[chunk])
 
     def label(self, chunk: int) -> str:
-        """Returns a chunk as messages name it."""
+        """Returns a text that names a chunk in messages, with the name of its part if that has one."""
         part, local = self.locate(chunk)
         return f"chunk {local} of member {self.names[part]}" if self.names[part] else f"chunk {local}"
 
     def name_error(self, chunk: int, error: StreamerError) -> StreamerError:
-        """Returns the error over a chunk with the name of its part."""
+        """Returns an error over a chunk, with the name of the chunk's part added if that has one."""
         name = self.names[self.locate(chunk)[0]]
         return error.of_member(name) if name else error
 
     def byte_rates(self, values: Sequence[float]) -> list[float]:
-        """Returns the share of each part in the bytes that an epoch needs; `values` are the parts' passes per epoch."""
+        """Returns the share of each part in the bytes that an epoch needs, if `values` are the parts' passes per epoch.
+
+        The shares are 0 if no part has a value.
+        """
         rates = [value * dataset.total_bytes for dataset, value in zip(self.datasets, values, strict=True)]
         return [rate / (sum(rates) or 1.0) for rate in rates]
 
     def mean_bytes(self, values: Sequence[float]) -> float:
-        """Returns the mean length of a chunk's file, each counted as often as an epoch needs it.
+        """Returns the mean length of a chunk's file in bytes, where each counts as often as an epoch needs it.
 
-        `values` are the parts' passes per epoch; if none has any, each file counts once.
+        Args:
+            values: passes per epoch of each part. If all are 0, each file counts once.
         """
         if not any(values):
             values = [1.0] * len(values)
@@ -119,19 +135,19 @@ class Collection:
 
 
 class Parts:
-    """What a session keeps of each of its parts: value, running pass, counts.
+    """Keeps what a session knows of each of its parts: value, running pass, counts.
 
     Args:
         name: name of the session.
         collection: the datasets.
-        requests: what the client has said of each part; a lone dataset is one without a name.
+        requests: what the client has said of each part. A lone dataset is one part without a name.
 
     Attributes:
         names: names of the policy's sessions, one for each part.
         values: passes of each part in the running epoch.
-        running_pass: the pass that each part's reader is in, or None if it has not begun.
-        counts: needs and hits since the session began; of a lone dataset they are not counted.
-        mean_bytes: mean length of a chunk's file, each chunk counted as often as an epoch needs it.
+        running_pass: number of the pass that each part is in. None means that it has not begun.
+        counts: needs and hits of each part since the session began. For a lone dataset they stay 0.
+        mean_bytes: mean length of a chunk's file, where each chunk counts as often as an epoch needs it.
     """
 
     def __init__(self, name: str, collection: Collection, requests: Sequence[Part]) -> None:
@@ -148,17 +164,17 @@ class Parts:
         return f"Parts({len(self.names)}, running_pass={self.running_pass[:8]})"
 
     def expect_values(self, epoch: int, values: tuple[float, ...]) -> None:
-        """Sets the values from an epoch on.
+        """Records the values that hold from an epoch on, which `begin_epoch` applies.
 
         Raises:
-            ProtocolError: not one for each part.
+            ProtocolError: there is not one value for each part.
         """
         if len(values) != len(self.names):
             raise ProtocolError(f"{len(values)} values for {len(self.names)} parts")
         self._next_values[epoch] = values
 
     def begin_epoch(self, epoch: int) -> bool:
-        """Records that the reader is in another epoch. Returns whether the values of the parts have changed."""
+        """Applies the values that hold in an epoch, which begins; returns whether the values have changed."""
         before = self.values
         for begun in sorted(known for known in self._next_values if known <= epoch):
             self.values = self._next_values.pop(begun)
@@ -166,7 +182,7 @@ class Parts:
         return self.values != before
 
     def relative_values(self) -> dict[str, float]:
-        """Returns the values for the policy, by the names of its sessions, as shares of the largest.
+        """Returns the value of each part as a share of the largest, by the names of the policy's sessions.
 
         The values of parts of one dataset are added, because they share its bytes.
         """

@@ -1,19 +1,22 @@
-"""Reports of corrupt chunks: a chunk is dropped only when the engine finds it corrupt as well.
+"""Checks readers' reports of corrupt chunks, and drops a chunk only when the engine finds it corrupt as well.
 
-A report alone does not cost a fetch: otherwise one faulty trainer could make the engine fetch a good chunk for ever,
+`engine.py` passes the reports on, and `maintenance.py` drops chunks that the scrub found corrupt.
+
+A report alone does not lead to a fetch. Otherwise one faulty trainer could make the engine fetch a good chunk for ever,
 and take it from all that share it. The engine reads the chunk's file itself, in a thread, one file at a time:
 
-    corrupt, or missing    dropped and fetched again; after two corrupt copies in a row the next one is kept in memory
-                           (`cache.disk_trust`)
-    intact                 stays, and the reader reads again; it gets an error after MAX_UNFOUNDED reports, because it
-                           does not see what the engine sees (another mount, bad memory)
-    readable here only     the next copy is kept in memory: a sector fails by turns, or for this reader
+    corrupt, or missing    the chunk is dropped and fetched again. After two corrupt copies in a row the next one is
+                           kept in memory (`cache/disk_trust.py`).
+    intact                 the chunk stays, and the reader reads again. After more than MAX_UNFOUNDED such reports it
+                           gets an error, because it does not see what the engine sees (another mount, bad memory).
+    unreadable there only  the reader cannot read what the engine can, as from a sector that fails now and then: the
+                           next copy is kept in memory.
 
 A reader that finds a copy in memory wrong, or too many chunks that are intact, gets an error: its own memory, or its
 mount, is at fault.
 
-All of this is counted until the reader that reported a chunk has read it well and gone on. What a job of months meets
-once an epoch (a program that overwrites the cache, a cleaner that removes a file) is no disk that loses chunks.
+All of this is counted until the reader that reported a chunk has read it well and gone on. So what a job of months
+meets once an epoch (a program that overwrites the cache, a cleaner that removes a file) does not count as a bad disk.
 """
 
 from __future__ import annotations
@@ -32,25 +35,26 @@ from streamer.wire.messages import UNREADABLE
 
 logger = logging.getLogger(__name__)
 
-# A session gets an error after this many corrupt copies in a row; readers give up after as many
-# (`cached_bytes.REREADS`).
+# A session gets an error after more corrupt copies in a row than this; readers read as often again (`REREADS` in
+# `batches/`).
 MAX_COPIES = 3
-# Unfounded reports that one session may send about one chunk before it reads it well.
+# Number of unfounded reports that one session may send about one chunk before it reads the chunk well.
 MAX_UNFOUNDED = 3
-# Unfounded reports that one session may send in all: this many, or for this share of its chunks.
+# Number of unfounded reports that one session may send in all, which may also be this share of its chunks if that is
+# more.
 MAX_UNFOUNDED_IN_ALL = 32
 MAX_UNFOUNDED_SHARE = 0.1
 # A chunk found intact is not read again for this long. A report in this time does not count against its session if a
 # corrupt copy was dropped before: several workers of a rank report one copy, some when the next one is there already.
 VERIFIED_SECONDS = 0.25
-# Reports may still be about a corrupt copy for this long after it was dropped.
+# For this long after a corrupt copy was dropped, reports may still be about that copy.
 REPLACED_SECONDS = 1.0
-# There is at most one warning about dropped chunks in this time: they come in numbers.
+# There is at most one warning about dropped chunks in this time, because many may be dropped at once.
 WARNING_SECONDS = 60.0
 
 
 class _Report(msgspec.Struct):
-    """Holds a report until its chunk was checked; `times` counts the equal reports that came meanwhile."""
+    """A report that is kept until its chunk was checked; `times` is the number of equal reports that came meanwhile."""
 
     session: EngineSession
     chunk: int
@@ -59,19 +63,19 @@ class _Report(msgspec.Struct):
 
 
 class CorruptionReports:
-    """Checks reported chunks in the order of the reports. Owned by the engine, on its loop.
+    """Checks reported chunks in the order of the reports. The engine has one, on its loop.
 
     Args:
         cache: the cache whose files are read.
         forget: removes a corrupt chunk from the policy and its file from the disk; returns False if it was not local.
         wake: called when a session may continue.
-        now: the engine's clock, in seconds.
-        tasks: runs the checks.
-        warn: called with a sentence for those who use the cache.
+        now: clock of the engine, in seconds.
+        tasks: group of the task that checks.
+        warn: called with a sentence for the cache's users.
 
     Attributes:
-        dropped: corrupt copies that were dropped.
-        unfounded: reports about chunks that are intact.
+        dropped: number of corrupt copies that were dropped.
+        unfounded: number of reports about chunks that were intact.
     """
 
     def __init__(
@@ -86,7 +90,7 @@ class CorruptionReports:
     ) -> None:
         self.dropped = 0
         self.unfounded = 0
-        # Corrupt copies of a chunk since it was last read well.
+        # Number of corrupt copies of each chunk since it was last read well.
         self._copies: Counter[bytes] = Counter()
         self._cache = cache
         self._forget = forget
@@ -104,7 +108,12 @@ class CorruptionReports:
         return f"CorruptionReports(dropped={self.dropped}, unfounded={self.unfounded}, waiting={len(self._waiting)})"
 
     def report(self, session: EngineSession, chunk: int, reason: str) -> None:
-        """Takes a reader's report of a corrupt chunk; `acknowledge` of its session follows once it has been checked.
+        """Takes the report of a session's reader that a chunk is corrupt; `acknowledge` of the session follows.
+
+        Args:
+            session: session of the reader.
+            chunk: number of the chunk in the session's collection.
+            reason: what the reader found, which begins with `UNREADABLE` if the file could not be read.
 
         Raises:
             ManifestError: there is no such chunk.
@@ -113,7 +122,7 @@ class CorruptionReports:
         if (known := self._waiting.get((session.name, chunk))) is not None:
             known.times += 1
             return
-        if not session.progress.holds(chunk):  # it has read on meanwhile
+        if not session.progress.holds(chunk):  # the reader has gone on meanwhile
             session.acknowledge(1)
             self._wake()
             return
@@ -131,7 +140,7 @@ class CorruptionReports:
         self._cache.note_good_read(key)
 
     def drop_chunk(self, key: bytes) -> None:
-        """Drops a corrupt chunk; it is fetched again when it is needed."""
+        """Drops a corrupt chunk, which is fetched again when it is needed, and counts it; warns now and then."""
         if not self._forget(key):
             return
         self.dropped += 1
@@ -148,11 +157,12 @@ class CorruptionReports:
             self._warn(text)
 
     def stop(self) -> None:
-        """Ends the checks; idempotent."""
+        """Cancels the check that runs; idempotent."""
         if self._check_task is not None:
             self._check_task.cancel()
 
     async def _check_all(self) -> None:
+        """Checks the waiting reports one by one, until there are none, and acknowledges each."""
         try:
             while self._waiting:
                 report = next(iter(self._waiting.values()))
@@ -178,7 +188,8 @@ class CorruptionReports:
         now = self._now()
         self._verified = {known: at for known, at in self._verified.items() if now - at < VERIFIED_SECONDS}
         if key in self._verified:
-            # That an intact chunk cannot be read is news, unless the report is a late one of an earlier copy.
+            # The file is right, unless a reader cannot read it. Such a report is checked, if it is not a late one of an
+            # earlier copy.
             replaced_at = self._replaced.get(key, float("-inf"))
             if not report.reason.startswith(UNREADABLE) or self._now() - replaced_at < REPLACED_SECONDS:
                 return True

@@ -1,6 +1,8 @@
-"""The engine: makes the chunks of all sessions local in time and keeps what the policy decides.
+"""Runs the engine: makes the chunks of all sessions local in time, and keeps those that the policy chooses.
 
-engine.py             its life, requests, sessions         session.py           one consumer: callbacks, pace, counts
+The service runs it (`service/lifecycle.py`, `service/server.py`). The modules of this folder:
+
+engine.py             the engine, requests, sessions       session.py           one consumer: callbacks, pace, counts
 scheduler.py          admits, opens, starts fetches        session_progress.py  a consumer's place in its schedule
 datasets.py           opened manifests, rights to them     collection.py        the datasets of a session as one
 url_allowlist.py      which urls clients may name          corruption_reports.py chunks that readers found wrong
@@ -52,7 +54,7 @@ logger = logging.getLogger(__name__)
 
 
 class Engine:
-    """One cache folder, one fetcher, any number of sessions. Lives on one loop, inside its `async with`."""
+    """Serves any number of sessions from one cache folder. Lives on one loop, inside its `async with`."""
 
     def __init__(self, config: EngineConfig) -> None:
         self.config = config
@@ -135,10 +137,10 @@ class Engine:
     # ------------------------------------------------------------ requests
 
     async def manifest(self, request: GetManifest, report: Report) -> str:
-        """Finds or builds a manifest in the cache folder; returns its digest, and lets the asker read the dataset."""
+        """Finds or builds a manifest, as `Manifests.manifest`; returns its digest, with which the client may read."""
         digest = await self.manifests.manifest(request, report)
         self.rights.grant(digest, request.options)
-        # Once for all manifests written meanwhile: with 200 members it takes 28 ms (2026-11-23).
+        # The folder is measured once for all manifests written meanwhile, which takes 28 ms for 200 (2026-11-23).
         async with self._measuring:
             if self._measured < self.manifests.written:
                 self._measured = self.manifests.written
@@ -147,9 +149,9 @@ class Engine:
         return digest
 
     async def read(self, digest: str, options: StoreOptions, chunk: int, span: tuple[int, int] | None) -> bytes:
-        """Returns bytes of a chunk for a look at a sample, read from the store without the cache.
+        """Returns the bytes `span` of a chunk, half-open, for a look at a sample; reads the store without the cache.
 
-        `span` is chunk-local `[start, stop)`, or None for the boundaries of a recoded chunk's entries.
+        If `span` is None, returns the boundaries of a recoded chunk's entries.
 
         Raises:
             AccessDeniedError: the client has no right to the dataset.
@@ -166,7 +168,7 @@ class Engine:
     # ------------------------------------------------------------ life
 
     async def drain(self, seconds: float) -> None:
-        """Starts no fetches any more, and waits at most `seconds` for those that run."""
+        """Lets no further fetch start, and waits at most `seconds` for those that run."""
         self.scheduler.draining = True
         if left := await self.in_flight.finish(seconds):
             logger.warning("%d chunks were not fetched after %.0f s: their bytes are fetched again", left, seconds)
@@ -201,13 +203,13 @@ class Engine:
         return state.limit_bytes - state.staging_bytes - state.kept_bytes - state.transit_bytes
 
     async def keep(self, key: bytes, parts: list[memoryview], sample_offsets: npt.NDArray[np.int64]) -> None:
-        """Publishes a chunk that indexing has read anyway; `adopt` follows once its manifest is known."""
+        """Publishes a chunk that indexing has read anyway, as `ChunkCache.publish`; `adopt` follows it."""
         await self.cache.publish(key, parts, sample_offsets)
 
     async def make_room(self, share: float) -> None:
         """Evicts this share of the bytes of chunks, but none that is open, and waits until the files are gone.
 
-        Called when a manifest finds the disk full: it goes before chunks.
+        It is for a manifest that finds the disk full, which is more important than chunks.
         """
         state = self.policy.statistics()
         self.apply_limits(CacheLimits.make(int((1 - share) * (state.kept_bytes + state.transit_bytes))))
@@ -225,7 +227,7 @@ class Engine:
     def open_session(
         self, request: OpenSession, on_ready: Callable[[int, int], None], on_error: Callable[[StreamerError], None]
     ) -> EngineSession:
-        """Opens the session of a consumer.
+        """Opens the session of a consumer; the callables are those of `EngineSession`.
 
         Raises:
             ManifestError: a dataset is not here.
@@ -255,10 +257,7 @@ class Engine:
         return session
 
     def connect(self, job: str) -> None:
-        """Records a connection of a job: until `disconnect`, its datasets stay live between its sessions.
-
-        So validation between two epochs does not end what is kept for the training.
-        """
+        """Records a connection of a job, whose datasets stay live until `disconnect`, also between its sessions."""
         self.policy.connect(job)
 
     def disconnect(self, job: str) -> None:
@@ -267,7 +266,7 @@ class Engine:
         self.wake()
 
     def close_session(self, session: EngineSession) -> None:
-        """Ends all leases of the session; idempotent."""
+        """Closes a session and ends all its leases; idempotent."""
         if self.sessions.pop(session.name, None) is None:
             return
         self.in_flight.leave(session)
@@ -283,8 +282,8 @@ class Engine:
         """
         if session.admitted or session.failed is not None:
             return
-        # The bytes of all live data count: a small validation set would fit alone, and took the room of the training's
-        # chunks for a look-ahead over all of it.
+        # The bytes of all live data count: a small validation set alone would fit, and its look-ahead over all of it
+        # took the room of the training's chunks.
         live_bytes = self.policy.live_bytes({part.dataset for part in session.request.all_parts})
         affordable_bytes = affordable_lookahead(self.config.lookahead_bytes, self.cache.space.max_bytes, live_bytes)
         openings = session.plan(schedule, affordable_bytes, len(self.sessions))
@@ -323,7 +322,7 @@ class Engine:
         return self.sessions.get(session.name) is session
 
     def reject(self, session: EngineSession, chunk: int, reason: str) -> None:
-        """Takes a report that a session's reader found a chunk corrupt; see `corruption_reports`."""
+        """Takes a report that a session's reader found a chunk corrupt, as `CorruptionReports.report`."""
         self.corruption_reports.report(session, chunk, reason)
 
     def note_good_read(self, session: EngineSession, chunk: int) -> None:
@@ -340,7 +339,7 @@ class Engine:
 
     @property
     def silent_seconds(self) -> float:
-        """A session without a message for this long counts as hanging."""
+        """Seconds without a message after which a session counts as hanging."""
         return self.config.silent_seconds
 
     # ------------------------------------------------------------ room
@@ -360,8 +359,8 @@ class Engine:
             self.policy.local(keys, sizes, dataset)
         self.scheduler.apply_evictions(self.policy.fit())
         if not self.cache.keys():
-            # No client of an earlier engine has anything open here. During the pause a selected chunk cannot
-            # replace an unselected one: the chunks of the first 0.25 s were not kept.
+            # No client of an earlier engine has anything open, so that no pause is needed. During the pause no
+            # selected chunk replaces an unselected one: chunks of the first 0.25 s were not kept.
             self.policy.settle()
 
     def _settle(self) -> None:
@@ -369,7 +368,7 @@ class Engine:
         self.wake()
 
     def warn(self, text: str) -> None:
-        """Passes a sentence about the cache to the logs of all who use it."""
+        """Passes a sentence about the cache to the logs of all its users."""
         self._notify("", text)
 
     def _replace_lost(self, keys: list[bytes]) -> None:
@@ -392,7 +391,7 @@ class Engine:
         self.wake()
 
     def _forget(self, key: bytes) -> bool:
-        """Removes a corrupt or missing chunk from policy and disk. Returns False if it was not local."""
+        """Removes a corrupt or missing chunk from policy and disk; returns False if it was not local."""
         known = self.policy.forget(key)
         if known:
             self.in_flight.unlink([key])
@@ -425,13 +424,13 @@ def make_too_small_error(
     """Returns the error of a cache that is too small, with a limit that is enough for all consumers.
 
     Args:
-        root: the folder.
+        root: the cache folder.
         limit_bytes: limit of the chunk files.
         whole_bytes: limit of the whole folder.
         overhead_bytes: bytes of the folder that manifests, the catalog and chunks on their way to peers take.
-        wanted_bytes: bytes that this consumer has open, and of one more chunk.
-        others_bytes: the same for all other sessions that are open.
-        to_come: consumers of the same job on this machine that have no session yet.
+        wanted_bytes: bytes of the chunks that this consumer has open at once, and of one more.
+        others_bytes: the same for all other open sessions together.
+        to_come: number of consumers of the same job on this machine that have no session yet.
     """
     needed = others_bytes + wanted_bytes * (1 + to_come)
     need = f"{format_bytes(wanted_bytes)} for the chunks that one reader has open and one more"

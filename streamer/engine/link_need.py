@@ -1,9 +1,10 @@
 """Measures how many bytes must be on their way to keep the link busy: its rate times its delay. Pure, without a clock.
 
-The rate is that of the best of the last intervals. The delay is what a chunk takes that has the link almost for itself:
-beside many others it takes as long as they make it, and the rate times that is only the number of bytes on their way,
-whatever it is (Little's law). A full link shows no such chunk, so it is probed: for the time of a few chunks no more
-than two are asked for at once. That is once a minute at most, and the readers have what was asked for before.
+`scheduler.py` tells it of each chunk. The rate is that of the best of the last intervals. The delay is the time of a
+chunk that has the link almost for itself. (Beside many others a chunk takes longer because of them, and the rate times
+that is always the number of bytes on their way, by Little's law.) On a full link there is no such chunk. So the link is
+probed: for the time of a few chunks no more than two are asked for at once. After a good probe the next one follows in
+a minute at the earliest, and readers have what was asked for before.
 
 Source: Cardwell et al., "BBR: Congestion-Based Congestion Control", ACM Queue 14(5), 2016 (ProbeRTT).
 """
@@ -17,7 +18,7 @@ from statistics import median
 # An interval ends when it is this long and this many chunks have come.
 INTERVAL_SECONDS = 0.25
 INTERVAL_CHUNKS = 8
-# The rate is the highest of so many intervals but for a tenth: chunks that have waited for a core come in a burst.
+# The rate is the highest of so many intervals, without the highest tenth: chunks that waited for a core come at once.
 INTERVALS = 64
 PEAK_SHARE = 0.9
 # A chunk has the link almost for itself while at most this many are on their way.
@@ -25,21 +26,25 @@ FEW_IN_FLIGHT = 2
 # The delay is the median of the last chunks that had it. With three at least a probe would take twice as long.
 SAMPLES = 5
 LEAST_SAMPLES = 2
-# A delay is measured again after this: a link changes little within a minute.
+# A delay is measured again after this time, in which a link changes little.
 VALID_SECONDS = 60.0
-# A probe counts down from this: by one for each chunk that comes while the link is almost empty, by two for those that
-# had it for themselves. So it takes the last two of the full link and two more.
+# A probe counts down from this: by one for each chunk that comes while the link is almost empty, by two if that chunk
+# had the link for itself. So it takes the last two chunks of the full link and two more.
 PROBE_COUNT = 6
-# A probe that has found too little is repeated after this.
+# A probe that has measured too few delays is repeated after this time.
 REPEAT_SECONDS = 10.0
-# A probe ends by itself after twice the time of the bytes in flight and this.
+# A probe ends by itself after twice the time that the bytes in flight take, and this.
 SLACK_SECONDS = 1.0
-# Half more than the product, because latencies scatter, and chunks are in flight that have come in part.
+# The need is half more than rate times delay, because latencies scatter, and some chunks in flight have come in part.
 MARGIN = 1.5
 
 
 class LinkNeed:
-    """Follows the chunks on their way. Owned by the scheduler, on its loop; `now` is in seconds of the loop's clock."""
+    """Follows the chunks on their way, and measures rate and delay. Times (`now`) are seconds of the loop's clock.
+
+    Attributes:
+        probe_ends_at: time at which the running probe ends by itself, in the past if none runs.
+    """
 
     def __init__(self) -> None:
         # A crowd begins when a chunk is asked for beside FEW_IN_FLIGHT or more others. Of each chunk on its way:
@@ -55,7 +60,6 @@ class LinkNeed:
         self._interval_chunks = 0
         self._probe_count = 0
         self._next_probe_at = 0.0
-        # End of the running probe; in the past if there is none.
         self.probe_ends_at = 0.0
 
     def __repr__(self) -> str:
@@ -70,7 +74,7 @@ class LinkNeed:
 
     @property
     def _rate(self) -> float:
-        """Bytes per second of the best intervals; see `PEAK_SHARE`."""
+        """Rate of the link in bytes per second; see `PEAK_SHARE`."""
         return sorted(self._rates)[math.ceil(PEAK_SHARE * len(self._rates)) - 1]
 
     def begin(self, key: bytes, now: float) -> None:
@@ -82,7 +86,7 @@ class LinkNeed:
         self._begun[key] = (now, self._crowds if uncrowded else -1)
 
     def end(self, key: bytes, now: float, size_bytes: int) -> None:
-        """Records that a chunk has come, with its bytes; they are 0 if it has failed."""
+        """Records that a chunk has come; `size_bytes` is 0 if its fetch has failed."""
         begun, crowds = self._begun.pop(key, (now, -1))
         if not size_bytes:
             return
@@ -103,10 +107,10 @@ class LinkNeed:
             self._probe_count = max(0, self._probe_count - (2 if crowds == self._crowds else 1))
 
     def holds_back(self, now: float, *, urgent: bool) -> bool:
-        """Starts a probe if one is due and the link is full; returns whether the next chunk must wait for one to come.
+        """Returns whether the next chunk must wait until another one has come, because of a probe.
 
-        It waits only while a probe runs. An urgent chunk waits only while exactly FEW_IN_FLIGHT are on their way, which
-        are those that are measured.
+        Starts a probe if one is due and the link is full. While a probe runs, a chunk waits if FEW_IN_FLIGHT or more
+        are on their way. An `urgent` chunk waits only if exactly so many are, because these are measured.
         """
         in_flight = len(self._begun)
         if in_flight > FEW_IN_FLIGHT and self._rates and now >= max(self._next_probe_at, self.probe_ends_at):

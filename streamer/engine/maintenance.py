@@ -1,12 +1,14 @@
-"""Periodic work of an engine, beside its sessions. A service that runs for months must not grow.
+"""Does the periodic work of an engine, beside its sessions: a service that runs for months must not grow.
 
-    silent sessions      of consumers that hang while others wait lose the protection of their look-ahead
-    free space           the limit falls while others fill the disk, and rises again
+`service/lifecycle.py` runs `maintain` around an engine. It looks after:
+
+    silent sessions      consumers that hang while others wait lose the protection of their look-ahead
+    free space           the limit falls while other programs fill the disk, and rises again
     scrub                every chunk is compared with its checksums, slowly
-    open manifests       that no session and no fetch uses are closed
-    fetchers             of credentials that no session has are closed
-    manifests on disk    that were superseded, or are least recently used, are removed; see `manifest_store`
-    groups of chunks     of removed manifests: their chunks stay, without an owner, and are evicted first
+    open manifests       those that no session and no fetch uses are closed
+    fetchers             those of credentials that no session has are closed
+    manifests on disk    superseded and least recently used ones are removed (`manifest_store.py`)
+    removed manifests    their chunks stay, belong to no dataset, and are evicted first
 
 An open manifest or fetcher stays if it was used since the last check but one. A later session opens one again: a
 manifest takes milliseconds, a fetcher one connection.
@@ -29,17 +31,17 @@ from streamer.fetch.fetcher_set import options_key
 logger = logging.getLogger(__name__)
 
 SILENCE_CHECK_SECONDS = 5.0
-# An engine that checks later than this was stopped itself: messages of its consumers are still unread.
+# An engine that checks later than this was stopped itself, and messages of its consumers may be unread.
 LATE_SECONDS = 1.0
-# Interval of the checks for unused things: validation between two epochs, or a new job of a user, comes within minutes.
+# Interval of the checks for what is unused: a validation between epochs, or a user's next job, comes within minutes.
 LOOK_SECONDS = 300.0
-# Manifests that no session has open may take this share of the limit; a manifest takes 0.01 to 0.1 % of its data.
+# Manifests that no session has open may take this share of the limit. A manifest takes 0.01 to 0.1 % of its data.
 IDLE_MANIFESTS_SHARE = 1 / 16
 
 
 @asynccontextmanager
 async def maintain(engine: Engine) -> AsyncIterator[None]:
-    """Maintains an open engine while the context lasts."""
+    """Maintains an open engine inside an `async with`."""
     async with asyncio.TaskGroup() as tasks:
         silence = SilenceWatch(engine, asyncio.get_running_loop())
 
@@ -63,7 +65,13 @@ async def maintain(engine: Engine) -> AsyncIterator[None]:
 async def repeat_after_errors(
     name: str, work: Callable[[], Awaitable[None]], retry_seconds: float = SILENCE_CHECK_SECONDS
 ) -> None:
-    """Runs periodic work, and begins it anew after an error of the system: used up descriptors end no service."""
+    """Runs periodic work until it returns, and begins it again after an OSError or CacheError, which it logs.
+
+    Args:
+        name: name of the work, for the log.
+        work: work that mostly runs until it is cancelled.
+        retry_seconds: pause after an error.
+    """
     while True:
         try:
             await work()
@@ -74,7 +82,14 @@ async def repeat_after_errors(
 
 
 class SilenceWatch:
-    """Takes the protection of its look-ahead from a consumer that hangs while others wait. It runs from its making."""
+    """Takes the protection of its look-ahead from a session whose consumer hangs while others wait.
+
+    It looks every `SILENCE_CHECK_SECONDS`, from its making until `stop`.
+
+    Args:
+        engine: an open engine.
+        loop: the engine's loop.
+    """
 
     def __init__(self, engine: Engine, loop: asyncio.AbstractEventLoop) -> None:
         self._engine = engine
@@ -86,11 +101,12 @@ class SilenceWatch:
         self._timer.cancel()
 
     def _look(self) -> None:
+        """Silences the sessions that hang, if any session waits for room, and sets the timer again."""
         engine = self._engine
         late_seconds = self._loop.time() - self._timer.when()
         self._timer = self._loop.call_later(SILENCE_CHECK_SECONDS, self._look)
         if late_seconds > LATE_SECONDS:
-            # Time in which this process did not run is no silence of its consumers.
+            # The time in which this process did not run does not count as silence of consumers.
             for session in engine.sessions.values():
                 session.last_message_at = min(engine.now(), session.last_message_at + late_seconds)
         elif any(session.progress.has_requests() for session in engine.sessions.values()):
@@ -102,7 +118,12 @@ class SilenceWatch:
 
 
 async def remove_idle(engine: Engine, every_seconds: float = LOOK_SECONDS) -> None:
-    """Removes what an earlier engine left, then periodically what falls out of use, until it is cancelled."""
+    """Calls `remove_idle_once` at once, for what an earlier engine left, and then periodically, until it is cancelled.
+
+    Args:
+        engine: an open engine.
+        every_seconds: interval between two calls.
+    """
     while True:
         try:
             await remove_idle_once(engine)
@@ -112,7 +133,7 @@ async def remove_idle(engine: Engine, every_seconds: float = LOOK_SECONDS) -> No
 
 
 async def remove_idle_once(engine: Engine) -> None:
-    """Removes what was not used since the last call.
+    """Closes manifests and fetchers, and removes manifests from the disk, that were not used since the last call.
 
     Raises:
         OSError: the disk refused to remove a manifest; the next call tries again.
@@ -130,11 +151,12 @@ async def remove_idle_once(engine: Engine) -> None:
         engine.apply_limits(engine.cache.limits)
 
 
-# At this rate 8 TB take eleven days; that is 4 % of what a SATA SSD reads.
+# Rate of the scrub, 4 % of that of a SATA SSD. At this rate 8 TB take eleven days.
 SCRUB_BYTES_PER_SECOND = 8 << 20
 # Pause between two passes of the scrub.
 SCRUB_PAUSE_SECONDS = 60.0
-# The kernel has no event for free space. In 2 s other programs write 2 GB at 1 GB/s, hence the default floor.
+# Interval of looks at the free space, for which the kernel has no event. Other programs may write 2 GB meanwhile, at
+# 1 GB/s, hence the default floor.
 FREE_SPACE_SECONDS = 2.0
 
 
@@ -145,12 +167,12 @@ async def scrub(
     bytes_per_second: int = SCRUB_BYTES_PER_SECOND,
     pause_seconds: float = SCRUB_PAUSE_SECONDS,
 ) -> None:
-    """Reads every chunk periodically, slowly, and compares it with its checksums.
+    """Reads every chunk again and again, slowly, and compares it with its checksums, until it is cancelled.
 
     Args:
         cache: an open cache.
         on_damaged: called with the key of a corrupt chunk; it must forget and evict the chunk.
-        skip: returns the chunks not to read now, such as open ones: their readers check them, and their pages stay.
+        skip: returns whether not to read a chunk now, such as an open one: readers check it, and its pages stay.
         bytes_per_second: rate of reading.
         pause_seconds: pause between two passes.
     """
@@ -173,7 +195,9 @@ async def scrub(
 async def watch_free_space(
     cache: ChunkCache, on_limit: Callable[[CacheLimits], None], every_seconds: float = FREE_SPACE_SECONDS
 ) -> None:
-    """Lowers the limit while other programs fill the disk, and raises it again when they free it.
+    """Measures the free space periodically, until it is cancelled, and passes changed limits on.
+
+    The limits fall while other programs fill the disk, and rise when they free it.
 
     Args:
         cache: an open cache.

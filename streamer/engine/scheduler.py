@@ -1,7 +1,7 @@
-"""The scheduler: asks the policy for what sessions need, opens local chunks, starts fetches of the others.
+"""Asks the policy for the chunks that sessions need, opens those that are local, and starts fetches of the others.
 
-Synchronous, on the engine's loop. Sessions record their progress and `wake` it, as do finished fetches; each wake
-schedules all sessions once, waiting ones first. Nothing polls.
+The engine has one `Scheduler` (`engine.py`). It is synchronous, on the engine's loop. Sessions record their progress
+and `wake` it, as do finished fetches. Each wake schedules all sessions once, waiting ones first. Nothing polls.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ QUIET_SECONDS = 0.25
 class Settling:
     """Times the pause after a start, in which nothing is evicted: clients of an earlier engine open sessions again.
 
-    It ends when no session has been opened for a quarter of a second, and at the latest after `max_seconds`.
+    The pause ends `QUIET_SECONDS` after the last session was opened, and at the latest after `max_seconds`.
 
     Args:
-        loop: the engine's.
-        max_seconds: how long clients may take to come back.
+        loop: the engine's loop.
+        max_seconds: most seconds from now on that the pause takes.
         settle: called once, at the end of the pause.
     """
 
@@ -49,7 +49,7 @@ class Settling:
         self._timer = loop.call_at(self._at_latest, self._end)
 
     def end_soon(self) -> None:
-        """Lets the pause end `QUIET_SECONDS` from now; each new session calls it, because clients come back at once."""
+        """Lets the pause end `QUIET_SECONDS` from now; the engine calls it for each session that opens."""
         if not self._settled:
             self._timer.cancel()
             self._timer = self._loop.call_at(min(self._at_latest, self._loop.time() + QUIET_SECONDS), self._end)
@@ -64,7 +64,7 @@ class Settling:
 
 
 class PageCache:
-    """Advises the kernel about the pages of single chunks, in the background. Lives on the engine's loop.
+    """Advises the kernel about the pages of single chunks, in tasks on the engine's loop.
 
     A cache that fits into memory needs no advice: its pages stay. In a larger one, chunks that are needed soon are read
     ahead, and the pages of used chunks are dropped, because they are not needed before the next epoch.
@@ -81,12 +81,12 @@ class PageCache:
         return self._cache.space.charged_bytes > MEMORY_SHARE * self._memory_bytes
 
     def prefetch_pages(self, key: bytes) -> None:
-        """Advises that a chunk on the disk will be read soon."""
+        """Advises that a chunk's file will be read soon, if the cache `advises`."""
         if self.advises:
             self._tasks.create_task(self._cache.advise(key, "WILLNEED"))
 
     def drop_pages(self, key: bytes) -> None:
-        """Advises that the pages of a chunk, which was read completely, can go."""
+        """Advises that the pages of a chunk's file are not needed any more, if the cache `advises`."""
         if self.advises:
             self._tasks.create_task(self._cache.advise(key, "DONTNEED"))
 
@@ -97,29 +97,30 @@ logger = logging.getLogger(__name__)
 LOOKAHEAD_RETRY_SECONDS = 2.0
 # A chunk that the folder refused is tried again after this pause: by then victims are removed, or the disk has space.
 REFUSED_SECONDS = 0.2
-# A job may have this share of the limit open, or what it was planned with if that is more. Chunks that are not open can
-# be evicted, so a trainer that asks for everything and reads nothing leaves room for the next one.
+# A job may have this share of the limit open, or what was planned for it if that is more. So a trainer that asks for
+# everything and reads nothing leaves room for the next one: chunks that are not open can be evicted.
 OPEN_SHARE = 0.5
-# Uses that are asked for, opened or released before other clients have their turn; they take 0.15 s. Each further turn
-# looks at all sessions: with 2,048 uses the CPU of 1,000 sessions doubled (2026-11-28). A trainer may ask for 400,000.
+# Number of uses that are asked for, opened or released before other clients have their turn, which takes 0.15 s. Each
+# turn looks at all sessions: with 2,048 uses a turn 1,000 sessions took twice the CPU (2026-11-28).
 STEPS_PER_TURN = 16_384
-# So many chunks that the policy is told of at the start of a pass count as one use; each takes 0.1 us.
+# So many chunks that the policy is told of at the start of a pass count as one use. Each takes 0.1 us.
 _CHUNKS_OF_A_STEP = 64
-# A plan is kept while the link needs between these shares of what it was made for: each plan may change what is kept.
+# Windows are planned anew when the link needs less or more than these shares of what they were planned with. A new plan
+# may change what is kept, so it is made only then.
 MIN_NEED = 0.6
 MAX_NEED = 1.2
-# Consecutive refusals of a chunk before its reader gets the error.
+# A chunk that the cache has refused so often in a row is tried no more: its reader gets the error.
 MAX_REFUSALS = 10
-# The kernel gets advice about pages where the chunks on the disk take more than this share of the memory.
+# The kernel gets advice about pages if the chunks on the disk take more than this share of the memory.
 MEMORY_SHARE = 0.5
 
 
 class Scheduler:
-    """Schedules all sessions. Owned by the engine, which sets `in_flight` before the first wake.
+    """Schedules all sessions. The engine has one, and sets `in_flight` before the first wake.
 
     Args:
-        policy: decides what stays local; the scheduler alone asks it for the chunks of sessions.
-        sessions: the engine's sessions by name, which it adds and removes.
+        policy: decides what stays local. Only the scheduler asks it for the chunks of sessions.
+        sessions: the engine's sessions by name, which the engine adds and removes.
         page_cache: gets advice about chunks that are read soon, or were read.
         loop: the engine's loop.
 
@@ -142,7 +143,7 @@ class Scheduler:
         self._page_cache = page_cache
         self._loop = loop
         self._link = LinkNeed()
-        # The need of the link that the windows were planned with.
+        # Need of the link with which the windows were planned, in bytes.
         self._planned_need: int | None = None
         self._look_again_at = 0.0
         self._several_jobs = False
@@ -156,7 +157,7 @@ class Scheduler:
         return f"Scheduler(sessions={len(self._sessions)}, in_flight={len(self.in_flight)}, draining={self.draining})"
 
     def wake(self) -> None:
-        """Schedules all sessions once, soon: something changed."""
+        """Lets all sessions be scheduled once, in another turn of the loop, because something changed."""
         if not self._wake_pending:
             self._wake_pending = True
             self._loop.call_soon(self._schedule_all)
@@ -168,18 +169,17 @@ class Scheduler:
                 self._start_pass(session, part, number)
 
     def apply_evictions(self, freed: Freed) -> None:
-        """Removes the files of chunks that the policy has evicted; sessions that had one ahead ask for it again."""
+        """Removes the files of chunks that the policy has evicted; sessions that hold one ask for it again."""
         self.ask_again_for(freed.victims)
         self.in_flight.unlink(freed.victims)
         if freed.victims or freed.promoted:
             self.wake()
 
     def end_fetch(self, fetch: Fetch, error: StreamerError | None) -> None:
-        """Handles the end of a fetch: its waiters get the chunk, or, with an error, ask again or fail."""
+        """Handles the end of a fetch: its waiters have the chunk, or, after an error, ask for it again or fail."""
         if fetch.limits is not None:
             self.apply_evictions(self._policy.set_limit(fetch.limits))
         self._link.end(fetch.key, self._loop.time(), 0 if error else int(fetch.dataset.file_bytes[fetch.chunk]))
-        # Plans anew where the link needs a good deal more or less than was planned with.
         need = self._link.need_bytes
         planned = self._planned_need
         if need is not None and (planned is None or not MIN_NEED * planned <= need <= MAX_NEED * planned):
@@ -191,7 +191,7 @@ class Scheduler:
             self.apply_evictions(self._policy.publish(fetch.key))
         else:
             self._policy.drop_fetch(fetch.key)
-            # Seconds until the next try although a reader waits; with None the reader gets the error.
+            # Seconds until the next try even if a reader waits. None means that a reader that waits gets the error.
             pause: float | None = None
             if isinstance(error, CacheError):
                 self._refusals[fetch.key] += 1
@@ -199,7 +199,7 @@ class Scheduler:
                     pause = REFUSED_SECONDS
             for waiter in fetch.waiters:
                 if pause is None and not waiter.shares_options(fetch):
-                    # Another job's credentials were refused: it is fetched with this session's own.
+                    # The fetch had the credentials of another job: the chunk is fetched with this session's own.
                     self._ask_again(waiter.session, waiter.chunk)
                 else:
                     self._handle_failure(waiter, error, pause)
@@ -220,7 +220,7 @@ class Scheduler:
         self.apply_evictions(self._policy.set_windows(plan_windows(sessions), self._planned_need))
 
     def resize_chunk(self, key: bytes, file_bytes: int) -> None:
-        """Takes the length of a file that is about to be published; other chunks may have to leave for it."""
+        """Tells the policy the length (bytes) of a file that is about to be published; may evict other chunks."""
         self.apply_evictions(self._policy.resize(key, file_bytes))
 
     # ------------------------------------------------------------ one session
@@ -239,7 +239,7 @@ class Scheduler:
         # while finished uses of another were not released yet (2 in 11 runs with the smallest cache, 2026-11-20).
         for session in live:
             self._contain_errors(self._release_uses, session)
-        if not self._may_go_on():  # or a blocked reader would be told that all is open, as above
+        if not self._may_go_on():  # otherwise a blocked reader would get the error of above
             return
         # Sessions that wait come first, then those that have the least of what was planned for them. How much a session
         # asks for does not count: one that asks for everything would always come first.
@@ -248,7 +248,7 @@ class Scheduler:
                 self._contain_errors(self._schedule, session)
 
     def _contain_errors(self, work: Callable[[EngineSession], None], session: EngineSession) -> None:
-        """Runs work for a session, whose error ends that session only."""
+        """Runs work for a session; an error of the work fails this session only."""
         try:
             work(session)
         except StreamerError as error:
@@ -258,7 +258,7 @@ class Scheduler:
             session.fail(BrokenError(f"the engine failed over this session: {error!r}; see its log"))
 
     def _may_go_on(self) -> bool:
-        """Whether there may be more work in this turn; if not, wakes: another turn follows after other clients'."""
+        """Whether there may be more work in this turn; if not, wakes, so that another turn follows."""
         if self._steps_left > 0:
             return True
         self.wake()
@@ -309,7 +309,7 @@ class Scheduler:
             self._policy.look_ahead(session.parts.names[part], local)
             progress.hold(use)
             self._steps_left -= 1
-            # Local by an earlier use that is not finished yet: a hit, and counted as one.
+            # A chunk that is local by an earlier use, which is not finished yet, is a hit, and counted as one.
             if progress.is_local(use.chunk) and not self._ask(session, use):
                 progress.ask_later(use)
 
@@ -336,7 +336,8 @@ class Scheduler:
             progress.mark_local(use.chunk)
             self._page_cache.prefetch_pages(key)
         else:
-            # Hits need none: to find the first need took a fifth of the engine's time in a warm epoch (2026-11-23).
+            # Only a chunk that is not local needs a waiter: to find the first step of each took a fifth of the engine's
+            # time in a warm epoch (2026-11-23).
             waiter = Waiter(session, use.chunk, progress.find_first_step(use.chunk))
             if isinstance(answer, Admit):
                 self._link.begin(key, self._loop.time())
@@ -349,10 +350,10 @@ class Scheduler:
         return True
 
     def _must_wait(self, session: EngineSession, use: Use) -> bool:
-        """Whether the session must ask for this use later; may start a probe of the link, see `LinkNeed.holds_back`.
+        """Returns whether the session must ask for this use later; may start a probe of the link (`holds_back`).
 
-        It must if it has all that was planned for it while another job asks, or if the link is being measured and the
-        chunk is not local. A use that its reader waits for is not held back in favour of another job.
+        The session must wait if it has all that was planned for it while another job asks, unless its reader waits for
+        this use. It must wait, too, if the link is being measured and the chunk is not local.
         """
         others_ask = bool(self._asking - {session.owner})
         if others_ask and session.fill >= 1.0 and not session.progress.is_blocking(use):
@@ -360,14 +361,14 @@ class Scheduler:
         if not self._policy.is_full:
             return False
         now = self._loop.time()
-        # A full link carries what it has, whatever is asked for next: a job alone loses nothing, another would wait.
+        # A full link carries what was asked for before: a job that is alone loses nothing by a probe, others would.
         urgent = self._several_jobs and session.progress.is_blocking(use)
         if not self._link.holds_back(now, urgent=urgent):
             return False
         if self._policy.is_local(session.collection.key(use.chunk)):
             return False
         if self._look_again_at <= now:
-            # The end of a fetch wakes, but those that are on their way may hang.
+            # The end of a fetch wakes, but all fetches may hang.
             self._look_again_at = self._link.probe_ends_at
             self._loop.call_later(self._look_again_at - now, self.wake)
         return True
@@ -392,7 +393,7 @@ class Scheduler:
         self._may_go_on()
 
     def _has_enough_open(self, session: EngineSession) -> bool:
-        """Whether the session has open what was planned with, and its job the bound of `OPEN_SHARE`."""
+        """Whether the session has open what was planned for it, and its job as much as `OPEN_SHARE` says."""
         if session.open_bytes() < session.planned_bytes:
             return False
         job = [other for other in self._sessions.values() if other.owner == session.owner]
@@ -400,13 +401,13 @@ class Scheduler:
         return sum(one.open_bytes() for one in job) >= max_open_bytes
 
     def _begin_epoch(self, session: EngineSession, epoch: int) -> None:
-        """Begins an epoch: the first one with its first use, later ones when the reader reaches them."""
+        """Begins an epoch of a session, when its first use is held or opened; parts may have other values in it."""
         session.running_epoch = epoch
         if session.parts.begin_epoch(epoch):
             self.apply_evictions(self._policy.set_values(session.parts.relative_values()))
 
     def _start_pass(self, session: EngineSession, part: int, number: int) -> None:
-        """Begins a pass over one part, with the chunks that it still needs; the policy calls a pass an epoch."""
+        """Begins a pass over a part, and tells the policy, where it is an epoch, which chunks are still needed."""
         session.parts.running_pass[part] = number
         remaining = session.progress.find_chunks_ahead(session.collection.span(part), number)
         self._steps_left -= 1 + len(remaining) // _CHUNKS_OF_A_STEP
@@ -415,7 +416,7 @@ class Scheduler:
     # ------------------------------------------------------------ failures
 
     def _handle_failure(self, waiter: Waiter, error: StreamerError, pause: float | None) -> None:
-        """Gives the error to a reader that waits; tries a look-ahead, or a chunk that found no room, again."""
+        """Fails a session whose reader waits for the chunk; otherwise, or if there is a `pause`, tries it again."""
         session = waiter.session
         chunk = waiter.chunk
         if pause is None and session.progress.is_wanted(chunk):
@@ -425,7 +426,7 @@ class Scheduler:
         logger.warning("%s of %s is tried again: %s", label, session.request.consumer, error)
         if pause is None:
             session.deferred.add(chunk)
-            # A chunk that cannot be recoded now cannot be later: it is tried once more when its reader needs it.
+            # A chunk that cannot be recoded now cannot be in 2 s: it is tried again only when its reader needs it.
             if not isinstance(error, RecodeError):
                 self._loop.call_later(LOOKAHEAD_RETRY_SECONDS, self._retry, session, chunk)
         else:

@@ -1,6 +1,7 @@
-"""One consumer's session on the engine's side: its request, progress and pace, and what it has been announced.
+"""Keeps one consumer's session on the engine's side: its request, progress and pace, and what it was told last.
 
-The service hands it the consumer's messages; the scheduler asks it what to fetch and to open next.
+The service (`service/server.py`) passes it the consumer's messages. `scheduler.py` asks it what to fetch and to open
+next, and other modules of `engine/` read it.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from streamer.wire.schedule import EpochSchedule
 
 # Weight of the newest measurement in the mean time of a step.
 _STEP_WEIGHT = 0.2
-# Epochs whose counts are kept: the running one, the next one in look-ahead, and earlier ones for late readers.
+# Number of epochs whose counts are kept: the running one, the next one in look-ahead, and earlier ones.
 _EPOCHS_COUNTED = 8
 _NONE = np.empty(0, np.uint32)
 
@@ -30,7 +31,8 @@ _NONE = np.empty(0, np.uint32)
 def check_agreement(one: OpenSession, other: OpenSession) -> None:
     """Checks that two sessions of one job, stream and dataset read the same order from the same place.
 
-    Others agree always, as do two sessions of one consumer. Fields that a client has not set are not compared.
+    Sessions that differ in job, stream or dataset always agree, as do two sessions of one consumer. Fields that a
+    client has not set are not compared.
 
     Raises:
         StateError: names the field and both values.
@@ -53,10 +55,10 @@ def check_agreement(one: OpenSession, other: OpenSession) -> None:
 
 
 class Waiting:
-    """Measures how long a consumer has waited for its engine; is given the state and the time. Pure.
+    """Measures how long a consumer has waited for its engine, from states and times that it is given. Pure.
 
     Args:
-        now: when the consumer began, in seconds on any clock that only goes forward.
+        now: time at which the consumer began, in seconds on any clock that only goes forward.
     """
 
     def __init__(self, now: float) -> None:
@@ -76,20 +78,20 @@ class Waiting:
             self._since = None
 
     def seconds(self, now: float) -> float:
-        """Returns the seconds that it has waited, up to now."""
+        """Returns the seconds that the consumer has waited until `now`."""
         return self._seconds + (now - self._since if self._since is not None else 0.0)
 
     def age_seconds(self, now: float) -> float:
-        """Returns the seconds since it began."""
+        """Returns the seconds from the consumer's beginning until `now`."""
         return now - self._begun
 
 
 class SessionHost(Protocol):
-    """What a session calls of the engine that owns it; a protocol, because the engine's module imports this one."""
+    """What a session calls of its engine, whose module imports this one, so that this one cannot import it."""
 
     @property
     def silent_seconds(self) -> float:
-        """A session without a message for this long counts as hanging."""
+        """Seconds without a message after which a session counts as hanging."""
         ...
 
     def now(self) -> float:
@@ -125,12 +127,12 @@ class SessionHost(Protocol):
         ...
 
     def close_session(self, session: EngineSession) -> None:
-        """Ends all leases of the session; idempotent."""
+        """Closes the session and ends all its leases; idempotent."""
         ...
 
 
 class EngineSession:
-    """A session as the engine keeps it. Owned by the engine, on its loop; made by `Engine.open_session`.
+    """A session as the engine keeps it, on its loop. `Engine.open_session` makes it.
 
     Args:
         host: the engine.
@@ -154,23 +156,23 @@ class EngineSession:
         self.collection = collection
         self.progress = SessionProgress(collection.file_bytes)
         self.parts = Parts(name, collection, request.all_parts)
-        # Numbers of the chunks that it holds, by key: more than one number where parts share chunks.
+        # Numbers of the chunks that it holds, by key. A key has several numbers if parts share the chunk.
         self.keys: dict[bytes, tuple[int, ...]] = {}
         # Chunks that failed in look-ahead and are tried again later.
         self.deferred: set[int] = set()
-        # Chunks that its reader has reported as wrong and has not read well since, with the last step that the reader
-        # had asked for then.
+        # For each chunk that its reader has reported as wrong, and has not read well since, the last step that the
+        # reader had asked for then.
         self.reported: dict[int, int] = {}
-        # Reports by chunk that the engine found unfounded.
+        # Number of reports that the engine found unfounded, by chunk.
         self.unfounded: Counter[int] = Counter()
         # Most bytes in look-ahead, and these with the bytes that all parts have open at most.
         self.lookahead_bytes = 0
         self.planned_bytes = 0
-        # The policy was asked for these, by the first complete schedule.
+        # What the policy was asked for, by the first complete schedule, which follows.
         self.openings: list[SessionOpening] = []
         self.first_schedule = EpochSchedule(0, _NONE, np.empty(0, np.int64), np.empty(0, np.int64))
-        # Share of its open bytes that is counted, since sessions in step open the same chunks, and the names of the
-        # sessions for which it was computed; both are set by `engine.windows`.
+        # Share of its open bytes that counts, since sessions in step open the same chunks, and the names of the
+        # sessions for which it was computed. `windows.py` sets both.
         self.open_share = 1.0
         self.compared_with: tuple[str, ...] = ()
         self.running_epoch: int | None = None
@@ -194,10 +196,10 @@ class EngineSession:
     # ------------------------------------------------------------ messages of the consumer
 
     def extend(self, part: EpochSchedule, complete: bool) -> None:
-        """Takes the schedule of one epoch, or a part of it; a complete one admits the session.
+        """Takes the schedule of one epoch, or a part of it; the first complete one admits the session to the policy.
 
         Args:
-            part: what its consumer has sent.
+            part: schedule that the consumer has sent.
             complete: whether no more of this epoch follows.
 
         Raises:
@@ -213,7 +215,7 @@ class EngineSession:
         self._host.wake()
 
     def advance(self, done: int, want: int) -> None:
-        """Records the progress of its consumer: steps below `done` are consumed, steps up to `want` are asked for."""
+        """Records that the consumer has consumed the steps below `done`, and asks for steps up to `want`."""
         now = self._host.now()
         self.last_message_at = now
         if done > self.progress.done:
@@ -228,7 +230,7 @@ class EngineSession:
         self._host.wake()
 
     def reject(self, chunk: int, reason: str) -> None:
-        """Takes a report of a chunk with corrupt bytes or without a file; `acknowledge` follows when it is checked.
+        """Takes the consumer's report of a chunk that is corrupt or missing; `acknowledge` follows when it is checked.
 
         Raises:
             ManifestError: there is no such chunk.
@@ -236,31 +238,33 @@ class EngineSession:
         self._host.reject(self, chunk, reason)
 
     def keep_report(self, finding: ReportFinding) -> None:
-        """Keeps what its loader has last found about its waiting, with the time on the engine's clock."""
+        """Keeps what the consumer's loader has found last about its waiting, with the time on the engine's clock."""
         self.finding = finding
         self.finding_at = self._host.now()
 
     def close(self) -> None:
-        """Ends all its leases; idempotent."""
+        """Closes the session and ends all its leases; idempotent."""
         self._host.close_session(self)
 
     # ------------------------------------------------------------ for the engine
 
     @property
     def waits(self) -> bool:
-        """Whether it wants a step and not even the next one is ready."""
+        """Whether the consumer wants a step, and not even the next one is ready."""
         return self.progress.last_ready_step() < self.progress.done <= self.progress.want
 
     @property
     def fill(self) -> float:
-        """The bytes of its chunks that are local or in flight, as a share of `planned_bytes`."""
+        """Bytes of its chunks that are local or in flight, as a share of `planned_bytes`."""
         return self.progress.count_grants() * self.parts.mean_bytes / max(1, self.planned_bytes)
 
     def plan(self, schedule: EpochSchedule, affordable_bytes: int, sessions: int) -> list[SessionOpening]:
-        """Sets look-ahead and openings by the first complete schedule; returns what each part opens in the policy.
+        """Plans look-ahead and open bytes by the first complete schedule; returns what each part opens in the policy.
+
+        Sets `lookahead_bytes`, `planned_bytes`, `openings` and `first_schedule`.
 
         Args:
-            schedule: that schedule.
+            schedule: the first complete schedule.
             affordable_bytes: look-ahead of all sessions together.
             sessions: number of the sessions that share it.
         """
@@ -271,7 +275,7 @@ class EngineSession:
         values = self.parts.relative_values()
         rates = collection.byte_rates(self.parts.values)
         part_of = collection.parts_of(schedule.chunk)
-        # Sorted once: with 4,096 parts as many comparisons of all uses took seconds.
+        # Uses are sorted by part once: with 4,096 parts as many comparisons of all uses took seconds.
         by_part = np.argsort(part_of, kind="stable")
         edges = np.searchsorted(part_of[by_part], np.arange(len(self.parts.names) + 1))
         openings: list[SessionOpening] = []
@@ -297,21 +301,21 @@ class EngineSession:
         return openings
 
     def open_bytes(self) -> float:
-        """Returns the bytes that its open uses have, at the mean size of its chunks."""
+        """Returns the bytes that its open uses have, if each has the mean size of its chunks."""
         return self.progress.open_chunks() * self.parts.mean_bytes
 
     @property
     def owner(self) -> str:
-        """The unit of fairness: its job. Sessions of one job are ordered by their due times alone."""
+        """Name of the job, among which requests are shared fairly; the session's own name if it has no job."""
         return self.request.job or self.name
 
     @property
     def is_open(self) -> bool:
-        """Whether the engine still has it."""
+        """Whether the engine has not closed it."""
         return self._host.has(self)
 
     def acknowledge(self, rejects: int) -> None:
-        """Adds to the number of handled rejects that `announce` sends; a consumer waits until it equals its own."""
+        """Adds to the number of handled rejects that `announce` sends; the consumer waits until it equals its own."""
         self._rejects += rejects
 
     def engine_now(self) -> float:
@@ -326,7 +330,7 @@ class EngineSession:
             self._on_ready(*state)
 
     def fail(self, error: StreamerError) -> None:
-        """Ends the session with an error that reaches its reader; later errors are dropped. It stays open."""
+        """Fails the session with an error for the consumer, which is to close it; later errors are dropped."""
         if self.failed is None:
             self.failed = error
             self._host.count_error(error)
@@ -339,7 +343,7 @@ class EngineSession:
         return self.progress.last_ready_step()
 
     def count(self, use: Use, *, hit: bool) -> None:
-        """Counts one need of a chunk, in its epoch and, for a mix, for its part."""
+        """Counts one need of a chunk, and a hit if it is one, in its epoch and, in a mix, for its part."""
         if use.epoch not in self.counts:
             self.counts = {known: self.counts[known] for known in list(self.counts)[-_EPOCHS_COUNTED:]}
         size_bytes = int(self.collection.file_bytes[use.chunk])
@@ -348,7 +352,7 @@ class EngineSession:
             self.parts.counts[self.collection.locate(use.chunk)[0]].add(size_bytes, hit)
 
     def remember(self, key: bytes, chunk: int) -> None:
-        """Records that the session holds a chunk, which the policy may take away by its key."""
+        """Records that the session holds a chunk, so that it is found by its key when the chunk is evicted."""
         known = self.keys.get(key)
         if known is None:
             self.keys[key] = (chunk,)

@@ -1,12 +1,12 @@
-"""The uses of a schedule, and one session's place in it: what is held, open and ready. Pure; no I/O, no clock.
+"""Keeps one session's schedule and its place in it: which uses of chunks are held, open and finished. Pure, no clock.
 
-A *use* is one entry of the schedule: a chunk and the steps `first..last` in which it is read, in order of `first`.
-Its states:
+A *use* is one entry of the schedule: a chunk, and the steps from `first` to `last` in which it is read. Uses are in the
+order of `first`. A use has these states:
 
     future --hold--> held --(chunk is local, want >= first)--> open --(done > last)--> finished
 
-The reader may read the steps up to `through` (`last_ready_step`): all their uses are open. `EngineSession` records the
-consumer's progress here, `Scheduler` the rest.
+The reader may read the steps up to `last_ready_step`, whose uses are all open. `session.py` records the consumer's
+progress here, and `scheduler.py` the rest.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ import numpy.typing as npt
 from streamer.errors import ProtocolError
 from streamer.wire.schedule import EpochSchedule
 
-# Bytes of an epoch without entries: three empty arrays and what holds them (CPython 3.11).
+# Bytes of memory of an epoch without entries: three empty arrays and the object that has them (CPython 3.11).
 _EPOCH_BYTES = 512
-# Calls of `EpochUses.ahead` before the uses are sorted by chunk, which costs as much as 50 calls.
+# Number of calls of `EpochUses.ahead` before the uses are sorted by chunk, which takes as long as 50 calls.
 _LOOKS = 16
-# The look-ahead of all sessions may cost this share of the limit; the rest of the cache makes hits.
+# The look-ahead of all sessions may take this share of the limit, so that the rest of the cache makes hits.
 LOOKAHEAD_SHARE = 1 / 16
 
 
 class Use(msgspec.Struct, frozen=True, order=True):
-    """One entry of the schedule; ordered by first need.
+    """One entry of the schedule. Uses are compared by their first step.
 
     Attributes:
         first: first step that reads the chunk.
-        number: number among the session's uses; -1 where a chunk is needed again at once.
+        number: number among the session's uses, or -1 if a chunk is needed again at once.
         last: last step that reads the chunk.
         epoch: epoch of the schedule.
         chunk: number of the chunk in the session's collection.
-        pass_number: number of the pass of its part; the epoch, where each epoch is one pass.
+        pass_number: number of its part's pass, or of the epoch if each epoch is one pass.
     """
 
     first: int
@@ -58,10 +58,9 @@ class EpochUses:
         epoch: number of the epoch.
         complete: whether no more of its schedule follows.
         cursor: number of the first use that is neither held nor skipped.
-        chunk: uint32 (uses,): chunk of each use.
-        first: int64 (uses,): first step of each use.
-        last: int64 (uses,): last step of each use.
-        passes: uint32 (uses,): pass of each use, or None if the epoch is one pass.
+        chunk: chunk of each use, uint32, (uses,).
+        first, last: first and last step of each use, int64, (uses,).
+        passes: number of the pass of each use, uint32, (uses,), or None if the epoch is one pass.
     """
 
     def __init__(self, epoch: int) -> None:
@@ -72,25 +71,25 @@ class EpochUses:
         self.first: npt.NDArray[np.int64] = np.empty(0, np.int64)
         self.last: npt.NDArray[np.int64] = np.empty(0, np.int64)
         self.passes: npt.NDArray[np.uint32] | None = None
-        # Calls of `ahead`.
+        # Number of calls of `ahead`.
         self._looks = 0
         # Indices of the uses in the order of their chunks, and these chunks.
         self._by_chunk: npt.NDArray[np.uint32] | None = None
         self._sorted: npt.NDArray[np.uint32] = np.empty(0, np.uint32)
 
     def extend(self, part: EpochSchedule, complete: bool) -> None:
-        """Appends a part of the schedule, the last one if the schedule is `complete`.
+        """Appends a part of the schedule, which is the last one if `complete`.
 
         Raises:
-            ProtocolError: not in order of the steps, or only some parts have passes.
+            ProtocolError: the uses are not in the order of their steps, or only some parts have passes.
         """
         first = part.first
         last = part.last
         passes = part.passes
         if len(self.chunk) and len(part.chunk) and (self.passes is None) != (passes is None):
             raise ProtocolError(f"only a part of the schedule of epoch {self.epoch} has passes")
-        # Steps are compared, because a difference may wrap around; only the new ones, because a schedule may come in
-        # many messages.
+        # Steps are compared, because a difference may wrap around. Only the new ones are, because a schedule may come
+        # in many messages.
         in_order = bool((first[1:] >= first[:-1]).all()) and bool((last >= first).all())
         if not in_order or (len(first) and len(self.first) and first[0] < self.first[-1]):
             raise ProtocolError(f"the schedule of epoch {self.epoch} is not in order of its steps")
@@ -110,7 +109,7 @@ class EpochUses:
 
     @property
     def nbytes(self) -> int:
-        """Size in bytes."""
+        """Bytes of memory that it takes."""
         return _EPOCH_BYTES + sum(
             column.nbytes for column in (self.chunk, self.first, self.last, self.passes) if column is not None
         )
@@ -129,10 +128,10 @@ class EpochUses:
             chunk = self.chunk[self.cursor :]
             here = (chunk >= span[0]) & (chunk < span[1])
             return chunk[here if self.passes is None else here & (self.passes[self.cursor :] <= last_pass)]
-        if self._by_chunk is None:  # else each part of a mix would look at the uses of all: 3 s of 4,096 parts
+        if self._by_chunk is None:  # without it, each of 4,096 parts would look at the uses of all, which took 3 s
             self._by_chunk = np.argsort(self.chunk, kind="stable").astype(np.uint32)
             self._sorted = self.chunk[self._by_chunk]
-        # The span has the column's type: for numbers of another one numpy would copy all of the column.
+        # The span has the column's type, because for another type numpy would copy the whole column.
         first, stop = np.searchsorted(self._sorted, np.array(span, np.uint32))
         uses = np.sort(self._by_chunk[first:stop])
         uses = uses[np.searchsorted(uses, np.uint32(self.cursor)) :]
@@ -140,10 +139,9 @@ class EpochUses:
 
 
 def affordable_lookahead(wanted_bytes: int, limit_bytes: int, live_bytes: int) -> int:
-    """Returns the bytes of look-ahead of all sessions together.
+    """Returns the bytes of look-ahead of all sessions together: `wanted_bytes`, unless that would cost too many hits.
 
-    They are `wanted_bytes`, but no more than `LOOKAHEAD_SHARE` of the limit, divided by the share of the live data that
-    does not fit into the limit.
+    The most is `LOOKAHEAD_SHARE` of the limit, divided by the share of the live data that does not fit into the limit.
 
     Args:
         wanted_bytes: look-ahead by the configuration.
@@ -163,31 +161,31 @@ def count_open_bytes(
     """Returns the most bytes that the uses of a schedule have open at one step.
 
     Args:
-        chunk: (uses,) chunk numbers.
-        first: (uses,) first steps.
-        last: (uses,) last steps.
-        file_bytes: (chunks,) bytes of each chunk.
+        chunk: number of the chunk of each use, (uses,).
+        first: first step of each use, (uses,).
+        last: last step of each use, (uses,).
+        file_bytes: bytes of each chunk, (chunks,).
     """
     if not len(chunk):
         return 0
     size = file_bytes[chunk]
     steps = np.concatenate([first, last + 1])
     change = np.concatenate([size, -size])
-    # Within one step, closing comes before opening.
+    # Within one step chunks are closed before others are opened.
     order = np.lexsort((change, steps))
     return int(np.cumsum(change[order]).max())
 
 
 class SessionProgress:
-    """One session's schedule and progress. Changed only by these methods, each of which leaves it consistent.
+    """Keeps one session's schedule and progress, which only its methods change.
 
     Args:
-        chunk_bytes: int64 (chunks,): bytes that each chunk takes.
+        chunk_bytes: bytes that each chunk takes, int64, (chunks,).
 
     Attributes:
-        done: steps below it are consumed.
-        want: steps up to it are asked for.
-        ahead_bytes: bytes of the chunks held beyond what the consumer asked for.
+        done: number of consumed steps: all steps below it are consumed.
+        want: last step that the consumer has asked for, -1 if none.
+        ahead_bytes: bytes of the chunks of held uses that begin after `want`.
     """
 
     def __init__(self, chunk_bytes: npt.NDArray[np.int64]) -> None:
@@ -197,7 +195,7 @@ class SessionProgress:
         self._chunk_bytes = chunk_bytes
         self._numbers = 0
         self._epochs: deque[EpochUses] = deque()
-        # The sum is kept: adding up many short epochs anew at each of them took seconds.
+        # Sum of the epochs' bytes. To add up many short epochs at each new one took seconds.
         self._schedule_bytes = 0
         self._next: Use | None = None
         self._known_step = -1
@@ -205,7 +203,7 @@ class SessionProgress:
         # Wanted uses that are held and not open, by number. `OrderedDict`, because the first one is looked up again and
         # again while those before it are deleted: a dict would step over the deleted places each time.
         self._urgent: OrderedDict[int, Use] = OrderedDict()
-        # The uses of each held chunk, as a heap by number; one that is open or finished is removed once it is first.
+        # Uses of each held chunk, as a heap by number. Open and finished ones are removed when they come first.
         self._uses: dict[int, list[tuple[int, Use]]] = {}
         self._open: list[tuple[int, Use]] = []
         self._held: Counter[int] = Counter()
@@ -220,7 +218,7 @@ class SessionProgress:
     # ------------------------------------------------------------ messages of the consumer
 
     def extend(self, part: EpochSchedule, complete: bool) -> None:
-        """Adds the schedule of an epoch, or a part of it; the last part is `complete`, and epochs come in order.
+        """Adds the schedule of an epoch, or a part of it, which is the last one if `complete`. Epochs come in order.
 
         Raises:
             ProtocolError: it is no schedule of this dataset, or belongs to another epoch than the one that is
@@ -252,12 +250,12 @@ class SessionProgress:
         self.done = max(self.done, done)
         self.want = max(self.want, want, self.done - 1)
 
-    # ------------------------------------------------------------ steps of the scheduler, in this order
+    # ------------------------------------------------------------ called by the scheduler, in this order
 
     def take_done(self, most: int = sys.maxsize) -> list[Use]:
-        """Ends uses whose last step is done, read or skipped, and returns them; they are not held any more.
+        """Ends at most `most` uses whose last step is done, read or skipped, and returns them.
 
-        It ends no more than `most` uses; the rest is for the next call.
+        They are not held any more. If there are more, the next call returns them.
         """
         finished: list[Use] = []
         while self._open and self._open[0][0] < self.done and len(finished) < most:
@@ -275,7 +273,7 @@ class SessionProgress:
                 self._local.discard(use.chunk)
                 self._broken.discard(use.chunk)
             else:
-                # This removes the chunk's finished uses from its heap, or one that is used often would keep them all.
+                # It removes the chunk's finished uses from its heap, which a chunk that is used often would keep.
                 self._first_use(use.chunk)
         return finished
 
@@ -289,6 +287,7 @@ class SessionProgress:
         return self._next
 
     def _find_next(self) -> Use | None:
+        """Returns what `next_use` does; drops skipped uses, and epochs that have none left."""
         while self._epochs and self._epochs[0].complete:
             uses = self._epochs[0]
             while not uses.exhausted and int(uses.last[uses.cursor]) < self.done:
@@ -304,20 +303,20 @@ class SessionProgress:
         return None
 
     def hold(self, use: Use) -> None:
-        """Holds `use`, which must be `next_use()`, for the session; its chunk is to be asked for if it is not local."""
+        """Holds a use, which must be `next_use()`; if its chunk is not local, `take_request` will return it."""
         self._epochs[0].cursor += 1
         self._numbers += 1
         self._next = None
         self._held[use.chunk] += 1
         self._ahead.append(use)
-        # They come in order, so that the list stays a heap.
+        # Numbers come in order, so that the list stays a heap.
         self._uses.setdefault(use.chunk, []).append((use.number, use))
         self.ahead_bytes += int(self._chunk_bytes[use.chunk])
         if use.chunk not in self._local:
             heapq.heappush(self._to_ask, use)
 
     def take_request(self) -> Use | None:
-        """Returns the first held use whose chunk is neither local nor requested, or None; then it is requested."""
+        """Returns the first held use whose chunk is to be asked for, which counts as asked for then, or None."""
         while self._to_ask:
             use = heapq.heappop(self._to_ask)
             if use.chunk in self._held and use.chunk not in self._local:
@@ -325,11 +324,11 @@ class SessionProgress:
         return None
 
     def ask_later(self, use: Use) -> None:
-        """Takes a request of `take_request` back, because there was no room."""
+        """Lets `take_request` return a use again, because there was no room."""
         heapq.heappush(self._to_ask, use)
 
     def has_requests(self) -> bool:
-        """Whether a chunk waits for room."""
+        """Whether a chunk is still to be asked for, as one that waits for room."""
         return bool(self._to_ask)
 
     def mark_local(self, chunk: int) -> None:
@@ -352,9 +351,9 @@ class SessionProgress:
         return True
 
     def openable(self, most: int = sys.maxsize) -> list[Use]:
-        """Returns held uses that the consumer wants, in order, up to the first that is not local; at most `most`.
+        """Returns at most `most` held uses that the consumer has asked for, in order, up to the first not local one.
 
-        What comes after a gap stays look-ahead: an open chunk could not be evicted for the one that closes the gap.
+        Uses after that gap stay held: if they were open, they could not be evicted for the chunk that closes the gap.
         """
         while self._ahead and self._ahead[0].first <= self.want:
             use = self._leave_ahead()
@@ -363,7 +362,7 @@ class SessionProgress:
         return list(itertools.islice(local, most))
 
     def mark_open(self, use: Use) -> None:
-        """Records that the use is open: leased until its last step is done."""
+        """Records that a use of `openable` is open: it is leased until its last step is done."""
         del self._urgent[use.number]
         heapq.heappush(self._open, (use.last, use))
 
@@ -375,7 +374,7 @@ class SessionProgress:
             return self.done - 1
         limit = min(self.want, self._known_step)
         if self._urgent:
-            # The first one: uses come in order.
+            # Uses come in order, so the first one counts.
             limit = min(limit, next(iter(self._urgent.values())).first - 1)
         if self._ahead:
             limit = min(limit, self._ahead[0].first - 1)
@@ -388,27 +387,27 @@ class SessionProgress:
         return use.number < 0 or (use.first <= self.done and self.last_ready_step() < self.done)
 
     def holds(self, chunk: int) -> bool:
-        """Whether the session has a use of the chunk that is held, or open, and not finished."""
+        """Whether the session has a use of the chunk that is held or open."""
         return chunk in self._held
 
     def is_local(self, chunk: int) -> bool:
-        """Whether the chunk is held or open, and local."""
+        """Whether the session holds the chunk, and the chunk is local."""
         return chunk in self._local
 
     def is_wanted(self, chunk: int) -> bool:
-        """Whether the chunk is held, asked for by the consumer, and not open yet."""
+        """Whether the consumer has asked for a step that needs the chunk, and waits for it."""
         return chunk in self._broken or self._first_use(chunk).number in self._urgent
 
     def find_first_step(self, chunk: int) -> int:
-        """Returns the first step that waits for a chunk of which a use is held and not open."""
+        """Returns the first step that needs a held chunk which is not open; `done` if its reader found it corrupt."""
         return self.done if chunk in self._broken else self._first_use(chunk).first
 
     def schedule_bytes(self) -> int:
-        """Returns the bytes of memory that the schedules of epochs with uses ahead take."""
+        """Returns the bytes of memory that the schedules take that are still needed."""
         return self._schedule_bytes
 
     def count_grants(self) -> int:
-        """Returns the number of its chunks that are local or in flight."""
+        """Returns the number of held chunks that were asked for with success: they are local or in flight."""
         return max(0, len(self._held) - len(self._to_ask))
 
     def open_chunks(self) -> int:
@@ -420,7 +419,8 @@ class SessionProgress:
 
         Args:
             span: half-open range of the part's chunk numbers.
-            last_pass: the running one. An earlier one may have a few chunks left: lanes do not end at the same step.
+            last_pass: number of the running pass. An earlier one may have a few chunks left, since lanes end at
+                different steps.
         """
         held = [
             use.chunk
@@ -435,7 +435,7 @@ class SessionProgress:
         return use
 
     def _first_use(self, chunk: int) -> Use:
-        """Returns the first use of a chunk that is held and not open; one at `done` if there is none."""
+        """Returns the first use of a chunk that is held and not open; a new one at `done` if there is none."""
         uses = self._uses.get(chunk, [])
         first_ahead = self._ahead[0].number if self._ahead else self._numbers
         while uses and uses[0][0] < first_ahead and uses[0][0] not in self._urgent:

@@ -121,8 +121,7 @@ class UrlAllowlist:
             choose (`store/guard.py`).
 
     Attributes:
-        refuse_local: as given.
-        roots: resolved roots, for the stores that open.
+        roots: resolved roots of urls, for the stores that open.
     """
 
     def __init__(self, datasets: Sequence[DatasetConfig] = (), *, refuse_local: bool = False) -> None:
@@ -348,7 +347,7 @@ def has_dots(key: str) -> bool:
 
 
 class Fetchers(FetcherSet):
-    """Opens the fetchers of an engine, on its loop. `engine.py` replaces `allowlist` when the configuration changes.
+    """Opens the fetchers of an engine, on its loop. The engine sets another `allowlist` for another configuration.
 
     Args:
         config: settings of each fetcher.
@@ -377,5 +376,5 @@ class Fetchers(FetcherSet):
         return open_root(root, client=self._client, refuse_local=self.allowlist.refuse_local)
 
     def find_address(self, url: str) -> Address:
-        """Returns an address in the root of a url, as `FetcherSet.find_address`; the allowlist remembers the last one."""
+        """Returns an address in the root of a url, as `FetcherSet.find_address`, from what the allowlist knows."""
         return self.allowlist.roots.find_address(url)

@@ -189,7 +189,7 @@ class ManifestStore:
         return None
 
     def notes(self, request: tuple[object, ...], digest: str) -> list[str]:
-        """Returns the notes about objects that a manifest leaves out; [] if it is not the last answer to the request."""
+        """Returns notes about objects that a manifest leaves out; [] if it is not the last answer to the request."""
         with suppress(OSError, ValueError):
             answer, *notes = self._source(request).read_text(errors="replace").splitlines()
             if answer.endswith(f" {digest}"):

@@ -1,4 +1,4 @@
-"""Fetches and publishes, in a fetch process, the chunks that the engine names. Lives on the loop of the process."""
+"""Fetches and publishes, in a fetch process, the chunks that the engine names. `__main__.py` runs it."""
 
 from __future__ import annotations
 
@@ -44,18 +44,18 @@ logger = logging.getLogger(__name__)
 
 _FILE_THREADS = 2
 _REPORT_SECONDS = 1.0
-# A fetcher or manifest that was not used for so long is closed. Renewed credentials are another set of options, hence
-# another fetcher, every few hours.
+# A fetcher or manifest that was not used for so long is closed. Renewed credentials are other options, hence another
+# fetcher, every few hours.
 _IDLE_SECONDS = 300.0
 
 
 class _NamedDataset(Discreet, msgspec.Struct):
-    """Holds a dataset as the engine has named it; the manifest is opened when it is needed.
+    """A dataset as the engine has named it, whose manifest is opened when it is needed.
 
     Attributes:
         path: folder of the manifest.
         options: storage options.
-        manifest: the open manifest, or None.
+        manifest: the open manifest. None means that it is not open.
         touched: whether it was used since the last look for idle ones.
     """
 
@@ -65,10 +65,10 @@ class _NamedDataset(Discreet, msgspec.Struct):
     touched: bool = True
 
     def open(self) -> Manifest:
-        """Returns the manifest.
+        """Returns the manifest, which is opened if it is not open.
 
         Raises:
-            ManifestError: the folder is not there any more.
+            ManifestError: it is not there any more, or cannot be read.
         """
         self.touched = True
         if self.manifest is None:
@@ -77,10 +77,10 @@ class _NamedDataset(Discreet, msgspec.Struct):
 
 
 class Fetching:
-    """Does the work of a fetch process until the engine closes its end of the socket.
+    """Does the work of a fetch process until the engine closes its end of the socket. Lives on the process's loop.
 
     Args:
-        end: this process's end of the socket. It blocks: an engine that does not read stops this process as well.
+        end: end of the socket in this process. Its calls wait, so this process stops while the engine does not read.
         setup: the first message of the engine.
     """
 
@@ -121,17 +121,17 @@ class Fetching:
                             by_chance=self._fetchers.refused_by_chance,
                         )
                     )
-                # The engine may give memory back only after the last answer: another report follows.
+                # The engine may give memory back after the last answer, so that another report follows.
                 busy = bool(self._requests or self._sent)
                 await asyncio.sleep(_REPORT_SECONDS)
 
     # ------------------------------------------------------------ messages
 
     def _receive(self) -> None:
-        """Handles all messages that have arrived."""
+        """Handles all messages that have arrived; ends this process if the engine is gone."""
         for received in self._end.receive_available(MAX_MESSAGE_BYTES):
             if received is None:
-                # The engine is gone. What is being written stays for the next one to remove.
+                # The engine is gone. Unfinished files are removed by the next one.
                 os._exit(0)
             message = decode_to_process(received[0])
             match message:
@@ -142,7 +142,7 @@ class Fetching:
                         fetched.close()
                 case Cancel():
                     if (task := self._requests.get(message.number)) is not None:
-                        # The task takes its first step before: one that is cancelled earlier answers nothing.
+                        # The task begins before it is cancelled: otherwise it would not answer.
                         asyncio.get_running_loop().call_soon(task.cancel)
                 case OpenDataset():
                     self._datasets[message.dataset] = _NamedDataset(Path(message.path), message.options)
@@ -157,11 +157,11 @@ class Fetching:
     # ------------------------------------------------------------ one chunk
 
     async def _answer_request(self, asked: Bring) -> None:
-        """Brings a chunk and answers, in every case once; without memory the process ends."""
+        """Brings a chunk and answers once, in every case; if memory runs out, the process ends instead."""
         try:
             await self._fetch(asked)
         except asyncio.CancelledError as error:
-            # The engine has asked for it; it waits for the answer.
+            # The engine has cancelled the request, and waits for the answer.
             self._fail(asked, error, local=False)
         except MemoryError:
             logger.exception("out of memory")
@@ -178,6 +178,7 @@ class Fetching:
             del self._requests[asked.number]
 
     async def _fetch(self, asked: Bring) -> None:
+        """Fetches a chunk, writes its file or sends its bytes, and answers; raises what goes wrong before."""
         dataset = self._datasets[asked.dataset]
         manifest = dataset.open()
         chunk = manifest.chunk(asked.chunk)
@@ -196,7 +197,7 @@ class Fetching:
     def _hand_out(self, number: int, length: int, fetched: Fetched) -> None:
         """Sends the fetched bytes as a file in memory.
 
-        A buffer that is such a file is sent itself and kept until `GiveBack`; of any other a copy is sent.
+        If their buffer is such a file, it is sent itself and kept until `GiveBack`. Otherwise a copy is sent.
         """
         brought = Brought(number, length, self._counts(), self._window())
         if isinstance(fetched.content, int):

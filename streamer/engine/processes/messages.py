@@ -1,6 +1,7 @@
 """Defines the messages between the engine and a fetch process: one msgpack datagram each way per chunk.
 
-Credentials travel in these messages only, neither in arguments nor in the variables with which a process begins.
+`process.py` sends and reads them in the engine, and `fetching.py` in the process. Credentials are in these messages
+only, neither in arguments nor in the variables with which a process begins.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from streamer.config import FetchConfig
 from streamer.errors import Detail, StreamerError, from_wire
 from streamer.fetch.concurrency import FetchLimits
 
-# A datagram has at most this many bytes: environment and storage options have a few KB; an error's text is cut.
+# Most bytes of a datagram. Environment and storage options have a few KB, and the text of an error is cut.
 MAX_MESSAGE_BYTES = 128 << 10
 MAX_TEXT_CHARACTERS = 8000
 
@@ -25,12 +26,12 @@ class Setup(msgspec.Struct, frozen=True, array_like=True, tag=0):
     """Tells a new process what all its requests share.
 
     Attributes:
-        environment: variables of the engine, in which stores find credentials; bytes, since not all are UTF-8.
+        environment: variables of the engine, in which stores find credentials, as bytes, since not all are UTF-8.
         folder: path of the cache folder.
         root_id: id of the cache folder.
         permissions: modes and group of the chunk files.
         fetch: settings of the fetcher; `SetLimits` changes its limits.
-        refuse_local: see `UrlAllowlist`.
+        refuse_local: whether stores refuse what is of this machine (`UrlAllowlist`).
     """
 
     environment: dict[bytes, bytes]
@@ -45,12 +46,12 @@ class Setup(msgspec.Struct, frozen=True, array_like=True, tag=0):
         return f"Setup({self.folder!r})"
 
     def open_folder(self) -> CacheFolder:
-        """Returns the folder, which the engine has opened."""
+        """Returns the cache folder as the engine has opened it; touches no file."""
         return CacheFolder(Path(self.folder), self.root_id, self.permissions)
 
 
 class SetLimits(msgspec.Struct, frozen=True, array_like=True, tag=1):
-    """Sets the share of the limits that this process has from now on."""
+    """Sets the share of the limits that the process has from now on: requests at once, and bytes of its buffers."""
 
     limits: FetchLimits
 
@@ -79,8 +80,8 @@ class Bring(msgspec.Struct, frozen=True, array_like=True, tag=3):
         number: number of the request.
         dataset: name of the dataset.
         chunk: number of the chunk in the dataset.
-        due: when the first reader needs it, in seconds on the clock that all processes of a machine share.
-        owner: the job whose share of requests and bytes it takes.
+        due: time at which the first reader needs it, in seconds on the clock that all processes of a machine share.
+        owner: job whose share of requests and bytes it takes.
         publish: whether to write the chunk file; otherwise the bytes are sent as a file in memory.
     """
 
@@ -93,19 +94,19 @@ class Bring(msgspec.Struct, frozen=True, array_like=True, tag=3):
 
 
 class Cancel(msgspec.Struct, frozen=True, array_like=True, tag=4):
-    """Cancels a request, which is still answered."""
+    """Cancels the request of this number, which is still answered."""
 
     number: int
 
 
 class GiveBack(msgspec.Struct, frozen=True, array_like=True, tag=5):
-    """Says that the engine does not use the file in memory of a request any more."""
+    """Says that the engine does not use the file in memory any more that answered the request of this number."""
 
     number: int
 
 
 class PaceAnew(msgspec.Struct, frozen=True, array_like=True, tag=6):
-    """Makes the process find out again which rates stores permit: other processes took part in what it found."""
+    """Makes a process find out again which rates stores permit, because other processes disturbed what it measured."""
 
 
 class Brought(msgspec.Struct, frozen=True, array_like=True, tag=0):
@@ -114,8 +115,8 @@ class Brought(msgspec.Struct, frozen=True, array_like=True, tag=0):
     Attributes:
         number: number of the request.
         length: bytes of the chunk file, or of the file in memory.
-        counts: what the process has counted since its start, in the order of `COUNTS`.
-        window: how many requests the process may have at once.
+        counts: counts of the process since its start, in the order of `COUNTS`.
+        window: number of requests that the process may have at once.
     """
 
     number: int
@@ -133,7 +134,7 @@ class BringFailed(msgspec.Struct, frozen=True, array_like=True, tag=1):
         message: message of the error.
         details: details of the error.
         local: whether the disk, the folder or the manifest is at fault: the engine then brings the chunk itself.
-        counts: what the process has counted, as in `Brought`.
+        counts: counts of the process, as in `Brought`.
     """
 
     number: int
@@ -145,7 +146,7 @@ class BringFailed(msgspec.Struct, frozen=True, array_like=True, tag=1):
 
     @classmethod
     def make(cls, number: int, error: BaseException, counts: list[int], *, local: bool) -> BringFailed:
-        """Makes the message for an error."""
+        """Makes the message for an error of the request `number`; cuts the error's text."""
         details = error.details if isinstance(error, StreamerError) else {}
         return cls(
             number=number,
@@ -169,7 +170,7 @@ class Report(msgspec.Struct, frozen=True, array_like=True, tag=2):
         first_byte_counts: counts of the histogram of times to first byte.
         first_byte_seconds: sum of these times.
         cpu_seconds: CPU time of the process.
-        window: how many requests the process may have at once.
+        window: number of requests that the process may have at once.
         by_chance: whether the process has found that a store refuses requests by chance, and no limit.
     """
 
@@ -203,19 +204,15 @@ _TO_ENGINE: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine
 
 
 def encode(message: ToProcess | ToEngine) -> bytes:
-    """Encodes a message."""
+    """Returns a message as a datagram."""
     return _ENCODER.encode(message)
 
 
 def decode_to_process(raw: bytes) -> ToProcess:
-    """Decodes a message of the engine."""
+    """Returns a message of the engine; raises msgspec.MsgspecError for anything else."""
     return _TO_PROCESS.decode(raw)
 
 
 def decode_to_engine(raw: bytes) -> ToEngine:
-    """Decodes a message of a process.
-
-    Raises:
-        msgspec.MsgspecError: something else.
-    """
+    """Returns a message of a process; raises msgspec.MsgspecError for anything else."""
     return _TO_ENGINE.decode(raw)

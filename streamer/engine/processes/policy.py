@@ -1,4 +1,7 @@
-"""Decides how many fetch processes there are, which take chunks, and what each may use. Pure; time is an argument."""
+"""Decides how many fetch processes there are, whether one alone takes chunks, and what each may use. Pure.
+
+`pool.py` asks it at intervals, and passes the time.
+"""
 
 from __future__ import annotations
 
@@ -6,26 +9,26 @@ import msgspec
 
 from streamer.fetch.concurrency import FetchLimits
 
-# Cores for each process: the trainer's workers and the loop have use for the first four; the rest decodes.
+# There is at most one process for so many cores by default: the trainer's workers and the loop need the others.
 CORES_EACH = 4
-# So many processes fetch 8 GB/s, which is more than the loop can schedule with chunks of 2 MB.
+# Most processes by default. They fetch 8 GB/s, which is more than the loop can schedule with chunks of 2 MB.
 MAX_PROCESSES = 8
-# Another process is started when the loop, or the mean process, has taken this share of a core for this long while
-# requests waited; all are ended after `IDLE_SECONDS` without a fetch.
+# Another process is started when the loop, or, if there are processes, the mean of them, has taken this share of a core
+# for this long while requests waited. All are ended after `IDLE_SECONDS` without a fetch.
 BUSY_SHARE = 0.5
 BUSY_SECONDS = 3.0
 IDLE_SECONDS = 60.0
-# The share of windows and memory that the engine's own fetcher keeps, for indexes and single samples.
+# The engine's own fetchers keep this share of windows and memory, for indexes and single samples.
 LOOP_SHARE = 1 / 8
-# Refusals (429, 503) since the last look are more than chance if they are this many, and more than this share of the
-# requests; see `fetch.pacing`. The share that is known to be chance is added twice: a look has about a hundred
-# requests, of which chance may refuse some more.
+# Refusals (429, 503) since the last look mean a limit of the store, and not chance, if they are at least this many, and
+# more than this share of the requests (see `fetch/pacing.py`). The share that is known to be chance is added twice,
+# because of the hundred requests between two looks chance may refuse some more.
 REFUSED_SHARE = 0.02
 MIN_REFUSED = 8
 CHANCE_FACTOR = 2.0
-# A process alone shares with the others again if it has found no limit after this time; pacing finds chance sooner.
+# If a process alone has found no limit after this time, the others take chunks again. Pacing finds chance sooner.
 TRIAL_SECONDS = 5.0
-# Known chance is forgotten after this long: the trial may have been wrong.
+# The share that is known to be chance is forgotten after this time, because the trial may have been wrong.
 REPEAT_SECONDS = 30.0
 
 
@@ -35,9 +38,9 @@ class Load(msgspec.Struct, frozen=True):
     Attributes:
         loop_share: share of a core that the engine's loop took.
         process_share: share of a core that each process took in the mean.
-        fetching: whether chunks were being fetched.
-        waiting: whether requests waited for their turn.
-        idle_cores: number of cores that nothing used.
+        fetching: whether anything is being fetched.
+        waiting: whether requests wait for their turn.
+        idle_cores: number of cores that no process used.
     """
 
     loop_share: float
@@ -48,7 +51,7 @@ class Load(msgspec.Struct, frozen=True):
 
 
 def count_max_processes(cores: int) -> int:
-    """Returns how many processes there may be by default."""
+    """Returns how many processes there may be by default on so many cores; 0 on few cores."""
     return min(MAX_PROCESSES, cores // CORES_EACH)
 
 
@@ -56,8 +59,8 @@ class ProcessCount:
     """Decides how many processes there are.
 
     Args:
-        fixed: number of processes at all times, or None if the load decides.
-        max_count: largest number where the load decides.
+        fixed: number of processes at all times. None means that the load decides.
+        max_count: largest number if the load decides.
     """
 
     def __init__(self, fixed: int | None, max_count: int) -> None:
@@ -71,21 +74,21 @@ class ProcessCount:
 
     @property
     def max_count(self) -> int:
-        """The largest number of processes."""
+        """Largest number of processes."""
         return self._max_count if self._fixed is None else self._fixed
 
     @property
     def by_load(self) -> bool:
-        """Whether the load decides about the number."""
+        """Whether the load decides how many there are."""
         return self._fixed is None and self._max_count > 0
 
     def decide(self, load: Load, running: int, now: float) -> int:
         """Returns how many processes there are to be from now on; one more than `running` at most.
 
         Args:
-            load: what happened since the last call.
+            load: load since the last call.
             running: number of processes that there are.
-            now: the moment, in seconds.
+            now: time in seconds.
         """
         if self._fixed is not None:
             return self._fixed
@@ -96,7 +99,7 @@ class ProcessCount:
         return running + self._another(load, running, now)
 
     def _another(self, load: Load, running: int, now: float) -> bool:
-        """Whether one more process is to be started: see `BUSY_SHARE`; a core must be idle, too."""
+        """Whether one more process is to be started, by `BUSY_SHARE` and `BUSY_SECONDS`; a core must be idle, too."""
         share = load.process_share if running else load.loop_share
         if not (load.waiting and share >= BUSY_SHARE and load.idle_cores >= 1.0 and running < self._max_count):
             self._busy_since = None
@@ -112,14 +115,14 @@ class ProcessCount:
 class Refusals:
     """Decides whether one process alone takes chunks, because a store refuses requests.
 
-    Separate pacing cannot find a limit that several processes exceed together: when one of them slows down for a trial,
-    the others still exceed it. One alone sees all refusals, as the engine's own fetcher does.
+    Each process paces itself, and cannot find a limit that several exceed together: if one of them slows down for a
+    trial, the others still exceed it. A process that is alone sees all refusals.
     """
 
     def __init__(self) -> None:
         self._since: float | None = None
         self._requests = self._throttled = 0
-        # Share of requests that was refused in the last trial, if it was no limit; 0 if it is not known.
+        # Share of requests that was refused by chance in the last trial; 0 if it is not known.
         self._chance = 0.0
         self._forget_at = float("-inf")
 
@@ -138,8 +141,8 @@ class Refusals:
             requests: number of requests that were sent since the last look.
             throttled: number of them that were refused.
             limited: whether a process that takes chunks holds requests back.
-            by_chance: whether such a process has found chance since it was told to pace anew, and no limit.
-            now: the moment, in seconds.
+            by_chance: whether such a process has found chance, and no limit, since it was told to pace anew.
+            now: time in seconds.
         """
         if self._since is not None:
             self._requests += requests
@@ -166,7 +169,7 @@ class Refusals:
 
 
 def limit_loop(limits: FetchLimits, processes: int) -> FetchLimits:
-    """Returns the share of the engine's own fetcher beside this many fetch processes; without any, all."""
+    """Returns the share of the engine's own fetchers beside this many fetch processes; without any, all."""
     return limits.scale(LOOP_SHARE, LOOP_SHARE) if processes else limits
 
 

@@ -40,23 +40,23 @@ from streamer.fetch.statistics import COUNTS, Histogram, sum_statistics
 logger = logging.getLogger(__name__)
 
 LOOK_SECONDS = 0.5
-# A process that has chunks and says nothing for this long is killed: it reports once a second. Counted in looks, which
-# stand still while this process does not run.
+# A process that has chunks and sends nothing for this long is killed, because it should report once a second. The time
+# is counted in looks, of which there are none while this process is stopped.
 SILENT_SECONDS = 6.0
-# An interpreter with its imports takes 0.4 s of CPU (2026-11-25), on a busy machine many times as long.
+# A process that is not ready after this time is killed. It takes 0.4 s of CPU (2026-11-25), longer if cores are busy.
 START_SECONDS = 60.0
-# Requests that a process is handed at once, in its windows: a window grows only while requests wait for it.
+# A process is given chunks with so many windows of requests at once: a window grows only while requests wait for it.
 HANDED_WINDOWS = 2
-# Waiting chunks are ordered anew after this time: a chunk that is handed out waits behind others anyway. With 0.05 s
-# ordering 250 of them was half of the loop's work (2026-11-26).
+# Waiting chunks are ordered again after this time. With 0.05 s the ordering of 250 chunks was half of the loop's work
+# (2026-11-26).
 QUEUE_FRESH_SECONDS = 0.25
-# The engine's loop fetches a chunk after this many processes ended while they had it. After one of them such chunks are
-# tried again one by one; after CRASHES_IN_COMPANY, by a process that has no other chunk (an isolated try).
+# The engine's loop fetches a chunk by itself after this many processes ended while they had it. After the first one,
+# such chunks are tried one at a time. After CRASHES_IN_COMPANY, a process without other chunks tries (isolated try).
 MAX_CRASHES = 6
 CRASHES_IN_COMPANY = 2
-# A chunk fails after this many crashes in isolated tries: the engine's loop, which would be next, might crash as well.
+# A chunk fails after this many crashes in isolated tries: the engine itself, which would be next, might crash as well.
 MAX_ISOLATED_CRASHES = 2
-# The engine's loop fetches after this many failed starts in a row.
+# The engine's loop fetches by itself after this many processes in a row ended without having brought a chunk.
 MAX_FAILED_STARTS = 3
 
 
@@ -66,9 +66,9 @@ class WantedChunk(msgspec.Struct, frozen=True):
     Attributes:
         dataset: the dataset with its present storage options.
         chunk: number of the chunk in the dataset.
-        requests: about the number of requests that the chunk takes.
-        due: returns when its first reader needs it, in seconds on the loop's clock; may change.
-        owner: returns the job whose share it takes; may change.
+        requests: number of requests to the store that the chunk takes, about.
+        due: returns when its first reader needs it, in seconds on the loop's clock, which may change.
+        owner: returns the job whose share it takes, which may change.
     """
 
     dataset: OpenDataset
@@ -79,7 +79,7 @@ class WantedChunk(msgspec.Struct, frozen=True):
 
 
 class Reading(msgspec.Struct, frozen=True):
-    """Holds the counters and levels of one moment, in seconds and requests, for `compare`; see `Load`."""
+    """The counters and levels at the time `at`, in seconds and numbers of requests, from which `Load` is made."""
 
     at: float
     loop_seconds: float
@@ -103,15 +103,15 @@ class Reading(msgspec.Struct, frozen=True):
 
 
 class FetchPool:
-    """Brings chunks by fetch processes. The engine owns it, on its loop, in its `async with`.
+    """Brings chunks by fetch processes. The engine has one, on its loop, inside its `async with`.
 
     Args:
-        config: the bounds of all processes and the engine's own fetchers together.
-        processes: number of processes, or None if the load decides.
+        config: bounds of all processes and the engine's own fetchers together.
+        processes: number of processes. None means that the load decides.
         fetchers: the engine's own fetchers, which get their part of the bounds.
         folder: the cache folder, in which chunks are published.
         notify: called with the key of storage options and a sentence, when a store has served nothing for a while.
-        refuse_local: whether stores refuse what is of this machine; see `engine.url_allowlist.UrlAllowlist`.
+        refuse_local: whether stores refuse what is of this machine (`UrlAllowlist`).
 
     Attributes:
         crashes: number of processes that ended by themselves, or were killed because they did not answer.
@@ -182,10 +182,10 @@ class FetchPool:
         """Lets a process write the file of a chunk; returns when it is there. The caller has reserved its bytes.
 
         Raises:
-            LocalError: the disk, the folder or the manifest is at fault, or processes end again and again; the engine
+            LocalError: the disk, the folder or the manifest is at fault, or processes end again and again. The engine
                 should bring the chunk by itself.
             BrokenError: processes crash over the chunk.
-            StreamerError: it cannot be had.
+            StreamerError: the chunk cannot be fetched.
         """
         await self._fetch_chunk(wanted, publish=True)
 
@@ -205,7 +205,7 @@ class FetchPool:
             self._bringing -= 1
 
     async def _fetch_in_tries(self, wanted: WantedChunk, publish: bool) -> SharedBytes:
-        """Tries again with another process where one ends, as `MAX_CRASHES` and the constants below it say."""
+        """Tries again with another process if one ends, as `MAX_CRASHES` and the constants below it say."""
         crashes = isolated_crashes = 0
         while True:
             isolated = crashes >= CRASHES_IN_COMPANY
@@ -226,12 +226,12 @@ class FetchPool:
                             f"fetch processes end again and again (the last one: {error}): the engine fetches by "
                             "itself until they do not; see the engine's log"
                         )
-                        if self._pass_notice("", text):  # it is so for each chunk until a process lives
+                        if self._pass_notice("", text):  # the warning would come for each chunk
                             logger.warning("%s", text)
                         raise LocalError(f"fetch processes end again and again: {error}") from error
 
     async def _try(self, wanted: WantedChunk, publish: bool, *, isolated: bool) -> SharedBytes:
-        """Waits for a place, then lets the process with the least load bring the chunk, or one without other chunks."""
+        """Waits for a turn, then lets the process with the least load bring the chunk, or an isolated one."""
         weight = min([wanted.requests, *(process.window for process in self._find_active())])
         owner = await self._queue.acquire(WaitQueue(wanted.due, wanted.owner), weight)
         process = None
@@ -273,7 +273,7 @@ class FetchPool:
                 return process
 
     async def _wait_for_start(self) -> list[FetchProcess]:
-        """Waits until a process takes chunks; `_look` starts one.
+        """Returns the processes that take chunks, once there are some; `_look` starts one.
 
         Raises:
             ProcessEndedError: processes end at their start.
@@ -303,7 +303,7 @@ class FetchPool:
             self._look()
 
     def _look(self) -> None:
-        """Ends processes that do not answer; starts and ends others as the load wants it."""
+        """Ends processes that do not answer, and starts and ends others by load."""
         now = self._loop.time()
         before = self._last
         self._last = reading = self._read_counters()
@@ -315,7 +315,7 @@ class FetchPool:
         load = reading.compare(before)
         self.loop_share = load.loop_share
         self._look_for_refusals(reading.requests - before.requests, reading.throttled - before.throttled)
-        # A chunk that was given to the pool is not given back to the loop.
+        # A chunk that the pool has is not given back to the loop, so that it needs a process.
         wanted = max(self._count.decide(load, len(self._processes), now), min(self._bringing, 1))
         if len(self._processes) < wanted and now >= self._not_before:
             for _ in range(wanted - len(self._processes)):
@@ -328,7 +328,7 @@ class FetchPool:
     def _look_for_refusals(self, requests: int, throttled: int) -> None:
         """Lets one process alone take chunks, or all again, by what stores refused since the last look.
 
-        After a change, those that take chunks are told to pace anew once the others have none left.
+        After a change, the processes that take chunks are told to pace anew once the others have no chunks left.
         """
         reports = [process.report for process in self._find_active()]
         limited = any(report.statistics.get("limited_per_second") for report in reports)
@@ -341,7 +341,7 @@ class FetchPool:
             self._unpaced = True
             self._divide()
         taking = self._find_active()
-        # A rate that is measured while the others end their chunks is too low: .64 of 200 requests/s (2026-11-26).
+        # While the others end their chunks, too low a rate is measured: 0.64 of 200 requests/s (2026-11-26).
         if self._unpaced and not any(process.load for process in self._processes if process not in taking):
             self._unpaced = False
             for process in taking:
@@ -367,8 +367,8 @@ class FetchPool:
 
     def _start(self, count: int) -> None:
         """Starts one process, with the limits of one of `count`."""
-        # A whole window each would be too much: four processes held 560 instead of 80 MB of buffers at a start, and
-        # took at least 1.4 times the page faults (tars from a near store, 2026-11-26).
+        # All begin with a part of a window: with a whole one each, four processes held 560 instead of 80 MB of buffers
+        # at a start, and took at least 1.4 times the page faults (tars from a near store, 2026-11-26).
         config = replace(self._config, window_start=max(self._config.window_min, self._config.window_start // count))
         setup = Setup(
             environment=dict(os.environb),
@@ -383,7 +383,7 @@ class FetchPool:
         self._tasks.create_task(self._run(process), name="fetch process")
 
     async def _run(self, process: FetchProcess) -> None:
-        """Runs a process to its end, and keeps its counts; an unexpected end delays the next start."""
+        """Runs a process to its end, and adds its counts to those of the past; a crash delays the next start."""
         try:
             how = await process.run(self._divide)
         except OSError as error:
@@ -400,7 +400,7 @@ class FetchPool:
             logger.warning("a fetch process has ended (%s); another one takes its chunks", how)
 
     def _divide(self) -> None:
-        """Divides the limits among the ready processes and the engine's own fetchers; wakes those that wait for one."""
+        """Divides the limits among the ready processes and the engine's own fetchers; wakes those who wait for one."""
         count = sum(process.ready for process in self._processes)
         for process in self._processes:
             process.limit(limit_process(self._limits, count, single=self._refusals.single))
@@ -424,17 +424,17 @@ class FetchPool:
 
     @property
     def pids(self) -> list[int]:
-        """The pids of the processes that are ready."""
+        """Process ids of the processes that are ready."""
         return [process.pid for process in self._processes if process.ready and process.pid is not None]
 
     def statistics(self) -> dict[str, int | float]:
-        """Returns what `FetcherSet.statistics` does, for all processes since the start."""
+        """Returns the statistics of all processes since the start, as `FetcherSet.statistics` does."""
         total = sum_statistics([process.statistics() for process in self._processes])
         total["waiting"] += self._queue.waiting
         return {**total, **{name: total[name] + self._past[name] for name in COUNTS}}
 
     def first_bytes(self) -> Histogram:
-        """Returns the times to first byte of all processes since the start."""
+        """Returns the times to the first byte of all processes since the start."""
         return reduce(Histogram.plus, [process.first_bytes for process in self._processes], self._past_first_bytes)
 
     def process_statistics(self) -> dict[str, int | float]:

@@ -1,6 +1,6 @@
 """Runs one fetch process from the engine's side: starts it, asks it for chunks, reads its answers and reports.
 
-`FetchPool` owns one `FetchProcess` for each.
+`pool.py` has a `FetchProcess` for each. `engine/bring.py` and `peers/source.py` use `LocalError` and `SharedBytes`.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ from streamer.recode.shared import map_memory
 
 logger = logging.getLogger(__name__)
 
+# Stands for the report of a process that has not sent one.
 _NO_REPORT = Report(
     statistics={},
     first_byte_counts=Histogram().counts,
@@ -61,11 +62,11 @@ _OWN_SIGNALS = {signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, sig
 
 
 class ProcessEndedError(Exception):
-    """Says that the fetch process of a request has ended, and how.
+    """Raised for a request whose fetch process has ended.
 
     Args:
-        how: the end, in words.
-        crashed: whether it crashed (`_OWN_SIGNALS`), perhaps over the bytes of its chunk: then the next one may, too.
+        how: how the process ended, as text.
+        crashed: whether it crashed (`_OWN_SIGNALS`), perhaps over the bytes of the chunk, so that another one may, too.
     """
 
     def __init__(self, how: str, *, crashed: bool = False) -> None:
@@ -74,19 +75,19 @@ class ProcessEndedError(Exception):
 
 
 class LocalError(Exception):
-    """Says why a fetch process cannot write to the folder, or cannot read the manifest."""
+    """Raised if a fetch process cannot write to the cache folder or read the manifest: the engine tries by itself."""
 
 
 class SharedBytes:
-    """Holds the bytes of a chunk in a file in memory that a fetch process has sent; used like `fetch.Fetched`.
-
-    Attributes:
-        content: descriptor of the file, which begins with the bytes; valid until `close`. -1 if there is no file.
+    """The bytes of a chunk in a file in memory that a fetch process has sent. It is used like `fetch.Fetched`.
 
     Args:
-        descriptor: descriptor of the file, or None if the chunk is published and there is no file.
+        descriptor: descriptor of the file. None means that there is no file, because the chunk is published.
         length: number of bytes.
         give_back: called by `close`, when the bytes are not used any more.
+
+    Attributes:
+        content: descriptor of the file, which begins with the bytes. It is valid until `close`, and -1 without a file.
     """
 
     def __init__(self, descriptor: int | None, length: int, give_back: Callable[[], None]) -> None:
@@ -100,13 +101,13 @@ class SharedBytes:
 
     @property
     def parts(self) -> list[memoryview]:
-        """The bytes as one view; not to be asked for if there is no file."""
+        """Bytes of the chunk as one view in a list. Must not be asked for if there is no file."""
         if self._view is None:
             self._view = map_memory(self.content, self._length)
         return [self._view]
 
     def close(self) -> None:
-        """Closes the file and gives its memory back to the process; idempotent, and nothing without a file."""
+        """Closes the file and gives its memory back to the process; idempotent. Does nothing without a file."""
         give_back, self._give_back = self._give_back, None
         if give_back is not None:
             self._view = None
@@ -115,12 +116,12 @@ class SharedBytes:
 
 
 class _Request(msgspec.Struct):
-    """Holds a request until it is answered.
+    """A request that is not answered yet.
 
     Attributes:
         answered: gets the answer, or `ProcessEndedError`.
         weight: number of requests to the store that the chunk takes.
-        descriptor: the file in memory that came with the answer.
+        descriptor: descriptor of the file in memory that came with the answer, or None.
     """
 
     answered: asyncio.Future[Answer]
@@ -129,7 +130,7 @@ class _Request(msgspec.Struct):
 
 
 class FetchProcess:
-    """Runs a process from its start to its end: `await run()` once. Lives on the engine's loop.
+    """Runs a process from its start to its end, by one `await run()`. Lives on the engine's loop.
 
     Args:
         setup: the first message to the process.
@@ -175,34 +176,34 @@ class FetchProcess:
 
     @property
     def pid(self) -> int | None:
-        """The pid, or None if the process is not running."""
+        """Process id, also after the process has ended; None before its start."""
         return None if self._child is None else self._child.pid
 
     @property
     def first_bytes(self) -> Histogram:
-        """The times to first byte as of the last report."""
+        """Times to the first byte, as of the last report."""
         return Histogram(self.report.first_byte_counts, self.report.first_byte_seconds)
 
     @property
     def counts(self) -> dict[str, int]:
-        """What it has counted since its start, by the names of `COUNTS`."""
+        """Counts since its start, by the names of `COUNTS`, as of the last answer."""
         return dict(zip(COUNTS, self._counts, strict=True))
 
     def statistics(self) -> dict[str, int | float]:
-        """Returns the values of `FetchStatistics` as of the last report, the counts as of the last answer."""
+        """Returns the values of `FetchStatistics`: levels as of the last report, counts as of the last answer."""
         names = FetchStatistics.__dataclass_fields__
         return {**{name: self.report.statistics.get(name, 0) for name in names}, **self.counts}
 
     # ------------------------------------------------------------ its life
 
     async def run(self, on_ready: Callable[[], None]) -> str:
-        """Runs the process until it ends; returns in words how it ended. Open requests fail with `ProcessEndedError`.
+        """Runs the process until it ends; returns how it ended, as text. Open requests fail with `ProcessEndedError`.
 
         Args:
-            on_ready: called once, at its first message: it takes chunks from then on.
+            on_ready: called once, at the first message of the process, from which on it takes chunks.
 
         Raises:
-            OSError: it cannot be started.
+            OSError: the process cannot be started.
         """
         loop = asyncio.get_running_loop()
         how = "not started"
@@ -217,7 +218,7 @@ class FetchProcess:
                 self._socket = None
                 self.ready = False
                 end.close()
-            # It leaves when its socket is closed, unless it is stopped.
+            # The process ends by itself when its socket is closed, unless it is stopped: then it is killed.
             code = await in_thread(None, child.end)
             self._crashed = -code in _OWN_SIGNALS
             how = describe_exit(code, log="the engine's log")
@@ -251,19 +252,19 @@ class FetchProcess:
             self._setup.open_folder().remove_temporary(pid)
 
     def end(self) -> None:
-        """Makes `run` close the socket, wait for the process's end and return. Idempotent."""
+        """Makes `run` close the socket, wait for the process's end and return; idempotent."""
         self.ready = False
         self._ended.set()
 
     def retire(self) -> None:
-        """Ends a process that is not needed any more."""
+        """Ends the process as `end` does, because it is not needed any more, and sets `retired`."""
         self.retired = True
         self.end()
 
     def look(self) -> None:
-        """Adds to `silent_looks` if the process has chunks or is not ready, else sets it to 0; the pool calls it often.
+        """Adds 1 to `silent_looks` if the process has chunks or is not ready, otherwise sets it and `share` to 0.
 
-        Each message of the process sets it to 0, too.
+        The pool calls it at intervals. Each message of the process sets `silent_looks` to 0, too.
         """
         self.silent_looks = self.silent_looks + 1 if self._requests or not self.ready else 0
         if not self._requests:
@@ -272,7 +273,7 @@ class FetchProcess:
     # ------------------------------------------------------------ chunks
 
     async def bring(self, asked: Bring, dataset: OpenDataset, weight: int) -> SharedBytes:
-        """Lets the process bring a chunk. Returns its bytes, or a `SharedBytes` without a file if it was published.
+        """Lets the process bring a chunk; returns its bytes, or a `SharedBytes` without a file if it was published.
 
         Args:
             asked: the message that names the chunk.
@@ -280,7 +281,7 @@ class FetchProcess:
             weight: number of requests to the store that the chunk takes.
 
         Raises:
-            ProcessEndedError: the process has ended; another one may bring the chunk.
+            ProcessEndedError: the process has ended. Another one may bring the chunk.
             LocalError: the disk, the folder or the manifest is at fault.
             StreamerError: the chunk cannot be fetched.
         """
@@ -302,9 +303,10 @@ class FetchProcess:
         raise answer.error()
 
     async def _answer(self, number: int, request: _Request) -> Answer:
-        """Returns the answer to a request. If cancelled, it cancels the request and waits for the answer all the same.
+        """Returns the answer to a request.
 
-        So the process writes nothing after this returns.
+        If the caller is cancelled, the request is cancelled, and its answer is still awaited. So the process writes
+        nothing after this has ended.
         """
         try:
             return await asyncio.shield(request.answered)
@@ -320,23 +322,24 @@ class FetchProcess:
         return SharedBytes(request.descriptor, length, lambda: self._send(GiveBack(number)))
 
     def limit(self, limits: FetchLimits) -> None:
-        """Sends other limits. Dropped before the process has its setup: the pool calls it again in `on_ready`."""
+        """Sends other limits if they have changed; does nothing before `on_ready`, in which the pool calls it again."""
         if self._socket is not None and limits != self._limits:
             self._limits = limits
             self._send(SetLimits(limits))
 
     def pace_anew(self) -> None:
-        """Makes the process find out again which rates stores permit."""
+        """Makes the process find out again which rates stores permit, and takes `by_chance` out of its report."""
         self.report = structs.replace(self.report, by_chance=False)
         self._send(PaceAnew())
 
     def _send(self, message: ToProcess) -> None:
+        """Sends a message, unless the process has ended; ends a process that does not read."""
         if self._socket is not None:
             try:
                 if not self._socket.send(encode(message)):
                     logger.debug("%r has ended and was not told", self)
             except BlockingIOError:
-                # A process that reads never has so many messages unread: this one has stopped reading.
+                # So many messages are unread only if the process has stopped reading.
                 logger.warning("%r does not read", self)
                 self.end()
             except OSError as error:
@@ -345,7 +348,7 @@ class FetchProcess:
     # ------------------------------------------------------------ what it says
 
     def _receive(self, on_ready: Callable[[], None]) -> None:
-        """Handles all messages that have arrived; the end of the socket or a wrong message ends the process."""
+        """Handles all messages that have arrived; ends the process if its socket is closed or a message is wrong."""
         if self._socket is None:
             return
         try:
@@ -366,6 +369,7 @@ class FetchProcess:
             self.end()
 
     def _take(self, message: ToEngine, descriptor: int | None) -> None:
+        """Handles one message; `descriptor` came with it."""
         match message:
             case Brought() | BringFailed():
                 self.answers += 1
