@@ -27,7 +27,7 @@ def shown(url: str) -> str:
     scheme, separator, _ = url.partition("://")
     url = without_login(url)
     path, mark, query = url.partition("?")
-    # In other urls a question mark without "=" after it is part of a pattern or a name.
+    # A question mark without "=" after it is part of a pattern or a name, in urls that are not of the web.
     if mark and separator and (scheme.lower() in ("http", "https") or "=" in query):
         url = path
     return printable(url).replace("\n", "\\n")

@@ -21,7 +21,7 @@ from streamer.errors import CacheFullError
 FIXED_BYTES = 512 << 10
 # The default limit is this share of the free space and what the cache already holds.
 DEFAULT_SHARE = 0.8
-# What is set aside for files that are being sent to peers: this share of the limit, but at most so many bytes.
+# This share of the limit, but at most so many bytes, is set aside for files that are being sent to peers.
 SEND_SHARE = 1 / 32
 MAX_SEND_BYTES = 512 << 20
 # The default floor of free space is this share of the filesystem, which ext4 keeps for root, too. It is less where the

@@ -47,7 +47,7 @@ MAX_UNFOUNDED_SHARE = 0.1
 # A chunk found intact is not read again for this long. A report in this time does not count against its session if a
 # corrupt copy was dropped before: several workers of a rank report one copy, some when the next one is there already.
 VERIFIED_SECONDS = 0.25
-# For this long after a corrupt copy was dropped, reports may still be about that copy.
+# Reports may still be about a corrupt copy for this long after it was dropped.
 REPLACED_SECONDS = 1.0
 # There is at most one warning about dropped chunks in this time, because many may be dropped at once.
 WARNING_SECONDS = 60.0

@@ -336,8 +336,8 @@ class Scheduler:
             progress.mark_local(use.chunk)
             self._page_cache.prefetch_pages(key)
         else:
-            # Only a chunk that is not local needs a waiter: to find the first step of each took a fifth of the engine's
-            # time in a warm epoch (2026-11-23).
+            # A hit needs no waiter: to find the first step of each took a fifth of the engine's time in a warm epoch
+            # (2026-11-23).
             waiter = Waiter(session, use.chunk, progress.find_first_step(use.chunk))
             if isinstance(answer, Admit):
                 self._link.begin(key, self._loop.time())

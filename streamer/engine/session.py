@@ -160,15 +160,15 @@ class EngineSession:
         self.keys: dict[bytes, tuple[int, ...]] = {}
         # Chunks that failed in look-ahead and are tried again later.
         self.deferred: set[int] = set()
-        # For each chunk that its reader has reported as wrong, and has not read well since, the last step that the
-        # reader had asked for then.
+        # Chunks that its reader has reported as wrong and has not read well since, and the last step that the reader
+        # had asked for at the report.
         self.reported: dict[int, int] = {}
         # Number of reports that the engine found unfounded, by chunk.
         self.unfounded: Counter[int] = Counter()
         # Most bytes in look-ahead, and these with the bytes that all parts have open at most.
         self.lookahead_bytes = 0
         self.planned_bytes = 0
-        # What the policy was asked for, by the first complete schedule, which follows.
+        # The openings that the policy was asked for, and the first complete schedule, from which they follow.
         self.openings: list[SessionOpening] = []
         self.first_schedule = EpochSchedule(0, _NONE, np.empty(0, np.int64), np.empty(0, np.int64))
         # Share of its open bytes that counts, since sessions in step open the same chunks, and the names of the

@@ -241,7 +241,7 @@ class UrlAllowlist:
                 f"are compared one by one, at most {_MAX_COMPARED:,}; name each folder in a url of its own",
                 field="url",
             )
-        # What the braces stand for is judged, because "{a,..}" itself has no dot segment.
+        # The expanded urls are judged, because "{a,..}" itself has no dot segment.
         return expand(url)
 
     def _find_entries(self, urls: Iterable[str]) -> list[tuple[str, _AllowedUrl]]:
@@ -282,7 +282,7 @@ class UrlAllowlist:
     def _entry(self, url: str) -> _AllowedUrl:
         """Returns the longest entry that a url is below, or is; raises AccessDeniedError if there is none."""
         wanted = _comparable(url)
-        # Only the operator knows what a server makes of a query: a url with a query must be an entry itself.
+        # A url with a query must be an entry itself, because the operator alone knows what a server makes of a query.
         has_query = "?" in url and split(url).scheme in HTTP_SCHEMES
         for entry in self._entries:
             is_below = not has_query and wanted.startswith(entry.prefix.rstrip("/") + "/")

@@ -150,7 +150,7 @@ class Partitions:
             file_bytes: length of its file, now known.
         """
         state = self.table.state[row]
-        # Only the sums of its owner change. Those of other datasets with this chunk stay until the next start.
+        # The sums of its owner alone change. Those of other datasets with this chunk stay until the next start.
         group = self.table.groups[self.table.owner[row]]
         change = charge(file_bytes) - int(self.table.cost[row])
         self.table.cost[row] += change

@@ -24,8 +24,8 @@ from streamer.base.splitmix import GAMMA, Words, fold_each
 
 KEY_BYTES = 16
 BLOCK_BYTES = 4096
-# What a chunk takes beside its file: a row of the catalog with its index (240 B), a directory entry (56 B), and for one
-# file in ten a block of the extent tree (4 KiB); measured on ext4 with 2,000 files of 64 KiB, 2026-11-20, rounded up.
+# A chunk takes so many bytes beside its file: a row of the catalog with its index (240), a directory entry (56), and for
+# one file in ten a block of the extent tree (4,096); measured on ext4 with 2,000 files of 64 KiB, 2026-11-20, rounded.
 CHUNK_ALLOWANCE_BYTES = 1024
 RANK_BITS = 31
 # Number of the highest bits of a rank, which are the chunk's place among peers (`peers/homes.py`, `Place`).
@@ -399,7 +399,7 @@ class ChunkTable:
         for index in unique(owners).tolist():
             heap = self.groups[index].heap
             is_sorted = not heap
-            # What is sorted is a heap.
+            # A sorted list is a heap.
             heap += np.sort(entries[owners == index]).tolist()
             if not is_sorted:
                 heapq.heapify(heap)

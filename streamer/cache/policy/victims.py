@@ -34,7 +34,7 @@ class LastResort:
 
         The next chunk of a session is never among them.
         """
-        # For each row the number of chunks before its use, in the session that comes to it first.
+        # Number of chunks before the use of each row, in the session that comes to it first.
         distance: dict[int, int] = {}
         for queue in queues:
             for place, row in enumerate(queue):
