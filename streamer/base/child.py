@@ -163,8 +163,8 @@ class Child:
         """Waits for the end of the child, without limit; idempotent.
 
         Returns:
-            Its exit code, or minus the signal that killed it, and the most bytes of memory that it had. Both are 0 if
-            a handler of the user took them first.
+            Its exit code, or minus the signal that killed it, and the most bytes of memory that it had. Each is 0 if it
+            is not known, because the child was reaped elsewhere.
         """
         if self._process.returncode is None:
             try:

@@ -1,4 +1,4 @@
-"""Opens and reads the database of the catalog: diskcache without pickles, files and culling.
+"""Opens and reads the database of the catalog: diskcache without its pickles, files and evictions.
 
 `catalog.py` imports it only when the catalog is used, because the import takes 4 ms.
 """
@@ -19,8 +19,8 @@ from streamer.cache.catalog_row import ForeignRowError
 DATABASE_ERRORS = (sqlite3.Error, diskcache.Timeout)
 FOREIGN_ERRORS = (*DATABASE_ERRORS, ForeignRowError, TypeError, ValueError)
 
-# Culling and eviction are ours. No vacuum at each delete (it pays each eviction twice), no mmap (64 MB of address
-# space), and a small page cache and log: both count against the limit or the engine's memory.
+# The database evicts nothing by itself. There is no vacuum at each delete, which would double the work, no mmap, which
+# takes 64 MB of address space, and a small page cache and log, which count against the engine's memory or the limit.
 _SETTINGS: dict[str, int | str] = {
     "eviction_policy": "none",
     "cull_limit": 0,

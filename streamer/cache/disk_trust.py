@@ -1,8 +1,8 @@
 """Decides which chunks may still be written to the disk of the cache, from the files that were wrong or unreadable.
 
-`chunk_cache.py` asks it. A chunk of which several copies in a row were wrong is kept in memory from then on. A copy
-that was read well ends the row: a program that overwrites files now and then costs a fetch each time, and no memory. A
-disk of which no file can be read is given up: all chunks pass through memory until the engine ends.
+`chunk_cache.py` asks it. A chunk of which several copies in succession were wrong is kept in memory from then on. After
+a copy that was read well the count begins again: a program that overwrites files now and then costs a fetch each time,
+and no memory. A disk of which no file can be read is given up: all chunks pass through memory until the engine ends.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Locks a cache folder for one engine, and recreates it if another program (`rm`, a cleaner) removes it meanwhile.
 
-`service/lifecycle.py` takes the locks at the start of an engine. `chunk_cache.py` has the folder watched.
+`service/lifecycle.py` takes the locks at the start of an engine, and `chunk_cache.py` uses a `FolderGuard`.
 
 The lock is on a file of its own, which only the engine's user may open, because every user who may read the folder may
 lock the folder, too. The folder is locked as well, for versions up to 0.2, which only lock that. A lock of the folder

@@ -1,7 +1,7 @@
 """Brings chunks to the cache: fetches them from the store or from peers, recodes blocked ones, and publishes them.
 
-`in_flight.py` runs a `Fetch` by `Sources.bring`. `peers/` puts itself before the store, and uses `Publisher` and
-`StoreSource`, too.
+`in_flight.py` runs each `Fetch` by `Sources.bring`. While engines share their caches, `peers/source.py` is asked before
+the store, and uses `Publisher` and `StoreSource` of this module.
 """
 
 from __future__ import annotations

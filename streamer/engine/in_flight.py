@@ -1,6 +1,6 @@
 """Runs the fetches of chunks, one per chunk key, however many sessions wait for the chunk.
 
-`scheduler.py` starts them for sessions, and `peers/` for other engines. `engine.py` ends them.
+`scheduler.py` starts them for sessions, and `peers/serving.py` for other engines. `engine.py` ends them.
 """
 
 from __future__ import annotations

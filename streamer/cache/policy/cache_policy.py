@@ -1,4 +1,4 @@
-"""Decides which chunks stay on the SSD: a pure, synchronous state machine. No I/O, no clock, no asyncio.
+"""Decides for the engine which chunks stay on the SSD: a pure, synchronous state machine. No I/O, no clock, no asyncio.
 
 The rule. `C` is the limit in bytes, everything counted. *Kept* chunks survive their use and take at most `C - S`;
 *transit* chunks (misses in flight, waiting or open) take `S`; both together never exceed `C`. A chunk is *scheduled*
@@ -29,10 +29,9 @@ rule for several datasets: how they share the kept part, and S. What follows the
    restarted job finds it). Then a selected chunk is kept from its fetch on, in place of an evictable one that is not
    selected, and the others pass through transit. After one epoch the kept set is the selected one, the top of the
    ranks. Ranks do not depend on the order, so the kept set is a uniform sample of the data: any window of an epoch hits
-   at the same rate, and no kept chunk is written again. (If the chunks with the next use were kept, there would be as
-   many hits, but all in the first part f of the epoch, and the link is too slow for the rest.) A selected chunk for
-   which nothing can be evicted yet passes through transit, and is promoted at its release, in place of what is
-   evictable then.
+   at the same rate, and no kept chunk is written again. (If the chunks of the next uses were kept, all hits would be in
+   the first part f of the epoch, and the link too slow for the rest.) A selected chunk for which nothing can be evicted
+   yet passes through transit, and is promoted at its release, in place of what is evictable then.
    A cold epoch looks as far ahead as a warm one: the misses are all of the window, but a share f of them is selected
    and goes to kept; S is sized for the rest, (1 - f) w. Where the need of the link makes S smaller than that, misses
    beyond it take the room of evictable chunks that are not selected: those leave anyway, and no selected one does.
@@ -43,7 +42,8 @@ rule for several datasets: how they share the kept part, and S. What follows the
    (`Wait`, then ask again), or a chunk that is not open is evicted. Chunks that *other sessions* need later do not
    occupy transit: two jobs at different places of one dataset would otherwise each wait for what the other keeps.
 
-How the engine (`engine/`) drives it, on one loop; every call is synchronous and takes microseconds:
+How the engine (`engine/engine.py`, `engine/scheduler.py`) drives it, on one loop, with calls of some microseconds:
+
     policy = CachePolicy(limits, settling=True)
     policy.local(keys, file_bytes, dataset_id) per dataset in the catalog; unlink policy.fit().victims
     policy.add_dataset(id, file_bytes, keys);  policy.connect(job) ... policy.disconnect(job)

@@ -1,7 +1,6 @@
 """Keeps all chunks that the cache policy knows in columns, with about 47 bytes for each (71 MB for 1.5 million chunks).
 
-All modules of the policy work on it. The rest of `cache/` and the engine use only `charge`, which counts the bytes of
-a file, and the functions of keys.
+The modules of the policy work on it. Other rooms use only its functions of keys, and `charge` for the bytes of a file.
 
 A chunk is a row number. Two datasets that share a key share the row, hence the file. Each row belongs to one group
 (a dataset). A group keeps its evictable chunks (kept, neither referenced nor scheduled) in a heap by rank. What is no
@@ -24,8 +23,8 @@ from streamer.base.splitmix import GAMMA, Words, fold_each
 
 KEY_BYTES = 16
 BLOCK_BYTES = 4096
-# A chunk takes so many bytes beside its file: a row of the catalog with its index (240), a directory entry (56), and for
-# one file in ten a block of the extent tree (4,096); measured on ext4 with 2,000 files of 64 KiB, 2026-11-20, rounded.
+# A chunk takes so many bytes beside its file: a row of the catalog with its index (240), a directory entry (56), and
+# for one file in ten a block of the extent tree (4,096). Measured on ext4 with 2,000 files of 64 KiB, 2026-11-20.
 CHUNK_ALLOWANCE_BYTES = 1024
 RANK_BITS = 31
 # Number of the highest bits of a rank, which are the chunk's place among peers (`peers/homes.py`, `Place`).

@@ -1,6 +1,6 @@
 """Runs one fetch process from the engine's side: starts it, asks it for chunks, reads its answers and reports.
 
-`pool.py` has a `FetchProcess` for each. `engine/bring.py` and `peers/source.py` use `LocalError` and `SharedBytes`.
+`pool.py` has a `FetchProcess` for each. `engine/bring.py` and `peers/source.py` use the bytes that it returns.
 """
 
 from __future__ import annotations
