@@ -297,7 +297,7 @@ class ChunkCache:
                 return await self._publish_in_memory(chunk, length, error.errno or errno.EIO)
 
     async def publish_with(self, write: Write, key: bytes, length: int, dataset: str) -> None:
-        """Makes a chunk readable whose file `write` writes. Reserves its bytes before; memory is no substitute here.
+        """Makes a chunk readable whose file `write` writes, for which it first reserves the bytes. Never uses memory.
 
         Args:
             write: called unless the folder has the chunk. It returns when another process has written the file.

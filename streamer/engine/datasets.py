@@ -68,7 +68,7 @@ def _name_pair(digest: str, key: str) -> bytes:
 
 
 def find_roots(manifest: Manifest) -> list[str]:
-    """Returns one url of an object in each bucket or server that a manifest names, which mostly is one alone."""
+    """Returns the url of one object in each bucket or server that a manifest names; mostly there is only one."""
     if _names_one_root(manifest):
         return [manifest.object(0).url]
     urls = (manifest.object(number).url for number in _find_first_objects(manifest, least_bytes=0))

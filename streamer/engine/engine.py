@@ -68,6 +68,7 @@ class Engine:
         self.sessions: dict[str, EngineSession] = {}
         # Errors that reached a consumer, by kind.
         self.errors: Counter[str] = Counter()
+        # Returns the statistics of peers; it is set while this engine shares its cache.
         self.peer_statistics: Callable[[], dict[str, Any]] | None = None
         self._stack = AsyncExitStack()
         self._numbers = itertools.count(1)

@@ -368,7 +368,7 @@ class Scheduler:
         if self._policy.is_local(session.collection.key(use.chunk)):
             return False
         if self._look_again_at <= now:
-            # The end of a fetch wakes, but all fetches may hang.
+            # The end of a fetch wakes the scheduler, but all fetches may hang.
             self._look_again_at = self._link.probe_ends_at
             self._loop.call_later(self._look_again_at - now, self.wake)
         return True

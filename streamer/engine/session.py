@@ -175,11 +175,15 @@ class EngineSession:
         # sessions for which it was computed. `windows.py` sets both.
         self.open_share = 1.0
         self.compared_with: tuple[str, ...] = ()
+        # Epoch that the consumer is in; None before its first use is held.
         self.running_epoch: int | None = None
+        # Whether the policy knows the session, and the error that failed it.
         self.admitted = False
         self.failed: StreamerError | None = None
+        # Needs and hits by epoch.
         self.counts: dict[int, UseCount] = {}
         self.last_message_at = host.now()
+        # What the consumer's loader has reported last of its waiting, and when.
         self.finding: ReportFinding | None = None
         self.finding_at = 0.0
         self.waiting = Waiting(host.now())

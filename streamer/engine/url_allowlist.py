@@ -179,8 +179,8 @@ class UrlAllowlist:
     def has_one_owner(self, place: str, urls: Iterable[str]) -> bool:
         """Whether those who may write at the url `place` may write these objects, too, as far as this engine knows.
 
-        In a service that has entries, all must be below one entry. Otherwise they must have one root. Only then is what
-        lies at `place` used for these objects, if it cannot be computed again.
+        They may in an engine of one user. In a service with entries, all urls must be below one entry, and in another
+        service in one root. What lies at `place` and cannot be computed again is used for these objects only then.
 
         Raises:
             AccessDeniedError: a url is not served here.
@@ -322,7 +322,7 @@ def _comparable(url: str) -> str:
 
 
 def has_dots(key: str) -> bool:
-    """Whether a key has a dot segment ("." or "..") in any way in which a server may read it.
+    """Whether a key has a segment of dots alone, such as "..", in any way in which a server may read it.
 
     Servers decode a key once or more often, cut parameters, blanks, and what follows a NUL, and some take other letters
     for a dot or a slash. A key that is encoded too often counts as one with a dot segment.

@@ -96,7 +96,7 @@ class Manifests:
         # Prevents that manifests are looked for and removed at the same time.
         self._removing = asyncio.Lock()
         self._asking = 0
-        # A lock for each identity of requests. It lives as long as a request holds or awaits it.
+        # There is a lock for each identity of requests, as long as a request holds or awaits it.
         self._locks: weakref.WeakValueDictionary[tuple[object, ...], asyncio.Lock] = weakref.WeakValueDictionary()
         self._found: dict[tuple[object, ...], tuple[float, str]] = {}
         # Manifests of the same objects at an endpoint, by the digest of the usual one and the endpoint.
