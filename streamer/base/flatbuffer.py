@@ -134,6 +134,7 @@ class Table:
         return start + 4, count
 
     def _number(self, layout: str, at: int) -> int:
+        """Returns the number at an offset of the buffer; raises FlatbufferError if it is not inside."""
         try:
             if at < 0:
                 raise FlatbufferError(f"metadata points to {at}")

@@ -41,6 +41,7 @@ def without_login(url: str) -> str:
 
 
 def _without_login(url: str) -> str:
+    """Returns one url, which is not chained, without its login, also if the password has a slash."""
     found = _AUTHORITY.match(url)
     if found is None:
         return url

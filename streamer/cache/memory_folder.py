@@ -159,6 +159,7 @@ class RamFallback:
         return Published(folder.path, length)
 
     def _full(self, chunk: ChunkBytes, length: int, refusal: int | str) -> CacheError:
+        """Returns the error for a chunk that neither the disk nor memory takes; does not raise it."""
         reason = refusal if isinstance(refusal, str) else os.strerror(refusal)
         return CacheError(
             f"chunk {chunk.key.hex()} ({format_bytes(length)}) fits neither on the disk of {self._cache.path} "

@@ -162,6 +162,7 @@ class Publisher:
         await self._write(fetch, chunk, [content], offsets)
 
     async def _write(self, fetch: Fetch, chunk: Chunk, parts: list[memoryview], offsets: NDArray[np.int64]) -> None:
+        """Writes a chunk's bytes to the cache, after evicted files are gone; sets `fetch.limits` if limits changed."""
         await self.wait_for_unlinks()
         before = self._cache.limits
         digest = fetch.dataset.manifest.digest

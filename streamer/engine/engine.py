@@ -346,6 +346,7 @@ class Engine:
     # ------------------------------------------------------------ room
 
     def _dataset(self, part: Part) -> Dataset:
+        """Returns the dataset of a part; an error names the part if it is a member."""
         try:
             return self.datasets.get(part.dataset, part.options.mapping, key=part.options.key)
         except StreamerError as error:

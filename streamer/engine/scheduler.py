@@ -265,6 +265,7 @@ class Scheduler:
         return False
 
     def _schedule(self, session: EngineSession) -> None:
+        """Opens what is local, asks for what is next, and announces what may be read."""
         # Local chunks are opened first: an open chunk is never evicted.
         self._open_local(session)
         self._ask_ahead(session)

@@ -44,6 +44,7 @@ async def refuse_tables_around(
         return
 
     def find_folders() -> list[str]:
+        """Returns the folders in which a log may be; raises ManifestError if the listing itself has one."""
         urls = [record.url for record in records]
         if not has_data(urls):
             return []
@@ -59,6 +60,7 @@ async def refuse_tables_around(
     options = await in_thread(None, allowlist.options, request.urls, request.options.mapping)
 
     async def look(folder: str) -> str:
+        """Returns the refusal of a table whose log is in a folder, or "" if there is none or it cannot be listed."""
         try:
             allowlist.check_objects([folder], options)
             pages = await fetcher.list(folder, enough=lambda pages: True)

@@ -348,6 +348,7 @@ class FetchPool:
                 process.pace_anew()
 
     def _read_counters(self) -> Reading:
+        """Returns the counters and levels of now, of all processes since the start."""
         counts = self._past.copy()
         for process in self._processes:
             counts.update(process.counts)
