@@ -260,7 +260,8 @@ class ChunkCache:
         Raises:
             CacheFullError: it does not fit within the limit. The caller evicts, then tries again.
             CacheError: neither the disk nor memory took it. The caller evicts, then tries again.
-            OSError: this process lacks descriptors or memory.
+            ClosedError, ConfigError, OSError: the cache is closed, `ulimit -f` is too small, or this process lacks
+                descriptors or memory.
         """
         self._check_open()
         chunk = ChunkBytes(key, parts, sample_offsets, codec)

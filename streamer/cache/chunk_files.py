@@ -100,7 +100,7 @@ def compute_checksums(parts: Sequence[Buffer], offsets: NDArray[np.int64]) -> tu
 
 
 def write_chunk(chunk: ChunkBytes, folder: CacheFolder) -> int:
-    """Writes a chunk's file below a temporary name and renames it; leaves nothing behind if that fails.
+    """Writes a chunk's file under a temporary name, and renames it; leaves nothing behind if that fails.
 
     There is no fsync: a file torn by a power loss is found by its checksums and fetched again.
 

@@ -56,7 +56,7 @@ def is_refusal(error: OSError) -> bool:
 
 
 class RamFallback:
-    """Keeps chunks in a folder in memory that the disk refused.
+    """Keeps chunks that the disk refused, in a folder in memory.
 
     One `ChunkCache` has it. `begin`, `open` and `remove` run in threads, the rest on its loop.
 
