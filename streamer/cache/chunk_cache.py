@@ -52,7 +52,8 @@ class ChunkCache:
     Entering it opens the folder, and raises as `open_folder` and `Layers` do. The engine sets the three callables.
 
     Attributes:
-        folder, space, root: the opened folder, its bytes, both set by entering, and the path of the folder.
+        config, root: the configuration, and the path of the folder in it.
+        folder, space: the opened folder and its bytes, both set by entering.
         layers: the read-only folders below it.
         found: the chunks that were there at the start, by dataset, the least recently used first.
         on_lost: called with the keys of lost chunks: the folder was removed and made again, or the disk is given up.
