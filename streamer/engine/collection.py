@@ -174,7 +174,7 @@ class Parts:
         self._next_values[epoch] = values
 
     def begin_epoch(self, epoch: int) -> bool:
-        """Applies the values that hold in an epoch, which begins; returns whether the values have changed."""
+        """Applies the values of the epoch that begins now; returns whether the values have changed."""
         before = self.values
         for begun in sorted(known for known in self._next_values if known <= epoch):
             self.values = self._next_values.pop(begun)

@@ -203,7 +203,7 @@ class CachePolicy:
         return sum(group.total_bytes for group in self._table.groups if group.jobs or group.name in dataset_ids)
 
     def hit_bound(self, dataset_ids: Container[str]) -> float:
-        """Returns the largest share of these datasets' needed bytes that can be hits by quotas; 0 if none is needed."""
+        """Returns the highest hit rate, by bytes, that the quotas of these datasets allow; 0 if they need nothing."""
         return hit_bound([group for group in self._table.groups if group.name in dataset_ids])
 
     def is_local(self, key: bytes) -> bool:

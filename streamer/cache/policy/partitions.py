@@ -1,6 +1,6 @@
 """Decides which chunk enters the kept or the transit part of the cache, and which chunks are evicted for it.
 
-`cache_policy.py` uses it, and explains the rule and its proof; so does `admission.py`. This module knows chunks and
+`cache_policy.py`, which explains the rule and its proof, and `admission.py` use it. This module knows chunks and
 datasets (groups), not sessions. A chunk is a row of `ChunkTable` here. C is the limit of all chunks and S the size of
 the transit part.
 """
@@ -25,7 +25,7 @@ _DRIFT_SHARE = 1 / 16
 
 
 class Outcome(msgspec.Struct):
-    """Rows that were evicted and rows that were promoted during one call of the policy. Calls below add to it."""
+    """Rows that were evicted and rows that were promoted during one call of the policy; `Partitions` adds to it."""
 
     victims: list[int] = msgspec.field(default_factory=list)
     promoted: list[int] = msgspec.field(default_factory=list)

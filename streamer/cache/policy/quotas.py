@@ -57,7 +57,7 @@ NO_WINDOW = SessionWindow(0, 0)
 
 
 def share_out(live: Iterable[ChunkGroup], room_bytes: int) -> None:
-    """Sets `quota_bytes` of live datasets, which fair shares give to each pool, and descending values inside a pool.
+    """Sets `quota_bytes` of live datasets: pools get fair shares, and inside a pool the highest values come first.
 
     Args:
         live: the datasets of live jobs.
@@ -112,17 +112,14 @@ def _estimate_misses(live: list[ChunkGroup], window_bytes: Mapping[int, int]) ->
 
 
 def hit_bound(groups: list[ChunkGroup]) -> float:
-    """Returns the largest share of needed bytes of these datasets that quotas let be hits: 1 if all of them fit.
-
-    Returns 0 if the datasets need nothing.
-    """
+    """Returns the highest hit rate, by bytes, that the quotas of datasets allow: 1 if all fit, 0 if none is needed."""
     needed = sum(group.value * group.data_bytes for group in groups)
     missed = sum(group.value * (group.total_bytes - group.quota_bytes) for group in groups)
     return 1.0 - missed / needed if needed else 0.0
 
 
 def join_pools(groups: Iterable[ChunkGroup], mix: Iterable[ChunkGroup]) -> None:
-    """Merges the pools of the datasets of a mix into one, which other datasets of those pools join.
+    """Merges the pools of the datasets of a mix, with all other datasets in these pools, into one.
 
     Args:
         groups: all datasets.
@@ -163,7 +160,7 @@ def _give(groups: list[ChunkGroup], quota_bytes: int) -> None:
 def _max_min(
     claims: list[tuple[int, list[ChunkGroup]]], room_bytes: int, give: Callable[[list[ChunkGroup], int], None]
 ) -> None:
-    """Gives each claim an equal share of the room, or less if it claims less, which the others share then.
+    """Gives each claim an equal share of the room, but none more than it claims; the others share what is left over.
 
     Args:
         claims: (bytes, datasets) of each claim.

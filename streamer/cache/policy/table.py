@@ -1,4 +1,4 @@
-"""Keeps all chunks that the cache policy knows in columns, with about 47 bytes for each (71 MB for 1.5 million chunks).
+"""Keeps the table of the cache policy's chunks, in columns of about 47 bytes per chunk (71 MB for 1.5 million chunks).
 
 The modules of the policy work on it. Other rooms use only its functions of keys, and `charge` for the bytes of a file.
 
