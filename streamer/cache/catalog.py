@@ -235,7 +235,7 @@ class CatalogKeeper:
     One `ChunkCache` has it. Its methods are called on the loop and do not wait, but for the coroutines.
 
     Args:
-        count: its `catalog_failures` is raised here.
+        count: counters of the cache; `catalog_failures` is counted here.
     """
 
     def __init__(self, count: CacheCounters) -> None:

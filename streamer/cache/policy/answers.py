@@ -97,7 +97,8 @@ class PolicyStatistics:
         staging_bytes: S, the size of the transit part.
         kept_bytes, transit_bytes: bytes of the chunks of each part, with those that are being fetched to it.
         open_bytes: bytes of the chunks that are open.
-        kept_chunks, transit_chunks, fetching_chunks: numbers of chunks, of which the last are counted only there.
+        kept_chunks, transit_chunks: number of chunks in each part that are fetched.
+        fetching_chunks: number of chunks that are being fetched to either part.
         sessions: number of open sessions.
         needs, needed_bytes: number of uses that were answered, each counted once, and bytes of their chunks.
         hits: number of those uses that needed no new fetch.

@@ -52,7 +52,8 @@ class PolicySession(msgspec.Struct):
         silent: whether it hangs. Its look-ahead is not protected then, until its next call.
         job: name of the job that the session belongs to.
         group: chunks of its dataset.
-        name, value, counted: see `SessionOpening`.
+        name: unique name of the session.
+        value, counted: see `SessionOpening`.
         window: what it adds to the transit part (S in `cache_policy.py`): most bytes that it has open, less those that
             are counted with other sessions, and most bytes in look-ahead.
         answered: number of uses in look-ahead that the statistics have counted already, by row.
