@@ -23,7 +23,7 @@ _UNSAFE = re.compile(r"[?#\\\s\x00-\x1f\x7f]")
 
 
 def shown(url: str) -> str:
-    """Returns a url as it may be shown: without login, without the query of a signed url, and on one line."""
+    """Returns a url as it may be shown: without login, without a query that may be a signature, and on one line."""
     scheme, separator, _ = url.partition("://")
     url = without_login(url)
     path, mark, query = url.partition("?")

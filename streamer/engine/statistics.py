@@ -9,13 +9,13 @@ retries, hedges, hedge_wins                   what the fetcher did about a slow 
 first_byte_buckets, first_byte_sum_seconds    requests whose first byte came within "le" seconds, and their sum
 kept_bytes, transit_bytes, limit_bytes        bytes of the two parts of the cache, and the limit of both
 staging_bytes, open_bytes, kept_chunks        size that is planned for transit; bytes that are open; chunks in kept
-cache_dir, disk_free_bytes, disk_bytes        where that is, and what of its file system is free, lately
-evicted_chunks, rejected_chunks               what left it, and what was found corrupt on the disk
+cache_dir, disk_free_bytes, disk_bytes        folder of the cache; free space and size of its filesystem, lately
+evicted_chunks, rejected_chunks               chunks that left the cache; chunks that were found corrupt on the disk
 unfounded_rejects                             chunks that a reader found corrupt and the engine intact
 refused_writes, written_bytes                 chunks that the disk refused, and bytes that it took
-hit_bound                                     what is kept / the live data, weighted by passes per epoch in a mix: the
-                                              most hits of one reader under any fixed choice of chunks;
-                                              ranks that share a chunk fetch it once, and the second one hits
+hit_bound                                     highest hit rate of one reader under any fixed choice of chunks: bytes
+                                              that are kept / bytes of the live data, in a mix weighted by passes per
+                                              epoch; several ranks may have more, since they fetch a chunk once
 fetches                                       chunks between store and SSD
 recoded_chunks, recoded_bytes, record_bytes   chunks of blocks that were recoded; bytes fetched for them, and of records
 recode_cpu_seconds, recode_busy_seconds       CPU time of the recoders; time that they had a job
@@ -25,7 +25,7 @@ fetch_processes, most_fetch_processes         fetch processes that take chunks n
 fetch_process_cpu_seconds, ..._crashes        CPU time of all of them; how many ended by themselves
 loop_cpu_seconds, loop_share                  CPU time of the engine's loop; of a core, in the last half second
 peer_chunks, peer_bytes                       chunks that peers sent, and bytes of their samples; not in store_bytes
-errors, error_kinds                           errors that reached a consumer
+errors, error_kinds                           errors that reached a consumer, in all and by kind
 draining                                      the engine is leaving: it starts no fetches any more
 datasets                                      one entry per dataset in use in the last minutes: url, sizes, sessions
 sessions                                      one entry per session: consumer, epoch, progress (steps that are "done",

@@ -22,7 +22,7 @@ IDLE_SECONDS = 60.0
 LOOP_SHARE = 1 / 8
 # Refusals (429, 503) since the last look mean a limit of the store, and not chance, if they are at least this many, and
 # more than this share of the requests (see `fetch/pacing.py`). The share that is known to be chance is added twice,
-# because of the hundred requests between two looks chance may refuse some more.
+# because chance may refuse more than that of the hundred requests between two looks.
 REFUSED_SHARE = 0.02
 MIN_REFUSED = 8
 CHANCE_FACTOR = 2.0
