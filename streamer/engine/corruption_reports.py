@@ -206,9 +206,8 @@ class CorruptionReports:
         chunk = report.chunk
         label = session.collection.label(chunk)
         logger.info("%s reports %s (%s) as damaged: %s", session.request.consumer, label, key.hex(), report.reason)
-        session.reported[chunk] = (
-            session.progress.want
-        )  # or its reader left the chunk while it was examined, and comes back to it
+        # Set again, because the reader may have left the chunk while it was examined, and come back to it.
+        session.reported[chunk] = session.progress.want
         self.drop_chunk(key)
         if self._copies[key] > MAX_COPIES:
             session.fail(
