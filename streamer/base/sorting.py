@@ -1,6 +1,7 @@
 """Sorts very many names so that other threads go on meanwhile, and finds the distinct values of columns.
 
-Indexing (`indexing/listed_rows.py`) sorts names; all rooms that work with numpy use `unique` and `unique_inverse`.
+Stores and indexing (`indexing/listed_rows.py`) sort names; all rooms that work with numpy use `unique` and
+`unique_inverse`.
 
 `sorted` gives up the lock of the interpreter only at its end: an engine that sorts 10^6 names in no order answers no
 client for a second. `np.unique` imports `numpy.ma` at its first call, which takes 8 ms of CPU in each process. The
