@@ -1,6 +1,6 @@
 """Publishes, finds, checks and unlinks the chunk files of the cache folder, and never exceeds its limit.
 
-The engine has one `ChunkCache` (`engine/`). `CachePolicy` decides what stays and what is evicted, this module does it.
+The engine has one `ChunkCache` (`engine/`). It carries out what `CachePolicy` decides: what stays, what is evicted.
 """
 
 from __future__ import annotations

@@ -341,7 +341,7 @@ class FetchPool:
             self._unpaced = True
             self._divide()
         taking = self._find_active()
-        # While the others end their chunks, too low a rate is measured: 0.64 of 200 requests/s (2026-11-26).
+        # While the others end their chunks, too low a rate is measured: 128 instead of 200 requests/s (2026-11-26).
         if self._unpaced and not any(process.load for process in self._processes if process not in taking):
             self._unpaced = False
             for process in taking:

@@ -218,7 +218,7 @@ class FetchProcess:
                 self._socket = None
                 self.ready = False
                 end.close()
-            # The process ends by itself when its socket is closed, unless it is stopped: then it is killed.
+            # It ends by itself when its socket is closed, unless it is stopped; if it has not ended yet, it is killed.
             code = await in_thread(None, child.end)
             self._crashed = -code in _OWN_SIGNALS
             how = describe_exit(code, log="the engine's log")
