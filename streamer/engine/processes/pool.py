@@ -47,8 +47,7 @@ SILENT_SECONDS = 6.0
 START_SECONDS = 60.0
 # A process is given chunks with so many windows of requests at once: a window grows only while requests wait for it.
 HANDED_WINDOWS = 2
-# Waiting chunks are ordered again after this time. With 0.05 s the ordering of 250 chunks was half of the loop's work
-# (2026-11-26).
+# Waiting chunks are ordered again after this time; with 0.05 s, 250 of them took half of the loop's work (2026-11-26).
 QUEUE_FRESH_SECONDS = 0.25
 # The engine's loop fetches a chunk by itself after this many processes ended while they had it. After the first one,
 # such chunks are tried one at a time. After CRASHES_IN_COMPANY, a process without other chunks tries (isolated try).
@@ -106,9 +105,9 @@ class FetchPool:
     """Brings chunks by fetch processes. The engine has one, on its loop, inside its `async with`.
 
     Args:
-        config: bounds of all processes and the engine's own fetchers together.
+        config: limits of all processes and the engine's own fetchers together.
         processes: number of processes. None means that the load decides.
-        fetchers: the engine's own fetchers, which get their part of the bounds.
+        fetchers: the engine's own fetchers, which get their part of the limits.
         folder: the cache folder, in which chunks are published.
         notify: called with the key of storage options and a sentence, when a store has served nothing for a while.
         refuse_local: whether stores refuse what is of this machine (`UrlAllowlist`).
