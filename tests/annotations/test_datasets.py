@@ -250,18 +250,18 @@ def test_dropped_samples_are_counted(opened: Open, folder: Path, tmp_path: Path,
     assert f"{COUNT - 5} of {COUNT} samples have no row" in caplog.text
 
 
-def test_keys_that_begin_above_the_dataset(opened: Open, folder: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_url", [True, False], ids=["urls", "paths"])
+def test_keys_that_begin_above_the_dataset(opened: Open, folder: Path, tmp_path: Path, is_url: bool) -> None:
     """Keys that are whole urls, or paths from above the dataset, are found, also beside those of other splits."""
-    base = str(folder.parent)
+    before = f"{folder.parent}/" if is_url else ""
     table = tmp_path / "t.csv"
     keys = [f"{folder.name}/{path.relative_to(folder)}" for path in folder.rglob("*.npy")]
-    for before in (f"{base}/", ""):
-        rows = [f"{before}{key},{n}\n" for n, key in enumerate(keys)]
-        table.write_text("file_name,n\n" + "".join(rows) + f"{before}val/x/0.npy,0\n")
-        found = opened(folder, annotations=str(table), shuffle=False)
-        assert {sample["__key__"]: sample["n"] for sample in found} == {
-            key.partition("/")[2]: n for n, key in enumerate(keys)
-        }
+    rows = [f"{before}{key},{n}\n" for n, key in enumerate(keys)]
+    table.write_text("file_name,n\n" + "".join(rows) + f"{before}val/x/0.npy,0\n")
+    found = opened(folder, annotations=str(table), shuffle=False)
+    assert {sample["__key__"]: sample["n"] for sample in found} == {
+        key.partition("/")[2]: n for n, key in enumerate(keys)
+    }
 
 
 def test_a_changed_table_is_used_after_a_refresh(opened: Open, folder: Path, tmp_path: Path) -> None:

@@ -114,6 +114,8 @@ async def test_fields_that_cannot_be_had_alone(error: Exception, tmp_path: Path,
     whole = await built(HDF5(), MemoryStore(objects), tmp_path / "m")
 
     class Client:
+        """Stands for the client of an engine that cannot index the fields alone: each request raises the error."""
+
         def manifest(self, request: GetManifest) -> Path:
             assert msgspec.json.decode(request.format_options) == {"datasets": {"label": "label"}}
             raise error
@@ -132,6 +134,8 @@ async def test_objects_that_have_changed(tmp_path: Path, caplog: pytest.LogCaptu
         part = await built(HDF5(datasets={"label": "label"}), MemoryStore({"a.h5": held}), tmp_path / "n")
 
         class Client:
+            """Stands for the client of an engine: its manifest is the one that the test has built."""
+
             def manifest(self, request: GetManifest, path: Path = part.path) -> Path:
                 return path
 

@@ -77,7 +77,7 @@ def touch(path: Path, content: bytes = b"{}") -> None:
     "url", ["table", "table/data/*.parquet", "table/*/*.parquet", "table/data", "table/data/p=1", "table/data/p=*/a*"]
 )
 def test_tables_with_a_log(rows: Rows, tmp_path: Path, name: str, log: str, url: str):
-    """Tables are refused by their names, wherever below them the url begins, by each format that reads their files."""
+    """Delta, Iceberg and Hudi tables are refused by name, wherever below them the url begins; named files are read."""
     write(tmp_path / "table/data/a.parquet", id=[1])
     write(tmp_path / "table/data/p=1/a.parquet", id=[1])
     touch(tmp_path / "table" / log)
@@ -175,7 +175,7 @@ def test_files_without_an_ending(rows: Rows, tmp_path: Path):
 
 
 def test_a_file_of_other_columns_is_left_out(rows: Rows, tmp_path: Path):
-    """With on_error="skip" a file whose column has another type is left out, like a damaged one."""
+    """With Index(damaged="skip") a file whose column has another type is left out; without it, it is refused."""
     for name, values in (("a", [1]), ("b", ["x"]), ("c", [3])):
         write(tmp_path / f"data/{name}.parquet", id=values)
     with pytest.raises(ManifestError, match=r"b\.parquet has a column 'id' .* in .*a\.parquet"):

@@ -633,25 +633,26 @@ def test_any_partitions_are_those_of_pyarrow(examples: int, tmp_path_factory):
     check()
 
 
-def test_partitions_of_arrow_files():
+@pytest.mark.parametrize("places", [(0, 0), (1, 1), (0, 1), (1, 0)])
+def test_partitions_of_arrow_files(places: tuple[int, int]):
     """Partitions of Arrow files are fields as those of Parquet are, beside dictionaries and united columns, too."""
     words = pa.array(["x", "y"]).dictionary_encode()
     tables = [pa.table({"id": [1, 2]}), pa.table({"id": [3, 4], "word": words})]
-    for each in (tables[:1] * 2, tables[1:] * 2, tables, tables[::-1]):
-        objects = {f"k={n}/z=a/{n}.arrow": arrow(table) for n, table in enumerate(each)}
-        names = {name for table in each for name in table.column_names}
-        wanted = [
-            {name: row.get(name) for name in names} | {"k": n, "z": "a"}
-            for n, table in enumerate(each)
-            for row in table.to_pylist()
-        ]
-        assert samples(ArrowIPC(), objects) == wanted
+    each = [tables[place] for place in places]
+    objects = {f"k={n}/z=a/{n}.arrow": arrow(table) for n, table in enumerate(each)}
+    names = {name for table in each for name in table.column_names}
+    wanted = [
+        {name: row.get(name) for name in names} | {"k": n, "z": "a"}
+        for n, table in enumerate(each)
+        for row in table.to_pylist()
+    ]
+    assert samples(ArrowIPC(), objects) == wanted
     with pytest.raises(ManifestError, match="a column 'id' and a partition 'id'"):
         samples(ArrowIPC(), {"id=1/a.arrow": arrow(tables[0])})
 
 
 def test_fields_that_are_one_in_arrow():
-    """A column `a.b` beside a struct with a part `b` is refused."""
+    """A column `a.b` beside a struct `a` with a part `b` is refused, in Arrow files."""
     with pytest.raises(ManifestError, match=r"'a\.b' beside a struct"):
         samples(ArrowIPC(), {"a.arrow": arrow(pa.table({"a": [{"b": 1}], "a.b": [2]}))})
 

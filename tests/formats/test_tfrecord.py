@@ -120,20 +120,28 @@ def test_an_index_file_of_another_file(indexed, lines):
         find(indexed.format, {**indexed.objects, SHARD.replace("tfrecord", "idx"): lines})
 
 
-def test_damage_is_told_with_its_place(examples):
+@pytest.mark.parametrize(
+    ("damage", "reason", "place"),
+    [
+        (
+            lambda whole, second: whole[: second + 2] + b"\x01" + whole[second + 3 :],
+            "not a TFRecord frame",
+            lambda whole, second: second,
+        ),
+        (lambda whole, second: whole[:-1], "needs 1 more bytes", None),
+        (lambda whole, second: whole + b"abc", "3 bytes", lambda whole, second: len(whole)),
+        (lambda whole, second: b"\xff" * 40, "not a TFRecord frame", lambda whole, second: 0),
+    ],
+    ids=["length", "cut off", "rest", "no record"],
+)
+def test_damage_is_told_with_its_place(examples, damage, reason, place):
     """A damaged TFRecord file is refused with the reason and its offset, and can be left out."""
     whole = examples.objects[SHARD]
     second = 16 + int.from_bytes(whole[:8], "little")
-    for content, reason, offset in (
-        (whole[: second + 2] + b"\x01" + whole[second + 3 :], "not a TFRecord frame", second),
-        (whole[:-1], "needs 1 more bytes", None),
-        (whole + b"abc", "3 bytes", len(whole)),
-        (b"\xff" * 40, "not a TFRecord frame", 0),
-    ):
-        with pytest.raises(ManifestError, match=reason) as caught:
-            find(examples.format, {**examples.objects, SHARD: content})
-        assert offset is None or caught.value.details["offset"] == offset
-        assert "reason" in caught.value.details
+    with pytest.raises(ManifestError, match=reason) as caught:
+        find(examples.format, {**examples.objects, SHARD: damage(whole, second)})
+    assert place is None or caught.value.details["offset"] == place(whole, second)
+    assert "reason" in caught.value.details
 
 
 @pytest.mark.parametrize("name", [SHARD, f"{SHARD}.zlib"])

@@ -29,7 +29,7 @@ def write_columns(numbers: Iterable[int], names: Iterable[str]) -> bytes:
 
 
 class Cost(msgspec.Struct, frozen=True):
-    """What decoding takes: as many steps as fields."""
+    """The cost of decoding: as many steps as fields."""
 
     work: float
     cheaper: str = "one column: half of it"
@@ -40,7 +40,7 @@ class Cost(msgspec.Struct, frozen=True):
 
 
 class ColumnFile(Format, frozen=True, forbid_unknown_fields=True):
-    """Files of columns; `columns` names the wanted ones."""
+    """Stands for a format of another package: files of columns; `columns` names the wanted ones."""
 
     name = "columns_of_tests"
     endings = (".cols",)
@@ -118,6 +118,8 @@ def pack_capitals(field: Field, key: str) -> list[tuple[str, object]] | None:
 
 
 class _RowOpener:
+    """Opens the columns of a row, as the openers of built-in formats do."""
+
     def __init__(self, facts: Facts) -> None:
         self._fields = facts.fields
 
@@ -132,6 +134,8 @@ class _RowOpener:
 
 
 class _RowRecoder:
+    """Puts the columns of a row side by side, as the recoders of built-in formats do."""
+
     def __init__(self, columns: int) -> None:
         self._columns = columns
 

@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[1] / "data" / "arrow"
 
 
 def wide_kinds(rows: int) -> pa.Table:
-    """What Parquet does not have: large types, views, lists of one length, times, dictionaries."""
+    """Makes columns that Parquet does not have: large types, views, lists of one length, times, dictionaries."""
     some = [number % 5 != 3 for number in range(rows)]
 
     def column(values: list[object], kind: pa.DataType) -> pa.Array:
@@ -58,7 +58,7 @@ def write_stream(folder: Path, rows: int) -> None:
 
 
 def write_file(folder: Path, rows: int) -> None:
-    """With dictionaries, and one batch of no rows."""
+    """Writes files with dictionaries, and one batch of no rows."""
     words = pa.array([f"word {n % 7}" if n % 9 else None for n in range(rows)]).dictionary_encode()
     table = pa.table(
         {"word": words, "n": pa.array(range(rows), pa.int32()), "body": [b"x" * (n % 40) for n in range(rows)]}
@@ -72,7 +72,7 @@ def write_file(folder: Path, rows: int) -> None:
 
 
 def write_feather(folder: Path, rows: int) -> None:
-    """Compressed, each by another writer."""
+    """Writes compressed files, each by another writer."""
     folder.mkdir(parents=True)
     table = pa.table({"text": [f"text {n // 3}" * 5 for n in range(rows)], "n": pa.array(range(rows), pa.int64())})
     feather.write_feather(
@@ -86,7 +86,7 @@ def write_feather(folder: Path, rows: int) -> None:
 
 
 def write_huggingface(folder: Path, rows: int) -> None:
-    """As `save_to_disk` lays it out."""
+    """Writes a dataset as `save_to_disk` lays it out."""
     features = datasets.Features(
         {
             "image": datasets.Image(),

@@ -28,19 +28,19 @@ def main(root: Path, rows: int) -> None:
 
 
 def samples(file: h5py.File) -> list[dict[str, object]]:
-    """Rows of the datasets that have rows."""
+    """Returns rows of the datasets that have rows."""
     arrays = {name: file[name][()] for name in sorted(file) if getattr(file[name], "ndim", 0)}
     rows = len(next(iter(arrays.values())))
     return [{name: array[row] for name, array in arrays.items()} for row in range(rows)]
 
 
 def images(noise: np.random.Generator, rows: int) -> np.ndarray:
-    """Numbers that can be compressed."""
+    """Makes numbers that can be compressed."""
     return noise.integers(0, 40, (rows, *SHAPE), np.uint16)
 
 
 def rows_of_one(folder: Path, rows: int, noise: np.random.Generator) -> None:
-    """Rows whose bytes are stored one after the other: no chunks, chunks of rows, as MATLAB has them, none at all."""
+    """Writes rows whose bytes are one after the other: no chunks, chunks of rows, as MATLAB has them, none at all."""
     with h5py.File(folder / "a.h5", "w") as file:
         file["images"] = images(noise, rows)
         file.attrs["unit"] = "counts"
@@ -53,7 +53,7 @@ def rows_of_one(folder: Path, rows: int, noise: np.random.Generator) -> None:
 
 
 def fields_of_several(folder: Path, rows: int, noise: np.random.Generator) -> None:
-    """Datasets of all types, each stored in another way; a scalar and a group are no fields."""
+    """Writes datasets of all types, each stored in another way; a scalar and a group are no fields."""
     for name, version in (("a", "earliest"), ("b", "latest")):
         with h5py.File(folder / f"{name}.h5", "w", libver=version) as file:
             file.create_dataset(
@@ -70,7 +70,7 @@ def fields_of_several(folder: Path, rows: int, noise: np.random.Generator) -> No
 
 
 def packed(folder: Path, rows: int, noise: np.random.Generator) -> None:
-    """Chunks that cut rows, chunks that cannot be compressed, and one chunk of all."""
+    """Writes chunks that cut rows, chunks that cannot be compressed, and one chunk of all."""
     whole = images(noise, rows)
     whole[::3] = noise.integers(0, 65535, whole[::3].shape)
     for name, chunks, options in (
@@ -84,7 +84,7 @@ def packed(folder: Path, rows: int, noise: np.random.Generator) -> None:
 
 
 def grown(folder: Path, rows: int, noise: np.random.Generator) -> None:
-    """Datasets that grow along axis 0, with many small chunks."""
+    """Writes datasets that grow along axis 0, with many small chunks."""
     for name, options in (("a", {}), ("b", {"compression": "gzip"})):
         with h5py.File(folder / f"{name}.h5", "w", libver="latest" if name == "b" else "earliest") as file:
             grown = file.create_dataset("x", (0, 3), "<f4", chunks=(1, 3), maxshape=(None, 3), shuffle=True, **options)

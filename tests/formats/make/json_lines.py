@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[1] / "data" / "jsonl"
 
 
 def value(number: int, drawn: random.Random) -> object:
-    """Members of every type; strings with what must be escaped, and line ends that are none."""
+    """Draws members of every type; strings with what must be escaped, and line ends that are none."""
     if number % 13 == 12:
         return [number, {"a": None}]
     return {

@@ -75,14 +75,14 @@ def write(root: Path, vcodec: str) -> None:
 
 
 def picture(drawn: np.random.Generator, frame: int) -> np.ndarray:
-    """A square that moves over noise."""
+    """Makes a square that moves over noise."""
     image = drawn.integers(0, 60, (*SIZE, 3), np.uint8)
     image[frame : frame + 20, 2 * frame % 70 : 2 * frame % 70 + 20] = 200
     return image
 
 
 def samples(root: Path) -> Iterator[dict[str, object]]:
-    """What its reader says."""
+    """Yields what lerobot's reader says."""
     from lerobot.datasets.lerobot_dataset import LeRobotDataset
 
     data = LeRobotDataset("made/here", root=root, delta_timestamps=WINDOWS, video_backend="torchcodec")
@@ -91,7 +91,7 @@ def samples(root: Path) -> Iterator[dict[str, object]]:
 
 
 def as_stored(value: np.ndarray) -> np.ndarray | np.generic:
-    """Pictures as uint8, of which they are float32 in 0..1; numbers without a dimension."""
+    """Returns frames as uint8, of which lerobot's are float32 in 0..1; numbers without a dimension."""
     if value.ndim < 3:
         return value[()]
     stored = np.round(value * 255).astype(np.uint8)

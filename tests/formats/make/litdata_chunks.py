@@ -28,13 +28,13 @@ OLD = tuple(map(int, litdata.__version__.split(".")[:3])) < (0, 2, 70)
 
 
 def by_pillow(content: torch.Tensor, mode: object = None) -> torch.Tensor:
-    """What torchvision's decoder gives, whose library is not in wheels for other builds of torch."""
+    """Decodes as torchvision does, whose library is not in wheels for other builds of torch."""
     with Image.open(io.BytesIO(content.numpy().tobytes())) as opened:
         return torch.from_numpy(np.array(opened.convert("RGB"))).permute(2, 0, 1)
 
 
 def jpeg(number: int) -> Image.Image:
-    """A JPEG of one grey: decoders differ in the last bit of others."""
+    """Makes a JPEG of one grey: decoders differ in the last bit of others."""
     file = io.BytesIO()
     Image.new("RGB", (6, 5), (number * 9 % 256,) * 3).save(file, "JPEG")
     opened = Image.open(file)
@@ -43,13 +43,13 @@ def jpeg(number: int) -> Image.Image:
 
 
 def pixels(number: int) -> Image.Image:
-    """Some pixels."""
+    """Makes an image of some pixels."""
     shape = (4 + number % 3, 5, 3)
     return Image.fromarray((np.arange(np.prod(shape)) * 7 + number).astype(np.uint8).reshape(shape))
 
 
 def media(number: int) -> dict[str, object]:
-    """An item of leaves of all kinds."""
+    """Makes an item of leaves of all kinds."""
     return {
         "photo": jpeg(number),
         "pixels": pixels(number),
@@ -67,12 +67,12 @@ def media(number: int) -> dict[str, object]:
 
 
 def plain(number: int) -> dict[str, object]:
-    """An item without media: rows of Arrow since version 0.2.70."""
+    """Makes an item without media: rows of Arrow since version 0.2.70."""
     return {"text": f"naïve {number} " * (number % 5), "number": number, "score": number / 7, "even": number % 2 == 0}
 
 
 def rows(number: int) -> dict[str, object]:
-    """Rows with nested and missing values."""
+    """Makes rows with nested and missing values."""
     return {
         **plain(number),
         "raw": bytes(range(number % 7)),
@@ -86,12 +86,12 @@ def rows(number: int) -> dict[str, object]:
 
 
 def tokens(number: int) -> torch.Tensor:
-    """A document of tokens."""
+    """Makes a document of tokens."""
     return torch.arange(number % 11 + 1, dtype=torch.int32) + number
 
 
 def told(value: object) -> object:
-    """A value as `expected.json` has it: tensors as arrays, pictures as their pixels, nested ones by their paths."""
+    """Returns a value as `expected.json` has it: tensors as arrays, images as pixels, nested ones by their paths."""
     if isinstance(value, Image.Image):
         return summary(np.asarray(value.convert("RGB")))
     if isinstance(value, torch.Tensor):
@@ -100,7 +100,7 @@ def told(value: object) -> object:
 
 
 def leaves(value: object, path: str = "") -> dict[str, object]:
-    """The leaves of an item by their paths."""
+    """Returns the leaves of an item by their paths."""
     # Lists and dicts in an item are one leaf since 0.2.70.
     if isinstance(value, dict | list | tuple) and (OLD or not path):
         pairs = value.items() if isinstance(value, dict) else enumerate(value)
@@ -115,7 +115,7 @@ def leaves(value: object, path: str = "") -> dict[str, object]:
 
 
 def write(folder: Path, make: object, samples: int, **options: object) -> None:
-    """One variant, by the library's writer, and what the library's reader says of it."""
+    """Writes one variant by the library's writer, and what the library's reader says of it."""
     shutil.rmtree(folder, ignore_errors=True)
     loader = options.get("item_loader")
     if "chunk_bytes" not in options:
@@ -132,7 +132,7 @@ def write(folder: Path, make: object, samples: int, **options: object) -> None:
 
 
 def main(root: Path, samples: int) -> None:
-    """All variants of this version."""
+    """Writes all variants of this version."""
     torchvision.io.decode_jpeg = by_pillow
     os.environ["DATA_OPTIMIZER_CACHE_FOLDER"] = str(root / "cache")
     root.mkdir(parents=True, exist_ok=True)

@@ -20,7 +20,7 @@ LEFT_OUT = (b"__len__", b"__keys__")
 
 
 def value(number: int, drawn: random.Random) -> bytes:
-    """Some are in the leaf pages, some on overflow pages; some are pictures, one is empty."""
+    """Draws values: some fit in the leaf pages, some need overflow pages; some are images, one is empty."""
     body = drawn.randbytes(drawn.choice((5, 60, 700, 1500)) if number % 9 else drawn.randrange(2000, 6000))
     if number == 3:
         return b""
@@ -28,7 +28,7 @@ def value(number: int, drawn: random.Random) -> bytes:
 
 
 def write(env: lmdb.Environment, entries: list[tuple[bytes, bytes]]) -> None:
-    """In several transactions, the last of which deletes and replaces some: so there are pages that are free."""
+    """Writes in several transactions, the last of which deletes and replaces some, so that pages are free."""
     step = max(1, len(entries) // 4)
     for first in range(0, len(entries), step):
         with env.begin(write=True) as transaction:
@@ -44,7 +44,7 @@ def write(env: lmdb.Environment, entries: list[tuple[bytes, bytes]]) -> None:
 
 
 def told(env: lmdb.Environment) -> list[dict[str, object]]:
-    """What the package reads, in the order of the places in the file."""
+    """Returns what the package reads, in the order of the places in the file."""
     found = []
     with env.begin(buffers=True) as transaction:
         for key, content in transaction.cursor():

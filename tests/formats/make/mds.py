@@ -48,21 +48,21 @@ TEXTS = {"text": "str", "number": "int", "tree": "json", "any": "ndarray"}
 
 
 def picture(number: int, mode: str = "RGB") -> Image.Image:
-    """Some pixels."""
+    """Makes an image of some pixels."""
     rows, columns = 4 + number % 3, 5
     shape = (rows, columns, 3) if mode == "RGB" else (rows, columns)
     return Image.fromarray((np.arange(np.prod(shape)) * 7 + number).astype(np.uint8).reshape(shape), mode)
 
 
 def encoded(number: int, kind: str) -> bytes:
-    """The bytes of a picture. JPEGs are of one grey: decoders differ in the last bit of others."""
+    """Returns the bytes of an image. JPEGs are of one grey: decoders differ in the last bit of others."""
     file = io.BytesIO()
     (picture(number) if kind == "PNG" else Image.new("RGB", (6, 5), (number * 9 % 256,) * 3)).save(file, kind)
     return file.getvalue()
 
 
 def values(number: int) -> dict[str, object]:
-    """A sample of all columns."""
+    """Makes a sample of all columns."""
     return {
         "raw": bytes(range(number % 7)),
         "text": f"naïve {number} " * (number % 5),
@@ -87,7 +87,7 @@ def values(number: int) -> dict[str, object]:
 
 
 def write(folder: Path, columns: dict[str, str], samples: int, **options: object) -> None:
-    """One variant, by the library's writer, and what the library's reader says of it."""
+    """Writes one variant by the library's writer, and what the library's reader says of it."""
     shutil.rmtree(folder, ignore_errors=True)
     with MDSWriter(out=str(folder), columns=columns, **options) as writer:
         for number in range(samples):
@@ -106,7 +106,7 @@ def write(folder: Path, columns: dict[str, str], samples: int, **options: object
 
 
 def read(folder: Path) -> Iterator[dict[str, object]]:
-    """Every sample by the library's reader; unpacking is its downloader's."""
+    """Yields every sample by the library's reader; decompression is its downloader's."""
     for shard in json.loads((folder / "index.json").read_text())["shards"]:
         reader = reader_from_json(str(folder), "", shard)
         for number in range(len(reader)):
@@ -115,7 +115,7 @@ def read(folder: Path) -> Iterator[dict[str, object]]:
 
 
 def told(value: object) -> object:
-    """A value as `expected.json` has it: pictures as their pixels."""
+    """Returns a value as `expected.json` has it: images as their pixels."""
     if isinstance(value, Image.Image):
         return summary(np.asarray(value.convert("RGB")))
     if isinstance(value, list) and value and isinstance(value[0], Image.Image):
@@ -124,7 +124,7 @@ def told(value: object) -> object:
 
 
 def main(root: Path, samples: int) -> None:
-    """All variants."""
+    """Writes all variants of MDS files."""
     limit = samples * 3000 // 3
     write(root / "plain", COLUMNS, samples, size_limit=limit, hashes=["sha1", "xxh64"])
     for compression in ("zstd", "gz:6", "br:4", "bz2", "snappy"):

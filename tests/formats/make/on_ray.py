@@ -22,7 +22,7 @@ from streamer.executors.on_ray import RayExecutor
 
 
 def ray_workers() -> list[int]:
-    """The processes of Ray that run a task."""
+    """Returns the processes of Ray that run a task."""
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
@@ -35,7 +35,7 @@ def ray_workers() -> list[int]:
 
 
 def end_a_worker(folder: Path, ended: list[int]) -> None:
-    """Kills one that writes, once the first shard is there."""
+    """Kills a worker that writes, once the first shard is there."""
     while not ended:
         if list(folder.glob("*.tar")) and (running := ray_workers()):
             os.kill(running[0], signal.SIGKILL)
@@ -44,7 +44,7 @@ def end_a_worker(folder: Path, ended: list[int]) -> None:
 
 
 def run(source: Path, folder: Path) -> dict[str, object]:
-    """See above."""
+    """Packs, indexes and counts; returns what result.json has."""
     here = streamer.pack(source, folder / "here", shard_bytes="50kB", executor="processes:2")
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
     executor = RayExecutor()

@@ -1,4 +1,4 @@
-"""What Megatron-LM reads of packed tokens, written again with its own writer: python packed_tokens.py PACKED AGAIN
+"""Reads packed tokens with Megatron-LM, and writes them with its own writer: python packed_tokens.py PACKED AGAIN
 
 megatron-core 0.16.1, torch.
 """

@@ -33,7 +33,7 @@ def main(root: Path, rows: int) -> None:
 
 
 def kinds_table(rows: int) -> pa.Table:
-    """Every kind of column, with nulls."""
+    """Makes every kind of column, with nulls."""
     some = [number % 5 != 3 for number in range(rows)]
     pictures = [_picture(number) for number in range(rows)]
 
@@ -79,7 +79,7 @@ def kinds_table(rows: int) -> pa.Table:
 
 
 def write_kinds(folder: Path, rows: int) -> None:
-    """Every kind of column, in three row groups."""
+    """Writes every kind of column, in three row groups."""
     table = kinds_table(rows)
     folder.mkdir(parents=True, exist_ok=True)
     pq.write_table(table, folder / "a.parquet", row_group_size=-(-rows // 3))
@@ -88,7 +88,7 @@ def write_kinds(folder: Path, rows: int) -> None:
 
 
 def write_pages(folder: Path, rows: int) -> None:
-    """One row group of many pages, which begin at other rows in every column."""
+    """Writes one row group of many pages, which begin at other rows in every column."""
     drawn = random.Random(3)
     names = pa.struct([("name", pa.string()), ("box", pa.list_(pa.float32()))])
     table = pa.table(
@@ -119,7 +119,7 @@ def write_pages(folder: Path, rows: int) -> None:
 
 
 def write_codecs(folder: Path, rows: int) -> None:
-    """One file of each compression."""
+    """Writes one file of each compression."""
     folder.mkdir(parents=True, exist_ok=True)
     table = pa.table({"n": list(range(rows)), "text": [f"text {n // 7}" for n in range(rows)]})
     for codec in ("brotli", "gzip", "lz4", "none", "snappy", "zstd"):
@@ -128,7 +128,7 @@ def write_codecs(folder: Path, rows: int) -> None:
 
 
 def write_huggingface(folder: Path, rows: int) -> None:
-    """As datasets lay out a repository on the Hub."""
+    """Writes a dataset as datasets lays out a repository on the Hub."""
     features = datasets.Features(
         {
             "image": datasets.Image(),
@@ -225,7 +225,7 @@ def _expect(folder: Path, files: list[Path]) -> None:
 
 
 def values_of(column: pa.ChunkedArray) -> list[object]:
-    """The values of a column, as streamer's fields have them."""
+    """Returns the values of a column, as streamer's fields have them."""
     kind = column.type
     if pa.types.is_date(kind):
         column = column.cast(pa.int32())
@@ -238,7 +238,7 @@ def values_of(column: pa.ChunkedArray) -> list[object]:
 
 
 def _told(value: object, kind: pa.DataType) -> object:
-    """A nested value with lists of numbers as arrays."""
+    """Returns a nested value with lists of numbers as arrays."""
     if value is None:
         return None
     if pa.types.is_struct(kind):

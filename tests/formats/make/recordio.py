@@ -21,7 +21,7 @@ MAGIC = struct.pack("<I", 0xCED7230A)
 
 
 def content(number: int, drawn: random.Random) -> bytes:
-    """Some contain the magic number, aligned or not, at the end too; some are pictures, one is empty."""
+    """Draws contents: some have the magic number, aligned or not, at the end too; some are images, one is empty."""
     body = drawn.randbytes(number * 61 % 700)
     if number % 10 == 7:
         return body + MAGIC * (number % 3) + b"ab"
@@ -44,7 +44,7 @@ def write(folder: Path, numbers: range, name: str, drawn: random.Random) -> None
 
 
 def told(folder: Path) -> list[dict[str, object]]:
-    """What MXNet reads, one after the other."""
+    """Returns what MXNet reads, one after the other."""
     samples = []
     for path in sorted(folder.glob("*.rec")):
         reader = mx.recordio.MXRecordIO(str(path), "r")

@@ -1,4 +1,4 @@
-"""What other packers give beside the tokens of a row, on the same documents: python row_fields.py PEER FILE
+"""Makes what other packers give beside the tokens of a row, on the same documents: python row_fields.py PEER FILE
 
 PEER is grain (0.2.18), torchtitan (0.3.0, with datasets 4.7.0 and tyro), or megatron (megatron-core 0.16.1); torch
 for the last two. The token of document k at place i is 100 k + i + 1, so that a row tells its documents; with
@@ -25,7 +25,7 @@ def documents(longest: int) -> list[list[int]]:
 
 
 def grain() -> Iterator[Row]:
-    """First fit, and documents one after the other."""
+    """Packs by first fit, and documents one after the other."""
     import grain as library
     import numpy as np
     from grain import experimental
@@ -43,10 +43,12 @@ def grain() -> Iterator[Row]:
 
 
 def torchtitan() -> Iterator[Row]:
-    """The greedy packing of `ChatDataset`, and the windows of `HuggingFaceTextDataset`, whose buffer keeps the rest."""
+    """Packs greedily as `ChatDataset`, and in windows as `HuggingFaceTextDataset`, whose buffer keeps the rest."""
     from torchtitan.hf_datasets.text_datasets import ChatDataset, HuggingFaceTextDataset
 
     class Chats(ChatDataset):
+        """torchtitan's own packing of chats, with made-up documents in place of a tokenizer and a dataset."""
+
         def __init__(self) -> None:
             self._eos_id, self.seq_len, self.infinite, self._sample_idx, self._dataset_id = 0, LENGTH, False, 0, ""
             self._inputs_buffer, self._labels_buffer, self._positions_buffer = [], [], []
@@ -59,6 +61,8 @@ def torchtitan() -> Iterator[Row]:
             return sample, [*sample[1:], 0]
 
     class Texts(HuggingFaceTextDataset):
+        """torchtitan's own windows of texts, with made-up documents in place of a tokenizer and a dataset."""
+
         def __init__(self) -> None:
             self.seq_len, self.infinite, self._sample_idx, self.dataset_name = LENGTH, False, 0, ""
             self._inputs_buffer, self._labels_buffer, self._positions_buffer = [], [], []
@@ -77,7 +81,7 @@ def torchtitan() -> Iterator[Row]:
 
 
 def megatron() -> Iterator[Row]:
-    """The masks and positions of `GPTDataset` with reset_position_ids and reset_attention_mask."""
+    """Makes the masks and positions of `GPTDataset` with reset_position_ids and reset_attention_mask."""
     import torch
     from megatron.core.datasets.gpt_dataset import _get_ltor_masks_and_position_ids as positions_of
 

@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[1] / "data" / "tar_index"
 
 
 def samples(drawn: random.Random) -> list[dict[str, object]]:
-    """Members of 0 bytes and of many; names that need extended headers."""
+    """Makes members of 0 bytes and of many; names that need extended headers."""
     return [
         {
             "__key__": f"{'deep/' * 30 if number % 4 == 3 else ''}{'k' * 90 if number % 4 == 2 else ''}{number:03d}",

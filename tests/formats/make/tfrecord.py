@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[1] / "data" / "tfrecord"
 
 
 def example(number: int, drawn: random.Random) -> tf.train.Example:
-    """Lists of every type and of many lengths; some are empty, or not there."""
+    """Draws lists of every type and of many lengths; some are empty, or not there."""
     picture = tf.io.encode_jpeg(tf.constant(np.full((8, 8, 3), number % 256, np.uint8))).numpy()
     many = [drawn.choice([0, 1, -1, 127, 128, 2**31, -(2**63), 2**63 - 1]) for _ in range(number * 7 % 50)]
     features = {
@@ -41,7 +41,7 @@ def example(number: int, drawn: random.Random) -> tf.train.Example:
 
 
 def told(record: bytes) -> dict[str, object]:
-    """A record, as TensorFlow's own classes read it."""
+    """Returns a record, as TensorFlow's own classes read it."""
     values = {}
     for name, feature in tf.train.Example.FromString(record).features.feature.items():
         kind = feature.WhichOneof("kind")

@@ -23,7 +23,7 @@ SIDES = [1, 2, 3, 5, 7, 8, 16, 17, 31, 33, 50, 64, 97, 100]
 
 
 def drawn(number: int) -> tuple[np.ndarray, dict[str, Any]]:
-    """Values, and how they are written."""
+    """Draws values, and how they are written."""
     draw, rng = random.Random(number), np.random.default_rng(number)
     kind, bands = np.dtype(draw.choice(TYPES)), draw.choice([1, 1, 2, 3, 3, 4, 4, 5, 7, 13])
     shape = draw.choice(SIDES), draw.choice(SIDES), bands
@@ -70,7 +70,7 @@ def drawn(number: int) -> tuple[np.ndarray, dict[str, Any]]:
 
 
 def main() -> None:
-    """Some combinations cannot be written, or not be read again by tifffile: they are left out."""
+    """Writes the files. Combinations that tifffile cannot write, or not read again, are left out."""
     folder, count = Path(sys.argv[1]), int(sys.argv[2])
     folder.mkdir(parents=True)
     warnings.simplefilter("ignore")

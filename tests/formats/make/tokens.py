@@ -25,7 +25,7 @@ LENGTH = 32
 
 
 def write_megatron(folder: Path, documents: int, dtype: type[np.integer]) -> None:
-    """Two files; documents have one sequence or two, some are empty."""
+    """Writes two files; documents have one sequence or two, some are empty."""
     drawn = np.random.default_rng(0)
     folder.mkdir(parents=True)
     for name in ("a", "b"):
@@ -39,7 +39,7 @@ def write_megatron(folder: Path, documents: int, dtype: type[np.integer]) -> Non
 
 
 def sequences(folder: Path) -> list[dict[str, object]]:
-    """What its `IndexedDataset` gives."""
+    """Returns what Megatron's `IndexedDataset` gives."""
     samples: list[dict[str, object]] = []
     for path in sorted(folder.glob("*.bin")):
         # What it gives is gone when it is.
@@ -49,7 +49,7 @@ def sequences(folder: Path) -> list[dict[str, object]]:
 
 
 def windows(folder: Path, length: int) -> list[dict[str, object]]:
-    """Megatron's own windows of documents that are not shuffled, as tokens of the dtype of the file."""
+    """Returns Megatron's own windows of documents that are not shuffled, as tokens of the dtype of the file."""
     samples: list[dict[str, object]] = []
     for path in sorted(folder.glob("*.bin")):
         indexed = IndexedDataset(str(path.with_suffix("")))
@@ -67,14 +67,14 @@ def windows(folder: Path, length: int) -> list[dict[str, object]]:
 
 
 def write_llm_c(path: Path, tokens: np.ndarray, magic: int, version: int, dtype: str) -> None:
-    """As llm.c's dev/data/data_common.py."""
+    """Writes a file as llm.c's dev/data/data_common.py does."""
     head = np.zeros(256, np.int32)
     head[:3] = magic, version, len(tokens)
     path.write_bytes(head.tobytes() + tokens.astype(dtype).tobytes())
 
 
 def cut(tokens: np.ndarray, length: int) -> list[dict[str, object]]:
-    """As nanoGPT's `get_batch`, at every `length`th place."""
+    """Cuts samples as nanoGPT's `get_batch` does, at every `length`th place."""
     return [{"tokens": tokens[i : i + 1 + length]} for i in range(0, len(tokens) - length, length)]
 
 

@@ -31,19 +31,19 @@ def main(root: Path, rows: int) -> None:
 
 
 def samples(store: zarr.Group | zarr.Array) -> list[dict[str, object]]:
-    """Rows of the arrays that have rows."""
+    """Returns rows of the arrays that have rows."""
     arrays = {"array": store[:]} if isinstance(store, zarr.Array) else {n: a[...] for n, a in sorted(store.arrays())}
     arrays = {name: array for name, array in arrays.items() if array.ndim}
     return [{name: array[row] for name, array in arrays.items()} for row in range(len(next(iter(arrays.values()))))]
 
 
 def images(noise: np.random.Generator, rows: int) -> np.ndarray:
-    """Numbers that can be compressed."""
+    """Makes numbers that can be compressed."""
     return noise.integers(0, 40, (rows, *SHAPE), np.uint16)
 
 
 def group(folder: Path, rows: int, noise: np.random.Generator) -> None:
-    """Arrays of all types, each stored in another way; some chunks were never written; a scalar is no field."""
+    """Writes arrays of all types, each stored in another way; some chunks are not written; a scalar is no field."""
     store = zarr.create_group(folder / "a.zarr")
     store.create_array("images", data=images(noise, rows), chunks=(rows // 2 + 1, 4, 5), compressors=ZstdCodec())
     store.create_array("labels", data=noise.integers(-9, 9, rows), chunks=(rows,), compressors=GzipCodec())
@@ -60,7 +60,7 @@ def group(folder: Path, rows: int, noise: np.random.Generator) -> None:
 
 
 def plain(folder: Path, rows: int, noise: np.random.Generator) -> None:
-    """Rows that lie one after the other; two stores of one array each, the last chunk longer than the array."""
+    """Writes rows that lie one after the other; two stores of one array each, the last chunk longer than the array."""
     for name, separator in (("a", "/"), ("b", ".")):
         keys = {"name": "default", "separator": separator}
         zarr.create_array(
@@ -73,7 +73,7 @@ def plain(folder: Path, rows: int, noise: np.random.Generator) -> None:
 
 
 def sharded(folder: Path, rows: int, noise: np.random.Generator) -> None:
-    """Chunks in shards, some of which were never written; an index at the end, and one at the start."""
+    """Writes chunks in shards, some of which are not written; an index at the end, and one at the start."""
     store = zarr.create_group(folder / "a.zarr")
     options = {"chunks": (1, 3, 5), "shards": (4, *SHAPE)}
     store.create_array("images", data=images(noise, rows), **options)
@@ -87,7 +87,7 @@ def sharded(folder: Path, rows: int, noise: np.random.Generator) -> None:
 
 
 def version_2(folder: Path, rows: int, noise: np.random.Generator) -> None:
-    """Version 2, with the codecs that it has besides; names with points and with slashes; Fortran order."""
+    """Writes version 2, with the codecs that it has besides; names with points and slashes; Fortran order."""
     store = zarr.create_group(folder / "a.zarr", zarr_format=2)
     packings = {
         "blosc": numcodecs.Blosc("zstd"),

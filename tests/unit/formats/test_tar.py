@@ -183,11 +183,11 @@ def test_broken_pax_records(payload):
         parse_pax(payload, 0)
 
 
-def test_a_pax_record_without_a_space_ends():
+@pytest.mark.parametrize("byte", [b"\x80", b"\xff"])
+def test_a_pax_record_without_a_space_ends(byte):
     """A PAX length that no space follows is refused; fuzzing found that it was read for ever."""
-    for byte in (b"\x80", b"\xff"):
-        with pytest.raises(DamagedError, match="broken record"):
-            parse_pax(b"15" + byte + b"path=\xc3\xbc.txt\n", 5120)
+    with pytest.raises(DamagedError, match="broken record"):
+        parse_pax(b"15" + byte + b"path=\xc3\xbc.txt\n", 5120)
 
 
 def test_pax_records():

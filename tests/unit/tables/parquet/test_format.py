@@ -62,29 +62,34 @@ def test_reads_a_long_footer_at_once():
     assert second.start == max(0, len(content) - 8 - length - (64 << 10))
 
 
-def test_large_row_groups_are_cut_where_pages_begin():
+@pytest.mark.parametrize("chunk_bytes", [30_000, 100_000, 300_000])
+def test_large_row_groups_are_cut_where_pages_begin(chunk_bytes: int):
     """A large row group is cut at pages into blocks of about a chunk, which fetch at most 5 % more than the file."""
     content = written(images(), write_page_index=True, data_page_size=5000, write_batch_size=2, compression="none")
-    for chunk_bytes in (30_000, 100_000, 300_000):
-        blocks = blocks_of(content, chunk_bytes)
-        sizes = [block.fetch_bytes for block in blocks]
-        assert 0.5 * chunk_bytes < np.mean(sizes) < 1.5 * chunk_bytes
-        assert sum(sizes) <= 1.05 * len(content)
-        assert sum(block.samples for block in blocks) == 400
-        assert max(len(block.ranges) for block in blocks) <= 3
-        assert max(len(block.hint) for block in blocks) < 64
+    blocks = blocks_of(content, chunk_bytes)
+    sizes = [block.fetch_bytes for block in blocks]
+    assert 0.5 * chunk_bytes < np.mean(sizes) < 1.5 * chunk_bytes
+    assert sum(sizes) <= 1.05 * len(content)
+    assert sum(block.samples for block in blocks) == 400
+    assert max(len(block.ranges) for block in blocks) <= 3
+    assert max(len(block.hint) for block in blocks) < 64
     assert len(blocks_of(content, 8 << 20)) == 1
 
 
-def test_a_column_alone_is_little():
+@pytest.mark.parametrize("columns", [("label",), ("image", "label")])
+def test_a_column_alone_is_little(columns: tuple[str, ...]):
     """A small column chosen alone fetches at most 1 % of a file's bytes."""
     content = written(images(), write_page_index=True)
-    for columns in (("label",), ("image", "label")):
-        fetched = sum(block.fetch_bytes for block in blocks_of(content, 8 << 20, Parquet(columns=columns)))
-        assert (fetched <= 0.01 * len(content)) == (columns == ("label",))
+    fetched = sum(block.fetch_bytes for block in blocks_of(content, 8 << 20, Parquet(columns=columns)))
+    assert (fetched <= 0.01 * len(content)) == (columns == ("label",))
 
 
-def test_planned_bytes_are_those_of_the_records():
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"write_page_index": True, "data_page_size": 1000}, {"use_dictionary": False}],
+    ids=["row groups", "pages", "no dictionary"],
+)
+def test_planned_bytes_are_those_of_the_records(options: dict[str, object]):
     """The planned bytes of a block's records are within 6 % for numbers, texts and lists, in dictionaries too."""
     rows = 3000
     table = pa.table(
@@ -94,13 +99,12 @@ def test_planned_bytes_are_those_of_the_records():
             "ids": [list(range(n % 9)) for n in range(rows)],
         }
     )
-    for options in ({}, {"write_page_index": True, "data_page_size": 1000}, {"use_dictionary": False}):
-        content = written(table, **options)
-        found = find(Parquet(), {"a.parquet": content})
-        for block in blocks_of(content, 20_000):
-            made = sum(map(len, recode(Parquet(), found, block, block_bytes(block, content))))
-            # The writer of pyarrow 19 is off by 5.7 %, later ones by less.
-            assert made == pytest.approx(block.record_bytes, rel=0.06)
+    content = written(table, **options)
+    found = find(Parquet(), {"a.parquet": content})
+    for block in blocks_of(content, 20_000):
+        made = sum(map(len, recode(Parquet(), found, block, block_bytes(block, content))))
+        # The writer of pyarrow 19 is off by 5.7 %, later ones by less.
+        assert made == pytest.approx(block.record_bytes, rel=0.06)
 
 
 # ---------------------------------------------------------------- what is refused
