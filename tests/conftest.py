@@ -1,4 +1,4 @@
-"""What holds for every test: nothing is left over, and a unit test without the marker `process` starts none.
+"""Checks of every test: nothing is left over, and a unit test without the marker `process` starts none.
 
 After each test there is no new task, thread, process, file descriptor, mapping of memory files or blocked signal. What
 the fixtures of a module or session opened before the test does not count. The clean case costs about 0.3 ms.
@@ -209,7 +209,7 @@ def _harmless(target: str) -> bool:
 
 
 def _memory_files() -> set[str]:
-    """Those that are mapped; read where sizes have changed: the kernel takes 1.7 ms for 1,300 mappings (2026-11-26)."""
+    """Returns mapped memory files; read when sizes have changed: 1.7 ms for 1,300 mappings (2026-11-26)."""
     with open("/proc/self/status") as lines:
         sizes = "".join(line for line in lines if line.startswith(("VmSize", "RssShmem")))
     if sizes not in _mapped:

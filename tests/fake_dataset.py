@@ -36,7 +36,10 @@ MakeSample = Callable[[int, int], object]
 
 @dataclass(frozen=True)
 class FakeRecipe:
-    """Samples 0..samples-1, rotated by the epoch, cut into batches; the last one may be filled from the front."""
+    """Stands for the recipe that workers get: samples 0..samples-1, rotated by the epoch, cut into batches.
+
+    The last batch may be filled from the front. Unlike a real recipe, it names no chunks and no manifest.
+    """
 
     samples: int
     batch_size: int
@@ -204,7 +207,9 @@ class FakeSession:
 
 @dataclass
 class FakePrepared:
-    """Stands in for `RankStream` over a `FakeRecipe`.
+    """Stands in for `RankStream` over a `FakeRecipe`: gives recipes, sessions and states, without an engine.
+
+    Unlike it, it knows one rank and no mix, and the data never grow within an epoch.
 
     Attributes:
         made: the recipe.
@@ -332,7 +337,7 @@ class FakePrepared:
 
 
 class FakeDataset:
-    """A dataset for `StreamingDataLoader`.
+    """Stands for `StreamingDataset` in a `StreamingDataLoader`; its samples are what `make` returns.
 
     Args:
         samples: their number.

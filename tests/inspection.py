@@ -1,4 +1,4 @@
-"""The internal state of a loader, for tests, and the two things of it that they may change."""
+"""Reads the internal state of a loader, for tests, and changes the two things of it that they may change."""
 
 from __future__ import annotations
 

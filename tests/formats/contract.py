@@ -69,7 +69,7 @@ def _cases_of(contract: type[FormatContract]) -> list[Case]:
 
 
 class FormatContract:
-    """The tests that each format's class inherits; subclasses give `cases`."""
+    """Checks what each format must do; a format's test class inherits it and gives `cases`."""
 
     @classmethod
     def cases(cls) -> list[Case]:

@@ -61,7 +61,7 @@ def message(drawn: random.Random, datasets: tuple[str, ...]) -> Message:
 
 
 def extend(drawn: random.Random, session: int) -> Extend:
-    """A schedule, mostly one that could be."""
+    """Draws a schedule, mostly one that could be."""
     count = drawn.randrange(6)
     first = np.sort(np.array([drawn.randrange(50) for _ in range(count)], "<i8"))
     last = first + drawn.randrange(-1, 4)
@@ -82,18 +82,18 @@ def extend(drawn: random.Random, session: int) -> Extend:
 
 
 def options(drawn: random.Random) -> StoreOptions:
-    """Storage options, and what is none."""
+    """Draws storage options, and what is none."""
     return StoreOptions(drawn.choice((b"{}", b"[", b"3", b"\xff")))
 
 
 def part(drawn: random.Random, dataset: str) -> Part:
-    """A part of a session, mostly of a dataset that exists."""
+    """Draws a part of a session, mostly of a dataset that exists."""
     value = drawn.choice((0.0, 1e-300, 1.0, 2.0**32))
     return Part(dataset, drawn.choice(ODD_TEXTS), StoreOptions() if drawn.random() < 0.7 else options(drawn), value, 7)
 
 
 def frame(drawn: random.Random, datasets: tuple[str, ...] = ("0" * 32,)) -> bytes:
-    """One frame: most are whole messages, some have a byte changed, some are noise or lie about their length."""
+    """Draws one frame: most are whole messages, some have a changed byte, some are noise or lie about their length."""
     kind = drawn.random()
     if kind < 0.03:
         return drawn.randbytes(drawn.randrange(1, 40))

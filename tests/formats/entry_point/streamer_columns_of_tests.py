@@ -80,7 +80,7 @@ class ColumnFile(Format, frozen=True, forbid_unknown_fields=True):
         return _RowRecoder(len(facts.fields))
 
     def narrow(self, facts: Facts, fields: Collection[str]) -> ColumnFile:
-        """A column is a range."""
+        """Returns the format with the wanted columns alone; a column is a range."""
         return ColumnFile(columns=tuple(sorted(fields)))
 
     def find_codecs(self, hint: bytes) -> list[str]:
@@ -88,11 +88,11 @@ class ColumnFile(Format, frozen=True, forbid_unknown_fields=True):
         return [hint.decode()]
 
     def find_sample_bytes(self, manifest):
-        """All rows have one length."""
+        """Returns the bytes of rows, which all have one length."""
         return np.full(manifest.samples, WIDTH * len(manifest.facts.fields), np.int64)
 
     def find_decode_cost(self, manifest, ordinal=None) -> Cost:
-        """As many steps as fields."""
+        """Returns as many steps as fields."""
         return Cost(len(manifest.facts.fields))
 
     def find_packer(self, manifest) -> FieldPacker:
