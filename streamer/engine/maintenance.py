@@ -7,7 +7,7 @@
     scrub                every chunk is compared with its checksums, slowly
     open manifests       those that no session and no fetch uses are closed
     fetchers             those of credentials that no session has are closed
-    manifests on disk    superseded and least recently used ones are removed (`manifest_store.py`)
+    manifests on disk    superseded and least recently used ones are removed (`manifests/manifest_store.py`)
     removed manifests    their chunks stay, belong to no dataset, and are evicted first
 
 An open manifest or fetcher stays if it was used since the last check but one. A later session opens one again: a
