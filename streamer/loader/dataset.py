@@ -263,8 +263,9 @@ class StreamingDataset(FixedArguments, EpochDataset):
                 Repeated ones count once, and a warning says so.
             keys: Glob over keys ("dogs/*.jpg"), or several, of which one must match (not in containers).
             labels: Class name or number, or several (not in containers).
-            min_bytes: Smallest stored size of a sample.
-            max_bytes: Largest stored size of a sample, inclusive.
+            min_bytes: Smallest stored size of a sample. Not for formats whose blocks are decoded as a whole (tables,
+                compressed shards), in which a sample has no stored size.
+            max_bytes: Largest stored size of a sample, inclusive, as `min_bytes`.
             fraction: Random part, half-open: (0, 0.9) for training and (0.9, 1) for validation are disjoint.
             seed: Seed of the random parts.
             where: Condition on columns, "width >= 256 and lang == 'en'": fields of the annotations, of formats

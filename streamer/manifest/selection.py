@@ -239,7 +239,14 @@ def _label_test(manifest: Manifest, labels: Sequence[int | str]) -> _Test:
 
 
 def _size_test(manifest: Manifest, sizes: tuple[int | None, int | None]) -> _Test:
-    """Returns the test for `Where.sizes`."""
+    """Returns the test for `Where.sizes`; raises ConfigError for a recoded dataset."""
+    if manifest.recoded:
+        raise ConfigError(
+            f"min_bytes= and max_bytes= need the stored sizes of samples, which are not known in format "
+            f"{manifest.format!r}: its samples are parts of blocks that are decoded as a whole; select by where=, "
+            "indices or fraction",
+            field="max_bytes" if sizes[0] is None else "min_bytes",
+        )
     least, most = sizes
 
     def test(ordinals: Int64Array) -> NDArray[np.bool_]:

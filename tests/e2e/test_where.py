@@ -224,3 +224,16 @@ def test_hostile_conditions(data):
         with pytest.raises(ConfigError, match=message):
             _ = whole.select(where=where).samples
     whole.close()
+
+
+def test_sizes_select_samples_of_tars_and_are_refused_for_parquet(data):
+    """A sample of a table is a part of a block that is decoded as a whole: it has no stored size to select by."""
+    tars, table = read(data / "tars"), read(data / "parquet")
+    assert 0 < tars.select(max_bytes=10_000).samples <= ROWS
+    for sizes in ({"max_bytes": 10}, {"min_bytes": 1}, {"min_bytes": 1, "max_bytes": 10}):
+        with pytest.raises(
+            ConfigError, match=r"sizes of samples, which are not known in format 'parquet'.*select by where="
+        ):
+            len(table.select(**sizes))
+    tars.close()
+    table.close()
