@@ -412,7 +412,7 @@ class _Indexed:
         """Returns a container as the indexer gets it: with its key below the url, and its log if there are logs."""
         source = self._survey.sources[number]
         logs = self._options.logs
-        log = logs.open_log(source, self._chosen, self._chunk_bytes) if logs else None
+        log = logs.open_log(source, self._chosen, self._survey.facts, self._chunk_bytes) if logs else None
         named = msgspec.structs.replace(source, key=source.record.url.removeprefix(self._listing.base))
         return Container(
             source=named,

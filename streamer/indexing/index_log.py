@@ -23,6 +23,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from streamer.manifest.kept import hash_question
+from streamer.manifest.model import Facts
 from streamer.manifest.protocols import Indexer, Source
 
 logger = logging.getLogger(__name__)
@@ -141,13 +143,22 @@ class IndexLogs:
     def __init__(self, folder: Path, *, writes: bool = True) -> None:
         self._folder = folder
         self._writing = LogWriting(writes)
+        self._facts: Facts | None = None
+        self._facts_digest = ""
 
     def __repr__(self) -> str:
         return f"IndexLogs({str(self._folder)!r})"
 
-    def open_log(self, source: Source, indexer: Indexer, chunk_bytes: int) -> IndexLog:
-        """Returns the log of a container: another one for each version, format, options and size of chunks."""
-        record = source.record
-        inputs = repr((record, source.notes, source.sidecar, indexer.name, indexer.options, chunk_bytes))
+    def open_log(self, source: Source, indexer: Indexer, facts: Facts, chunk_bytes: int) -> IndexLog:
+        """Returns the log of a container.
+
+        It is another one for each version of the object, format with its revision and options, facts of the survey, and
+        size of chunks, because any of these may find other samples.
+        """
+        if facts is not self._facts:  # all containers of an index have the same, which may be long
+            self._facts = facts
+            self._facts_digest = hash_question(msgspec.json.encode(facts, order="sorted"))
+        found = (source.record, source.notes, source.sidecar, self._facts_digest)
+        inputs = repr((found, indexer.name, indexer.revision, indexer.options, chunk_bytes))
         name = blake2b(inputs.encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
         return IndexLog(self._folder / name, self._writing)

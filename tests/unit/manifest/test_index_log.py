@@ -7,7 +7,7 @@ import pytest
 from streamer.formats.folder import Folder
 from streamer.formats.webdataset import WebDataset
 from streamer.indexing.index_log import IndexLog, IndexLogs, LoggedSamples
-from streamer.manifest.model import ObjectRecord
+from streamer.manifest.model import Facts, ObjectRecord
 from streamer.manifest.protocols import Source
 
 
@@ -78,18 +78,24 @@ def test_a_disk_that_refuses_costs_only_the_log(tmp_path, caplog):
 
 
 def test_another_version_is_another_log(tmp_path):
-    """Also another size, sidecar, format or chunk size, and what else the survey has learnt."""
+    """A log is another one for another version, sidecar, format, revision, chunk size, or other facts of the survey."""
     logs, record = IndexLogs(tmp_path), ObjectRecord("s3://b/a", 100, "etag:1")
     source, tars, chunk_bytes = Source(record), WebDataset(), 1 << 20
-    append(logs.open_log(source, tars, chunk_bytes), 0, 3)
-    assert logs.open_log(source, tars, chunk_bytes).read() == found(3)
+    append(logs.open_log(source, tars, Facts(), chunk_bytes), 0, 3)
+    assert logs.open_log(source, tars, Facts(), chunk_bytes).read() == found(3)
     replace = msgspec.structs.replace
-    for other, indexer, size in (
-        (Source(replace(record, version="etag:2")), tars, chunk_bytes),
-        (Source(replace(record, size=101)), tars, chunk_bytes),
-        (replace(source, notes=b"other"), tars, chunk_bytes),
-        (replace(source, sidecar=record), tars, chunk_bytes),
-        (source, Folder(), chunk_bytes),
-        (source, tars, 2 << 20),
+
+    class LaterTars(WebDataset):
+        revision = WebDataset.revision + 1
+
+    for other, indexer, facts, size in (
+        (Source(replace(record, version="etag:2")), tars, Facts(), chunk_bytes),
+        (Source(replace(record, size=101)), tars, Facts(), chunk_bytes),
+        (replace(source, notes=b"other"), tars, Facts(), chunk_bytes),
+        (replace(source, sidecar=record), tars, Facts(), chunk_bytes),
+        (source, Folder(), Facts(), chunk_bytes),
+        (source, LaterTars(), Facts(), chunk_bytes),
+        (source, tars, Facts(notes={"keys": "lower"}), chunk_bytes),
+        (source, tars, Facts(), 2 << 20),
     ):
-        assert logs.open_log(other, indexer, size).read() == LoggedSamples()
+        assert logs.open_log(other, indexer, facts, size).read() == LoggedSamples()
