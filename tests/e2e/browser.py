@@ -24,10 +24,10 @@ READY = "document.querySelectorAll('#figures dd').length > 0"
 
 
 class Browser:
-    """A page of a headless Chromium, over its DevTools protocol.
+    """Page of a real headless Chromium, driven over its DevTools protocol.
 
     Attributes:
-        errors: what the console of the page has said in red, exceptions among it.
+        errors: Errors and exceptions that the page has written to its console, as JSON.
     """
 
     def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
@@ -77,7 +77,7 @@ class Browser:
         await self.until(READY)
 
     async def until(self, condition: str) -> None:
-        """Waits for what a script says of the page."""
+        """Waits until an expression is true in the page."""
         async with asyncio.timeout(SECONDS):
             while not await self.evaluate(condition):
                 await asyncio.sleep(0.05)

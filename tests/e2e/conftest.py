@@ -1,4 +1,4 @@
-"""An engine for the tests of one module, and data sets that are closed after the test."""
+"""Fixtures of the end-to-end tests: an engine for a module, datasets closed after a test, a busy machine's delays."""
 
 from __future__ import annotations
 
@@ -22,12 +22,13 @@ NAP_SECONDS = 0.01
 
 
 class Withheld(threading.Thread):
-    """What a busy machine withholds from a program, so that a test that judges by the clock judges the program alone.
+    """Measures for how long a busy machine does not run this process, so that timing tests judge the program alone.
 
-    Naps, and counts by how much it overslept: the machine stood still, or had no core for anybody.
+    The thread sleeps for short intervals and counts by how much it overslept: the machine stood still, or had no free
+    core.
 
     Attributes:
-        seconds: in all, so far.
+        seconds: Time withheld in all, so far.
     """
 
     def __init__(self) -> None:
@@ -48,7 +49,7 @@ class Withheld(threading.Thread):
 
     @staticmethod
     def slow_start_seconds() -> float:
-        """By how much longer a bare start of the engine's program takes now than on a quiet machine."""
+        """Returns by how much longer a bare start of the engine's program takes now than on a quiet machine."""
         begun = time.monotonic()
         subprocess.run([sys.executable, "-c", "import uvloop, streamer.service.lifecycle"], check=True)
         return max(0.0, time.monotonic() - begun - QUIET_START_SECONDS)
@@ -56,7 +57,7 @@ class Withheld(threading.Thread):
 
 @pytest.fixture
 def withheld() -> Iterator[Withheld]:
-    """Counts while the test runs."""
+    """Counts the time that the machine withholds while the test runs."""
     thread = Withheld()
     thread.start()
     yield thread
@@ -99,7 +100,7 @@ def service_folder() -> Iterator[Path]:
 
 @pytest.fixture
 def closing() -> Iterator[Callable[[StreamingDataset], StreamingDataset]]:
-    """Hands a data set back, and closes it after the test."""
+    """Returns the dataset that it is given, and closes it after the test."""
     made: list[StreamingDataset] = []
 
     def take(dataset: StreamingDataset) -> StreamingDataset:

@@ -17,19 +17,24 @@ ENTRY = (
 
 
 class KeyedS3:
-    """Buckets in memory.
+    """An S3 server on a loopback port, with its buckets in memory.
+
+    Like S3 it lists by prefix, answers whole and ranged reads with ETag, 403 for a wrong access key, 404 for a missing
+    key and
+    503 for a bucket that it slows down. Unlike S3 it lists in one page and compares the access key only: it checks no
+    signature.
 
     Args:
-        buckets: content by key, by bucket.
-        keys: the access key that each bucket needs.
+        buckets: Content by key, by bucket.
+        keys: Access key that each bucket needs.
 
     Attributes:
         reads: (bucket, key, status) of each read, in order.
-        slow_down: the bucket whose reads are answered 503 at present.
-        bytes_per_second: what all reads together may take; 0: no limit.
+        slow_down: Bucket whose reads are answered 503 at present.
+        bytes_per_second: Rate that all reads share; 0 for no limit.
         delay_seconds: Time before each read is answered.
-        sent_bytes: of all reads so far.
-        sent: the same by bucket.
+        sent_bytes: Bytes of all reads so far.
+        sent: Bytes of all reads so far, by bucket.
     """
 
     def __init__(self, buckets: dict[str, dict[str, bytes]], keys: dict[str, str]) -> None:
@@ -64,7 +69,7 @@ class KeyedS3:
         self._thread.start()
 
     def options(self, key: str) -> dict[str, object]:
-        """storage_options with an access key."""
+        """Returns storage_options with an access key."""
         return {"key": key, "secret": "secret", "endpoint_url": f"http://127.0.0.1:{self._server.server_port}"}
 
     def close(self) -> None:

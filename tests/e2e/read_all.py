@@ -25,7 +25,7 @@ STEPS_AHEAD = 4
 
 
 def samples_of(reader: ChunkReader, manifest: Manifest, chunk: int) -> list[bytes]:
-    """The chunk's samples, checked."""
+    """Returns the samples of a chunk, checked."""
     offsets = manifest.sample_offsets(chunk)
     wanted = [WantedSample(i, int(offsets[i]), int(offsets[i + 1])) for i in range(len(offsets) - 1)]
     key = manifest.chunk_keys[chunk].tobytes()

@@ -44,11 +44,13 @@ with StreamingDataLoader(dataset, batch_size=8, num_workers=1, report_every=1.0)
 
 
 class Service:
-    """A service over local files that keeps half of them.
+    """A real `streamer serve` over local files, with a cache for half of them, and ranks that train nothing.
+
+    A rank sleeps where a training process would resize an image and compute a step.
 
     Args:
-        folder: for everything.
-        port: of its /metrics.
+        folder: Folder for data, cache, socket and configuration.
+        port: Port of its /metrics.
     """
 
     def __init__(self, folder: Path, port: int) -> None:
@@ -58,7 +60,7 @@ class Service:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """From listening to its end."""
+        """Runs the service from its first line of output until the end of the block."""
         command = [sys.executable, "-m", "streamer", "serve", "--config", str(self._configure())]
         process = subprocess.Popen(command, stdout=subprocess.PIPE)
         try:
@@ -84,13 +86,13 @@ class Service:
         return config
 
     def metrics(self) -> str:
-        """What a scrape gets."""
+        """Returns what a scrape of /metrics gets."""
         with urllib.request.urlopen(f"http://{self.http}/metrics", timeout=5) as answer:
             return answer.read().decode()
 
     @contextmanager
     def rank(self, number: int, job: str = "train", ranks: int = 2) -> Iterator[subprocess.Popen[str]]:
-        """A training process of a job with so many ranks, and its worker, in a group of their own."""
+        """Runs a training process of a job with `ranks` ranks, and its worker, in a process group of their own."""
         env = {
             **os.environ,
             "STREAMER_ENGINE": f"unix:{self.folder}/s",
@@ -107,13 +109,13 @@ class Service:
             process.stdout.close()
 
     def look(self, client: EngineClient) -> tuple[dict[str, object], dict[str, object]]:
-        """Statistics, and the same out of /metrics at nearly the same moment."""
+        """Returns the statistics, and the same computed from /metrics at nearly the same moment."""
         now = client.statistics()
         return plain(now), plain(from_metrics(self.metrics(), now))
 
 
 def wait_for(ranks: list[subprocess.Popen[str]], epoch: int, batch: int) -> None:
-    """Until each has made that batch."""
+    """Waits until each rank has made that batch."""
     for rank in ranks:
         for line in rank.stdout:
             if tuple(map(int, line.split())) >= (epoch, batch):
@@ -123,7 +125,10 @@ def wait_for(ranks: list[subprocess.Popen[str]], epoch: int, batch: int) -> None
 
 
 class SlowService(Service):
-    """A service over a bucket that gives 8 MB/s, less than its ranks can read; it may be restarted."""
+    """A service over an S3 server on this machine that sends 8 MB/s, less than its ranks can read.
+
+    The service may be restarted.
+    """
 
     def __init__(self, folder: Path, port: int) -> None:
         super().__init__(folder, port)
@@ -132,7 +137,7 @@ class SlowService(Service):
 
     @contextmanager
     def at_work(self, **jobs: int) -> Iterator[None]:
-        """From the start of jobs, given as their numbers of ranks, to their end."""
+        """Runs jobs, given as their numbers of ranks, until the end of the block."""
         link = Link(first_byte_seconds=0.02, bytes_per_second=8_000_000)
         with Store(link) as store, ExitStack() as stack:
             self._fill(store.endpoint)
@@ -164,11 +169,11 @@ class SlowService(Service):
 
 
 def from_metrics(text: str, words: dict[str, object]) -> dict[str, object]:
-    """The statistics that `top` draws from, put together again from /metrics.
+    """Computes the statistics that `top` draws from the text of /metrics.
 
     Args:
-        text: the exposition.
-        words: the engine's statistics: only what is no figure is taken from them.
+        text: Exposition that a scrape got.
+        words: Statistics of the engine, from which only values that are no figures are taken.
     """
     samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
     found: dict[str, object] = {name: words[name] for name in WORDS[""]}
@@ -184,7 +189,7 @@ def from_metrics(text: str, words: dict[str, object]) -> dict[str, object]:
 
 
 def rows_of(found: dict[str, object], table: str, labels: dict[str, str]) -> list[dict[str, object]]:
-    """The entries that a series belongs to."""
+    """Returns the entries that a series belongs to."""
     if not table:
         return [found]
     entries = found.get(table, [])
@@ -193,14 +198,14 @@ def rows_of(found: dict[str, object], table: str, labels: dict[str, str]) -> lis
 
 
 def plain(statistics: dict[str, object]) -> dict[str, object]:
-    """Whole numbers as integers, wherever they come from: /metrics has 5.0 where the engine says 5."""
+    """Makes integers of whole numbers, because /metrics has 5.0 where the engine says 5."""
     return json.loads(
         json.dumps(statistics), parse_float=lambda text: int(float(text)) if float(text) % 1 == 0 else float(text)
     )
 
 
 def make_statistics(ranks: int = 64, datasets: int = 20, job: str = "imagenet-vit-b16") -> dict[str, object]:
-    """Statistics of an engine with many ranks; every rank is different, so that a misplaced figure is seen."""
+    """Makes up statistics of an engine with many ranks, each with its own values, so that a misplaced one is seen."""
     sessions = [_make_session(rank, job) for rank in range(ranks)]
     tables = [
         {

@@ -1,4 +1,9 @@
-"""A SLURM cluster of several nodes on this machine: Debian's munged, slurmctld and slurmd, in folders of their own."""
+"""A SLURM cluster of several nodes on this machine: Debian's munged, slurmctld and slurmd, in folders of their own.
+
+The daemons are the real ones; the nodes share one machine, their GPUs are empty files, and they claim more CPUs than
+there
+are.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +53,7 @@ _NODE = (
 
 
 def missing() -> str:
-    """Why there can be no cluster here; "": there can."""
+    """Says why there can be no cluster here; "" if there can."""
     if os.geteuid() != 0:
         return "SLURM's daemons need root here"
     if any(shutil.which(program) is None for program in PROGRAMS):
@@ -57,10 +62,10 @@ def missing() -> str:
 
 
 class Cluster:
-    """Runs jobs.
+    """A real SLURM cluster of three nodes on loopback, which runs batch scripts.
 
     Args:
-        folder: of configuration, logs and state.
+        folder: Folder of configuration, logs and state.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -82,10 +87,10 @@ class Cluster:
         self._wait(lambda: self._asked("sinfo", "-h", "-t", "idle", "-o", "%D") == str(len(NODES)), "all nodes idle")
 
     def run(self, script: Path, *options: str, variables: dict[str, str], seconds: float) -> str:
-        """Runs a batch script to its end; what it printed.
+        """Runs a batch script to its end, and returns what it printed.
 
         Raises:
-            AssertionError: it failed.
+            AssertionError: The job failed.
         """
         out = self._folder / "job.out"
         done = subprocess.run(
@@ -145,7 +150,7 @@ class Cluster:
 
 @contextlib.contextmanager
 def running(folder: Path) -> Iterator[Cluster]:
-    """A cluster that lasts as long as the block."""
+    """Yields a cluster that lasts as long as the block."""
     cluster = Cluster(folder)
     try:
         cluster.start()

@@ -1,4 +1,4 @@
-"""`streamer audit`: states and logs of real loaders prove that each sample came once, and show where one did not."""
+"""`streamer audit` on the states, checkpoints and logs of real loaders, whose samples a real engine fetches."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SAMPLES, BATCH = 101, 8
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory, standing_engine: Callable[[Path], None]) -> Path:
-    """101 small files, one of which is no array."""
+    """Returns 101 small files in one folder, and 30 in another, one of which is no array."""
     root = tmp_path_factory.mktemp("audit")
     for number in range(SAMPLES):
         path = root / "all" / f"{number:03}.npy"
@@ -68,7 +68,7 @@ def audit(folder: Path, states: list, capsys: pytest.CaptureFixture[str]) -> tup
 
 
 def run_4_2_1(make: Callable[..., object]) -> list:
-    """An epoch of four ranks, that two and then one go on with."""
+    """Runs an epoch on four ranks, goes on with two and ends it with one; returns all states."""
     first = step(make, 4, 3)
     second = step(make, 2, 4, first[1], workers=2)
     return [*first, *second, *step(make, 1, None, second[0])]
@@ -84,7 +84,10 @@ def run_4_2_1(make: Callable[..., object]) -> list:
     ],
 )
 def test_a_run_on_4_2_and_1_ranks(options, data, tmp_path, capsys):
-    """All of an epoch, or all but a dropped rest, came once; without the states of one rank it is not proven."""
+    """States of all ranks prove that an epoch on 4, 2 and 1 ranks gave each sample once, or all but a dropped rest.
+
+    Without the states of one rank the epoch is not proven.
+    """
     states = run_4_2_1(lambda **rank: plain(data / "all", **options, **rank))
     code, out = audit(tmp_path, states, capsys)
     assert code == 0, out
@@ -97,7 +100,10 @@ def test_a_run_on_4_2_and_1_ranks(options, data, tmp_path, capsys):
 
 
 def test_a_selection_and_a_part_of_an_epoch(data, tmp_path, capsys):
-    """Are compared with the order that the manifests of the cache folder give; without them they are not proven."""
+    """An audit of a selection, in mid-epoch or at its end, needs the order that the cache folder's manifests give.
+
+    Without a manifest the epoch is not proven.
+    """
 
     def make(**rank: object) -> StreamingDataset:
         return plain(data / "all", **rank).select(fraction=(0, 0.7))
@@ -132,7 +138,7 @@ def replaced(record: Record, more: list[int], less: list[int]) -> None:
     ],
 )
 def test_a_wrong_sample_in_a_state(more, less, text, data, tmp_path, capsys):
-    """A repeated, a missing and a swapped sample are found over runs of 4, 2 and 1 ranks, and named."""
+    """The audit finds and names a repeated, a missing and a swapped sample in runs on 4, 2 and 1 ranks."""
     states = run_4_2_1(lambda **rank: plain(data / "all", **rank))
     states[2] = changed(states[2], lambda record: replaced(record, more, less))
     code, out = audit(tmp_path, states, capsys)
@@ -142,7 +148,7 @@ def test_a_wrong_sample_in_a_state(more, less, text, data, tmp_path, capsys):
 
 
 def test_a_mix(data, tmp_path, capsys):
-    """Each member by itself, in the middle of an epoch and at its end; a wrong sample is named with its member."""
+    """The audit checks each member of a mix, in mid-epoch and at its end, and names a wrong sample with its member."""
     weights = Weights({"all": 3, "bad": 1}, epoch_samples=120)
 
     def make(**rank: object) -> MixedDataset:
@@ -164,7 +170,7 @@ def test_a_mix(data, tmp_path, capsys):
 
 
 def test_skipped_samples_are_named(data, tmp_path, capsys):
-    """The epoch is complete, and the sample that another one replaced is said."""
+    """An epoch in which another sample replaced an unreadable one is complete, and the audit names the skipped one."""
     states = run_4_2_1(lambda **rank: plain(data / "bad", on_error="skip", **rank))
     code, out = audit(tmp_path, states, capsys)
     assert code == 0, out
@@ -173,7 +179,7 @@ def test_skipped_samples_are_named(data, tmp_path, capsys):
 
 
 def test_logs_and_checkpoints_hold_the_records(data, tmp_path, capsys):
-    """A log at INFO proves each epoch; a checkpoint of torch, also deep inside, is read without unpickling objects."""
+    """A log at INFO proves each epoch, and states nested in a torch checkpoint are read without unpickling objects."""
     own, sink = logging.getLogger("streamer.loader.rank.audit_records"), io.StringIO()
     handler = logging.StreamHandler(sink)
     handler.setFormatter(JsonFormatter())
@@ -202,7 +208,7 @@ def test_logs_and_checkpoints_hold_the_records(data, tmp_path, capsys):
 
 
 def test_states_without_digests_are_said_to_be_so(data, tmp_path, capsys):
-    """Those of earlier versions, and of a stock DataLoader; they load as before."""
+    """States without digests (of earlier versions, of a stock DataLoader) load, and the audit calls them no proof."""
     make = lambda **rank: plain(data / "all", **rank)  # noqa: E731 - of the ranks
     states = step(make, 2, 3)
     old = [{name: value for name, value in state.items() if name != "audit"} for state in states]

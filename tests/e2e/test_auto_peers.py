@@ -1,4 +1,4 @@
-"""share_caches="auto": engines of several nodes find each other through their ranks, here threads of one process."""
+"""share_caches="auto" with three real engines, one per cache folder, whose ranks are threads of one process."""
 
 from __future__ import annotations
 
@@ -30,7 +30,10 @@ FILES, FILE_BYTES, BATCH = 192, 9_000, 24
 
 
 class Node:
-    """A rank with a cache folder, and so an engine, of its own."""
+    """Stands for a node: a rank with a cache folder, and so a real engine process, of its own.
+
+    All nodes share this machine, and their ranks this process.
+    """
 
     def __init__(self, root: Path, name: str) -> None:
         self.root, self.cache = root, root / name
@@ -63,7 +66,7 @@ class Node:
         return int(str(self.client.statistics()[name]))
 
     def close(self) -> psutil.Process:
-        """Its engine leaves soon."""
+        """Closes the datasets and the client; returns the engine's process, which ends soon after."""
         engine = psutil.Process(self.client.welcome.pid)
         while self.datasets:
             self.datasets.pop().close()
@@ -73,7 +76,7 @@ class Node:
 
 @pytest.fixture
 def nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Node]]:
-    """Three, and a dataset with a manifest of small chunks."""
+    """Yields three nodes, and a dataset with a manifest of small chunks."""
     monkeypatch.setenv("STREAMER_RUNTIME_DIR", str(tmp_path / "run"))
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     (tmp_path / "data").mkdir()
@@ -88,7 +91,7 @@ def nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Node
 
 
 def gathered(count: int) -> list[Gather]:
-    """A gather for each of several threads."""
+    """Returns a gather for each of several threads, in place of torch.distributed's."""
     texts: list[str | None] = [None] * count
     barrier = threading.Barrier(count, timeout=60)
 
@@ -111,14 +114,14 @@ def together(tasks: list[Callable[[], object]]) -> list[object]:
 
 
 def share(ranks: list[RankStream]) -> None:
-    """As a job that starts: with a token of its own."""
+    """Shares the caches of all ranks as a job that starts does, with a token of its own."""
     sharing._token.cache_clear()
     tasks = zip(ranks, gathered(len(ranks)), strict=True)
     together([lambda prepared=prepared, gather=gather: prepared.share_caches(gather) for prepared, gather in tasks])
 
 
 def read(prepared: RankStream, epoch: int) -> list[int]:
-    """One epoch; the number in each sample."""
+    """Reads one epoch of a rank, and returns the number in each sample."""
     session, source, found = prepared.session(epoch, 0), prepared.recipe().open(), []
     for batch in range(prepared.plan(epoch).batches):
         session.want(batch + 4)
@@ -133,24 +136,24 @@ def read(prepared: RankStream, epoch: int) -> list[int]:
 
 
 def epoch(ranks: list[RankStream], number: int) -> None:
-    """All ranks; each sample once."""
+    """Reads an epoch on all ranks, and checks that each sample came once."""
     found = together([lambda prepared=prepared: read(prepared, number) for prepared in ranks])
     assert sorted(itertools.chain(*found)) == list(range(FILES))
 
 
 def store_files(nodes: list[Node]) -> float:
-    """Files that came from the store, but for those of which a peer was late: this machine may be busy."""
+    """Counts files that came from the store, without those of which a peer was late: this machine may be busy."""
     late = sum(node.count("peer_hedge_losses") for node in nodes if "peers" in node.client.statistics())
     return sum(node.count("store_bytes") - node.manifest_bytes for node in nodes) / FILE_BYTES - late
 
 
 def test_another_seed_and_another_node_read_what_the_caches_hold(nodes: list[Node]) -> None:
-    """With a common cut the store sends each byte once, whatever becomes of the job."""
+    """With lanes_by="key" the store sends each byte once, although a second job swaps ranks and changes the seed."""
     of_two_nodes(nodes[:2])
 
 
 def of_two_nodes(nodes: list[Node]) -> None:
-    """Two epochs: each with other ranks and another seed."""
+    """Reads two epochs on two nodes: the second with swapped ranks and another seed."""
     two = [node.prepare(rank, 2, lanes_by="key") for rank, node in enumerate(nodes)]
     share(two)
     assert [run for prepared in two for run in prepared.recipe().runs], "each reads what its node holds"
@@ -167,7 +170,7 @@ def of_two_nodes(nodes: list[Node]) -> None:
 
 @pytest.mark.slow
 def test_a_third_node_reads_what_the_caches_hold(nodes: list[Node]) -> None:
-    """It joins two that have read all, and has its own from the next epoch on."""
+    """A third node that joins two with full caches reads from them, and from its own cache from the next epoch on."""
     of_two_nodes(nodes[:2])
     three = [node.prepare(rank, 3, lanes_by="key") for rank, node in enumerate(nodes)]
     share(three)
@@ -183,9 +186,9 @@ def test_a_third_node_reads_what_the_caches_hold(nodes: list[Node]) -> None:
 
 @pytest.mark.slow
 def test_a_redrawn_cut_has_homes_by_keys(nodes: list[Node]) -> None:
-    """Nodes read other chunks in every epoch, and still fetch each byte once; without peers that is 2.1 times.
+    """With lanes_by="epoch" nodes read other chunks in every epoch, and the store sends at most 1.2 times the data.
 
-    But for chunks that a busy home does not bring in time.
+    Without peers it sends 2.1 times in three epochs; the 0.2 are chunks that a busy home does not bring in time.
     """
     ranks = [node.prepare(rank, 3, lanes_by="epoch") for rank, node in enumerate(nodes)]
     share(ranks)
@@ -201,7 +204,7 @@ def test_a_redrawn_cut_has_homes_by_keys(nodes: list[Node]) -> None:
 def test_the_token_is_nowhere(
     nodes: list[Node], tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Not in logs, statistics, arguments, environments or folders; and a service refuses to share as a job says."""
+    """The token of shared caches is in no log, output, statistics, command line, environment or file of the engines."""
     caplog.set_level(logging.DEBUG)
     token = "c4n4ry" * 8
     with pytest.MonkeyPatch.context() as patch:
@@ -226,7 +229,7 @@ def test_the_token_is_nowhere(
 
 @pytest.mark.slow
 def test_copied_disks_share_nothing(nodes: list[Node], caplog: pytest.LogCaptureFixture) -> None:
-    """Their chunks would have one home that is two engines; said once."""
+    """Engines whose disks were copied share no caches, because a chunk would have two homes; one warning says so."""
     shutil.copytree(nodes[0].client.roots()[0], nodes[1].cache)
     share([node.prepare(rank, 2) for rank, node in enumerate(nodes[:2])])
     assert len([record for record in caplog.records if "disks were copied" in record.getMessage()]) == 1
@@ -235,7 +238,7 @@ def test_copied_disks_share_nothing(nodes: list[Node], caplog: pytest.LogCapture
 
 @pytest.mark.slow
 def test_what_one_rank_cannot_do_is_the_error_of_all(nodes: list[Node]) -> None:
-    """Nobody waits for it."""
+    """A rank that cannot share its cache (no MASTER_ADDR) makes every rank raise the same ConfigError."""
     ranks = [node.prepare(rank, 2) for rank, node in enumerate(nodes[:2])]
     ranks[1].rank_config = replace(ranks[1].rank_config, master="")
     errors = []

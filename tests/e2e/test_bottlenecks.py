@@ -1,4 +1,4 @@
-"""Bottlenecks put into a real loader: the feeder reports what each batch waited for, and the report names it.
+"""The stall report of a real loader, its workers and feeder, over a fake dataset in which one part is slow on purpose.
 
 All bottlenecks, without threads and sleeps, are in tests/unit/loader/stall/test_bottlenecks.py; here are those that
 depend on the feeder's reports. A process that is stopped for a second in the middle is reported as a slow sample.
@@ -35,10 +35,10 @@ BATCH = 4
 
 @dataclass(frozen=True)
 class StagedRecipe(FakeRecipe):
-    """A data set whose samples sleep in read, decode and transform, and say so.
+    """A fake dataset's recipe whose samples sleep in read, decode and transform, and report the time of each.
 
     Attributes:
-        stages: (ordinal) -> seconds of each.
+        stages: Function from an ordinal to the seconds of each stage.
     """
 
     stages: Callable[[int], tuple[float, float, float]] = lambda ordinal: (0, 0, 0)
@@ -82,7 +82,7 @@ def quick(ordinal: int) -> tuple[float, float, float]:
 def run(
     dataset: StagedDataset, workers: int = 2, *, batches: int = 40, step: float = 0.001, warm: int = 6, **options
 ) -> StallReport:
-    """Trains; reports on what came after the first batches."""
+    """Trains for some batches, and returns the report on those after the first."""
     kind = options.pop("worker_type", "thread")
     keep = options.pop("keep", 1)
     with StreamingDataLoader(dataset, BATCH, workers, worker_type=kind, report_every=None, **options) as loader:
@@ -99,7 +99,7 @@ def run(
 
 
 def test_slow_decoding():
-    """The stage that takes the time is named, with its share."""
+    """A report names the stage that takes most of a sample's time as the bottleneck, with its share."""
     found = run(StagedDataset(lambda ordinal: (SLOW / 3, SLOW, 0)))
     assert found.bottleneck is Bottleneck.DECODE
     assert 0.1 < found.waiting["read"] < found.waiting["decode"]
@@ -107,26 +107,26 @@ def test_slow_decoding():
 
 
 def test_full_ring():
-    """A trainer that keeps more batches than the ring has slots: workers idle for want of a slot."""
+    """A trainer that keeps more batches than the ring has slots makes workers wait: the ring is the bottleneck."""
     found = run(StagedDataset(lambda o: (0, SLOW, 0)), workers=4, ring_bytes=4 * 4096, keep=40, step=0.001)
     assert found.bottleneck is Bottleneck.RING
     assert found.spilled > 0
 
 
 def test_a_window_too_small():
-    """prefetch_batches=1 with four workers: three of them have nothing to do."""
+    """prefetch_batches=1 with four workers gets the window as its bottleneck: three workers have nothing to do."""
     found = run(StagedDataset(lambda o: (0, SLOW, 0)), workers=4, prefetch_batches=1, batches=30)
     assert found.bottleneck is Bottleneck.WINDOW
 
 
 def test_starting_workers():
-    """Processes that start are what a first batch waits for."""
+    """A report on the first batches names the start of the worker processes as the bottleneck."""
     found = run(StagedDataset(quick), workers=1, worker_type="process", batches=3, warm=0, step=0)
     assert found.bottleneck is Bottleneck.START
 
 
 def deliver_slowly(dataset: StagedDataset, seconds: float = 0.02, batches: int = 400) -> threading.Thread:
-    """The engine makes one step local every so often."""
+    """Stands for the engine's deliveries: one step becomes local every `seconds`; nothing is fetched."""
 
     def go() -> None:
         for step in range(batches):
@@ -146,7 +146,7 @@ ENGINE = {"in_flight": 8, "flights": 8, "needs": 100, "hits": 10, "store_bytes":
 
 
 def test_chunks_come_late():
-    """Chunks are not local when they are wanted, and what the engine says tells why; decoding is not to blame."""
+    """Chunks that come late because the store throttles are reported as throttling, not as slow decoding."""
     found = starve(StagedDataset(lambda o: (0, 0.001, 0), held_back=True), {**ENGINE, "throttled": 5}, workers=2)
     assert found.bottleneck is Bottleneck.THROTTLED
     assert found.waiting["network"] > 0.5
@@ -163,7 +163,7 @@ def starve(dataset: StagedDataset, engine: dict[str, object] | None, workers: in
 
 @pytest.mark.slow
 def test_workers_that_die():
-    """Each sample kills its worker once: the time is lost with it."""
+    """Workers that die again and again are reported as the bottleneck: time lost with them, or their new start."""
     marks = f"/dev/shm/streamer-bottleneck-{os.getpid()}-"
     try:
         found = run(

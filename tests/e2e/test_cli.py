@@ -1,4 +1,4 @@
-"""The commands as processes, on real folders."""
+"""The commands `index` and `serve` as processes, on real folders, with a real engine."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ COMMAND = [sys.executable, "-m", "streamer"]
 
 @pytest.fixture
 def environment(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
-    """A cache and a runtime folder of this test's own."""
+    """Returns environment variables with a cache and a runtime folder of this test's own."""
     folder = tmp_path_factory.mktemp("s")
     own = {"STREAMER_CACHE_DIR": str(folder / "cache"), "STREAMER_RUNTIME_DIR": str(folder / "run")}
     return {**{name: value for name, value in os.environ.items() if not name.startswith("STREAMER_")}, **own}
@@ -27,7 +27,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
 
 @pytest.fixture
 def images(tmp_path: Path) -> Path:
-    """Six files in two classes."""
+    """Returns a folder of six files in two classes."""
     for label in ("cats", "dogs"):
         (tmp_path / "images" / label).mkdir(parents=True)
         for i in range(3):
@@ -37,7 +37,7 @@ def images(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def service(environment: Mapping[str, str], tmp_path: Path) -> Iterator[str]:
-    """`streamer serve` of everything in a folder; gives what a trainer sets as STREAMER_ENGINE."""
+    """Runs `streamer serve` of everything in a folder; yields what a trainer sets as STREAMER_ENGINE."""
     config = tmp_path / "streamer.toml"
     config.write_text(f"[[datasets]]\nurl = '{tmp_path}'\n")
     process = subprocess.Popen(
@@ -63,7 +63,7 @@ def _run(environment: Mapping[str, str], *arguments: str) -> subprocess.Complete
 
 
 def test_index_writes_a_manifest_that_opens(environment: Mapping[str, str], service: str, images: Path) -> None:
-    """Through a running service: counts on standard output, the files at --out."""
+    """`streamer index` through a running service prints counts on standard output and writes a manifest to --out."""
     done = _run(
         {**environment, "STREAMER_ENGINE": service}, "index", f"{images}/", "--out", f"{images.parent}/manifest"
     )
@@ -77,7 +77,7 @@ def test_index_writes_a_manifest_that_opens(environment: Mapping[str, str], serv
 
 
 def test_nothing_to_index_is_one_line_and_a_code(environment: Mapping[str, str], service: str, tmp_path: Path) -> None:
-    """No such folder: code 3, no traceback."""
+    """`streamer index` of a folder that does not exist ends with code 3 and names the folder without a traceback."""
     done = _run({**environment, "STREAMER_ENGINE": service}, "index", f"{tmp_path}/nowhere/")
     assert (done.returncode, done.stdout) == (3, "")
     assert "nowhere" in done.stderr.splitlines()[-1]
@@ -85,7 +85,7 @@ def test_nothing_to_index_is_one_line_and_a_code(environment: Mapping[str, str],
 
 
 def test_an_engine_that_is_no_socket_is_wrong_use(environment: Mapping[str, str], tmp_path: Path) -> None:
-    """The message says how to write it."""
+    """A command whose STREAMER_ENGINE is no socket ends with code 2 and shows how to write one."""
     done = _run({**environment, "STREAMER_ENGINE": "tcp:1234"}, "index", f"{tmp_path}/")
     assert done.returncode == 2
     assert "unix:/path/to/socket" in done.stderr
@@ -93,14 +93,14 @@ def test_an_engine_that_is_no_socket_is_wrong_use(environment: Mapping[str, str]
 
 @pytest.mark.slow  # the second engine gives the first one 10 s to leave
 def test_two_services_do_not_share_a_folder(environment: Mapping[str, str], service: str, tmp_path: Path) -> None:
-    """The second one says who is there; nothing secret or long is needed to find out."""
+    """A second service on the same cache folder ends with code 4 and says that another engine runs there."""
     done = _run(environment, "serve", "--socket", f"{environment['STREAMER_RUNTIME_DIR']}/other.sock")
     assert done.returncode == 4
     assert "another engine" in done.stderr.splitlines()[-1]
 
 
 def test_storage_options_stay_out_of_messages(environment: Mapping[str, str], service: str, tmp_path: Path) -> None:
-    """A secret that is refused does not come back on the screen."""
+    """A command that fails does not print the secret of its storage options."""
     (tmp_path / "options.json").write_text(
         json.dumps({"key": "AKIA", "secret": "very-secret", "nonsense": object.__name__})
     )

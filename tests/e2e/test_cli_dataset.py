@@ -20,7 +20,7 @@ COMMAND = [sys.executable, "-m", "streamer"]
 
 @pytest.fixture
 def environment(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
-    """A cache and a runtime folder of this test's own."""
+    """Returns environment variables with a cache and a runtime folder of this test's own."""
     folder = tmp_path_factory.mktemp("s")
     own = {"STREAMER_CACHE_DIR": str(folder / "cache"), "STREAMER_RUNTIME_DIR": str(folder / "run")}
     return {**{name: value for name, value in os.environ.items() if not name.startswith("STREAMER_")}, **own}
@@ -28,7 +28,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
 
 @pytest.fixture
 def arrays(tmp_path: Path) -> Path:
-    """64 arrays of 40 kB in two classes: 2.6 MB, about ten chunks."""
+    """Returns a folder of 64 arrays of 40 kB in two classes: 2.6 MB, about ten chunks."""
     for i in range(64):
         label = tmp_path / "arrays" / ("a", "b")[i % 2]
         label.mkdir(parents=True, exist_ok=True)
@@ -45,7 +45,7 @@ def _run(environment: Mapping[str, str], *arguments: str) -> str:
 
 
 def test_warm_fills_once_and_exports_a_layer(environment: Mapping[str, str], arrays: Path, tmp_path: Path) -> None:
-    """All chunks are fetched by the first run, none by the second; the copy is whole."""
+    """`streamer warm` fetches each chunk once and exports a whole copy; explain and show describe the dataset."""
     first = _run(environment, "warm", f"{arrays}/", "--rate-limit", "20MB/s")
     chunks = int(first.split()[0])
     assert first.startswith(f"{chunks} of {chunks} chunks are local; 2.6 MB fetched, ")
@@ -63,7 +63,7 @@ def test_warm_fills_once_and_exports_a_layer(environment: Mapping[str, str], arr
 
 @pytest.mark.slow
 def test_explain_plans_rows(environment: Mapping[str, str], tmp_path: Path) -> None:
-    """What they will be like, with the tokens of the format; the table is there for the jobs of this machine."""
+    """`streamer explain --packing` describes rows planned by the format's tokens or a guess, and keeps their table."""
     write_megatron(tmp_path / "tokens", documents(lengths(800, 64)))
     command = ("explain", f"{tmp_path}/tokens/", "--format", "tokens", "--packing", "64", "--global-batch-size", "8")
     explained = _run(environment, *command).splitlines()
@@ -98,7 +98,10 @@ def _texts(folder: Path, number: int, samples: int) -> None:
 def test_measure_counts_tokens(
     environment: Mapping[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, executor: tuple[str, ...]
 ) -> None:
-    """By a function of a module in this folder, into a file that rows are planned by; then of new objects alone."""
+    """`streamer measure` counts tokens by a function of a module in this folder, later only those of new objects.
+
+    `explain --packing` plans rows by the file that it writes.
+    """
     monkeypatch.chdir(tmp_path)
     Path("job.py").write_text(JOB)
     command = ("measure", "texts/", "--function", "job:count", "--out", "lengths.npy", *executor)
@@ -131,7 +134,7 @@ def test_measure_counts_tokens(
 def test_what_is_counted_must_be_there(
     environment: Mapping[str, str], tmp_path: Path, command: str, options: tuple[str, ...], message: str
 ) -> None:
-    """One line says what is wrong."""
+    """Commands whose --lengths is no number, or whose --field no sample has, end with code 2 and name the mistake."""
     _texts(tmp_path / "texts", 0, 3)
     words = [*COMMAND, command, f"{tmp_path}/texts/0.jsonl", *options]
     done = subprocess.run(words, capture_output=True, text=True, env=environment, check=False, cwd=tmp_path)
@@ -141,7 +144,7 @@ def test_what_is_counted_must_be_there(
 
 @pytest.mark.slow
 def test_warm_leaves_out_what_has_no_room(environment: Mapping[str, str], arrays: Path) -> None:
-    """A cache of half the data: what is local is what the epochs will hit."""
+    """`streamer warm` with a cache smaller than the data keeps as many chunks as fit, and says how many do not."""
     out = _run(environment, "warm", f"{arrays}/", "--cache-bytes", "2.4MB")
     local, total = int(out.split()[0]), int(out.split()[2])
     assert 0 < local < total

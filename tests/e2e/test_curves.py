@@ -1,4 +1,4 @@
-"""The curves of the page of a service, in a real browser: of jobs that wait, as lines and as text.
+"""Curves on the page of a real service, in a real browser: jobs that wait, as lines and as tables of text.
 
 `make pictures` has the pictures that docs/deploy/monitoring.md shows drawn by these tests, which take longer then.
 """
@@ -62,7 +62,7 @@ async def _charts(chromium: Browser) -> dict[str, dict[str, object]]:
 
 @pytest.mark.pages
 async def test_jobs_that_wait_have_curves(service_folder: Path, pictures: Path) -> None:
-    """Lines, the same as text, no error; on a phone; after a restart of the engine the old curves and a mark."""
+    """The page draws curves of waiting jobs, with the same as text; they fit a phone and outlive the engine."""
     service = SlowService(service_folder, 9471)
     with service.at_work(train=2, eval=1):
         async with browser() as chromium:
@@ -109,7 +109,7 @@ async def test_jobs_that_wait_have_curves(service_folder: Path, pictures: Path) 
 
 @asynccontextmanager
 async def drawn(history: History, **window: object) -> AsyncIterator[Browser]:
-    """The page of an engine with this history, as soon as its curves are there."""
+    """Yields the page of an engine with this history, as soon as its curves are there."""
     async with browser() as chromium, serve_http(ADDRESS, make_statistics, lambda: "", history):
         await chromium.open(f"http://{ADDRESS}/", **window)
         await chromium.until("document.querySelectorAll('#curves figure').length > 0")
@@ -132,7 +132,7 @@ def _past(ranks: dict[tuple[str, str, str], RankSample], seconds: int = 120) -> 
 
 @pytest.mark.parametrize("width", [320, 390, 1280])
 async def test_hostile_names_stay_text_in_curves(width: int) -> None:
-    """Markup in the names of jobs, ranks and marks is shown, not made, and widens nothing."""
+    """The page shows markup in the names of jobs, ranks and marks as text, and long names do not widen it."""
     sample = RankSample(samples=50.0, waiting=0.5, loader=0.6)
     history = _past({(HOSTILE, HOSTILE, "0" * 64): sample, ("j" * 300, "\u202e" + "r" * 300, "1" * 64): sample})
     history.marks.add(time.time() - 30, "warning", f"WARNING {HOSTILE}")
@@ -147,7 +147,10 @@ async def test_hostile_names_stay_text_in_curves(width: int) -> None:
 
 
 async def test_of_many_ranks_eight_have_a_colour(pictures: Path) -> None:
-    """Those that wait most; the others are grey, and their values one click away. Peers have a line."""
+    """The eight ranks that wait most have a colour; the others are grey, and the page says how many more there are.
+
+    Reads from peers have a line of their own.
+    """
     ranks = {
         ("train", f"rank {rank}", "0" * 64): RankSample(samples=9.0, waiting=rank / 100, loader=rank / 50)
         for rank in range(30)

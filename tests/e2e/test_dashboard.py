@@ -32,7 +32,7 @@ def _load(name: str) -> ModuleType:
 
 @pytest.mark.slow
 def test_every_panel_has_series(tmp_path: Path) -> None:
-    """With the labels that its legend names; shares are between 0 and 1."""
+    """Every panel of the dashboard has series with the labels of its legend, and shares of hits are between 0 and 1."""
     pictures = _load("dashboard_picture")
     if pictures.PROGRAM is None:
         pytest.skip("no prometheus: apt-get install prometheus")

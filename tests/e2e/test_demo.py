@@ -1,4 +1,4 @@
-"""The whole demo: S3 server, upload, index, two ranks, a killed engine, table and curves."""
+"""The demos as they are run: S3 server, upload, index, ranks, a killed engine or node, tables and curves."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from examples.fleet.run import FleetOptions, run_fleet
 
 @pytest.fixture(autouse=True)
 def temporary(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where the demo makes its folder; short, for the sockets in it."""
+    """Returns the folder in which the demo makes its own; short, for the sockets in it."""
     folder = tmp_path_factory.mktemp("d", numbered=True)
     monkeypatch.setattr("tempfile.tempdir", str(folder))
     return folder
@@ -36,7 +36,10 @@ def _check(measured: Measured) -> list[dict[str, float]]:
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_the_demo_of_shared_caches_loses_a_node(temporary: Path, tmp_path: Path) -> None:
-    """Two epochs alone, six with peers: every sample of the ranks that live, the data sent once, not twice."""
+    """The demo of shared caches reads its data from the store about twice alone and once with peers, and loses a node.
+
+    Every sample of the ranks that live comes in every epoch.
+    """
     options = FleetOptions(images=512, cache_share=1.0, link=Link(0.0, 0))
     measured = run_fleet(options)
     samples = 2 * options.images
@@ -58,7 +61,7 @@ def test_the_demo_of_shared_caches_loses_a_node(temporary: Path, tmp_path: Path)
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize(("images", "ranks"), [(128, 1), (256, 2)])
 def test_a_small_demo_survives_the_kill_of_its_engine(temporary: Path, images: int, ranks: int) -> None:
-    """Two epochs, the engine killed in the second: every sample in both, another engine at the end, nothing left."""
+    """The demo, with its engine killed in the second epoch, reads all samples in both and leaves no file behind."""
     options = DemoOptions(images=images, epochs=2, ranks=ranks, kill_epoch=2, cache_share=1.5, link=Link(0.0, 0))
     measured = run_demo(options)
     _check(measured)
@@ -71,7 +74,7 @@ def test_a_small_demo_survives_the_kill_of_its_engine(temporary: Path, images: i
 @pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_a_demo_of_8_images() -> None:
-    """Half of 0.3 MB would be less than its open chunks, and one rank has no sample that the other has not."""
+    """The demo runs with 8 images: its cache is 8 MB, because half of 0.3 MB would be less than its open chunks."""
     measured = run_demo(DemoOptions(images=8, epochs=1, kill_epoch=0, link=Link(0.0, 0)))
     _check(measured)
     assert measured.cache_bytes == 8_000_000
@@ -79,7 +82,10 @@ def test_a_demo_of_8_images() -> None:
 
 @pytest.mark.slow
 def test_the_demo_as_it_comes(tmp_path: Path) -> None:
-    """From the second epoch on hits are what the cache keeps; less from the store, loss falling, the known order."""
+    """The default demo hits what its cache keeps from the second epoch on, reads less from the store, and learns.
+
+    The digest of its order is the known one.
+    """
     measured = run_demo(DemoOptions())
     first, *later = _check(measured)
     assert all(row["kept_share"] > 0.35 for row in later)
@@ -95,7 +101,7 @@ def test_the_demo_as_it_comes(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_same_seed_reads_the_same_samples_in_the_same_order() -> None:
-    """The digest over all ranks and epochs repeats, and another seed has another."""
+    """The demo's digest over all ranks and epochs is the same for the same seed, and another for another seed."""
     small = {"images": 256, "epochs": 2, "kill_epoch": 0, "cache_share": 1.5, "link": Link(0.0, 0)}
     first, again, other = (run_demo(DemoOptions(seed=seed, **small)).digest() for seed in (17, 17, 18))  # type: ignore[arg-type]
     assert first == again

@@ -1,4 +1,4 @@
-"""The limit on the disk, for real: ranks, workers and the engine as processes, the folder's blocks watched throughout.
+"""The limit of the cache on disk: ranks, workers and engine as processes, while a thread watches the folder's blocks.
 
 On a folder every file is asked for its `st_blocks`; on a tmpfs of exactly the limit the kernel itself holds it.
 """
@@ -40,7 +40,7 @@ BLOCK_BYTES = 512
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """36 MB in files of 10 to 70 KB, about 140 chunks: every file of the cache folder can be looked at in 1 ms."""
+    """Returns 36 MB in files of 10 to 70 KB, about 140 chunks: all files of the cache can be looked at in 1 ms."""
     root, random = tmp_path_factory.mktemp("data"), np.random.default_rng(5)
     for number in range(FILES):
         path = root / f"class{number % 4}" / f"{number:04}.bin"
@@ -51,13 +51,13 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def truth(data: Path) -> Counter[str]:
-    """Digest of every sample."""
+    """Returns the digest of every sample."""
     return Counter(hashlib.blake2b(path.read_bytes(), digest_size=8).hexdigest() for path in data.rglob("*.bin"))
 
 
 @pytest.fixture(scope="module")
 def indexed(data: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Manifest, int]:
-    """The dataset's manifest, and what a cache folder takes beside chunks with it in."""
+    """Returns the dataset's manifest, and the bytes that a cache folder with it takes beside chunks."""
     folder = tmp_path_factory.mktemp("index")
     with EngineClient(settings(folder, folder / "cache", 1 << 30)) as client:
         manifest = Manifest.open(client.manifest(GetManifest(0, [str(data)], "auto")))
@@ -65,7 +65,7 @@ def indexed(data: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Manif
 
 
 class Watch(threading.Thread):
-    """Looks at what every file of a folder takes, again and again."""
+    """A thread that measures, again and again, what the files of a folder take."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(name="watch")
@@ -114,7 +114,7 @@ def every_path(folder: str) -> Iterator[str]:
 
 
 def look(path: str) -> tuple[int, int, bool] | None:
-    """Inode, blocks, and whether it is a file; None: it is gone."""
+    """Returns inode, blocks and whether it is a file; None if it is gone."""
     try:
         found = os.lstat(path)
     except FileNotFoundError:
@@ -130,7 +130,7 @@ def settings(folder: Path, cache: Path, cache_bytes: int) -> ClientSettings:
 
 @contextlib.contextmanager
 def engine(folder: Path, cache: Path, cache_bytes: int) -> Iterator[EngineClient]:
-    """An engine that stays until the end of the context, and is gone after it."""
+    """Yields a client of an engine that stays until the end of the context, and checks that it is gone after it."""
     with EngineClient(settings(folder, cache, cache_bytes)) as client:
         client.roots()
         handle = os.pidfd_open(client._connect().welcome.pid)
@@ -142,7 +142,7 @@ def engine(folder: Path, cache: Path, cache_bytes: int) -> Iterator[EngineClient
 
 
 def smallest_limit(manifest: Manifest) -> int:
-    """The open chunks of both ranks at their most, and one more for each."""
+    """Returns the largest size of both ranks' open chunks, and one more chunk for each."""
     cost = charge_each(np.array([chunkfile.file_bytes(*pair) for pair in zip(*lengths(manifest), strict=True)]))
     spec = OrderSpec.auto(manifest.digest, manifest.chunk_samples, BATCH * RANKS, 17, True)
     most = 0
@@ -159,7 +159,7 @@ def lengths(manifest: Manifest) -> tuple[list[int], list[int]]:
 
 
 def train(folder: Path, cache: Path, data: Path, cache_bytes: int) -> list[str]:
-    """Two ranks of eight workers each, side by side; what they printed. Both must end well."""
+    """Runs two ranks of eight workers each, side by side, and returns what they printed; both must end well."""
     environment = {**os.environ, "STREAMER_RUNTIME_DIR": str(folder / "run"), "STREAMER_JOB": "job"}
     ranks = []
     for rank in range(RANKS):
@@ -175,7 +175,7 @@ def train(folder: Path, cache: Path, data: Path, cache_bytes: int) -> list[str]:
 
 
 def check_samples(outputs: list[str], truth: Counter[str]) -> None:
-    """Every sample once in every epoch, byte for byte."""
+    """Checks that every sample came once in every epoch, byte for byte."""
     for epoch in range(EPOCHS):
         found: Counter[str] = Counter()
         for line in map(json.loads, "".join(outputs).splitlines()):
@@ -194,7 +194,10 @@ SHARES = [None, 0.25, 0.5, 0.75, 0.9]
 def test_the_folder_never_takes_more_than_its_limit(
     tmp_path: Path, data: Path, truth: Counter[str], indexed: tuple[Manifest, int], share: float | None
 ) -> None:
-    """From the open chunks + 2 up to 90 % of the data: the blocks of all files stay below, every sample is right."""
+    """The blocks of all cache files stay below the limit, from the open chunks and two more up to 90 % of the data.
+
+    Every sample is read as it is stored.
+    """
     cache, (manifest, fixed) = tmp_path / "cache", indexed
     limit = fixed + (smallest_limit(manifest) if share is None else int(share * manifest.total_bytes))
     with engine(tmp_path, cache, limit) as client, Watch(cache) as watch:
@@ -214,7 +217,7 @@ def test_the_folder_never_takes_more_than_its_limit(
 
 @contextlib.contextmanager
 def small_disk(path: Path, size_bytes: int) -> Iterator[Path]:
-    """A tmpfs of that size; skipped where mounting is not allowed."""
+    """Mounts a tmpfs of that size, or skips the test where mounting is not allowed."""
     path.mkdir()
     options = f"size={size_bytes}"
     mount = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(path)]
@@ -229,7 +232,7 @@ def small_disk(path: Path, size_bytes: int) -> Iterator[Path]:
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_tmpfs_of_exactly_the_limit_is_enough(tmp_path: Path, data: Path, truth: Counter[str]) -> None:
-    """The kernel holds the limit: a write too much would be refused and counted; every sample is right."""
+    """A cache on a tmpfs of exactly its limit has no refused write, and every sample is read as it is stored."""
     limit = 16 << 20
     with small_disk(tmp_path / "disk", limit) as disk, engine(tmp_path, disk / "cache", limit) as client:
         outputs = train(tmp_path, disk / "cache", data, limit)

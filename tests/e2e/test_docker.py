@@ -1,4 +1,4 @@
-"""The images with real containers: built, small, without torch; two ranks without rights; a death in mid-epoch.
+"""The Docker images with real containers: what is in them, two ranks without rights, a sidecar killed in mid-epoch.
 
     make test-docker
 
@@ -54,7 +54,7 @@ def answers() -> bool:
 
 @pytest.fixture(scope="module")
 def cache() -> Iterator[Path]:
-    """Where base image and wheels are kept."""
+    """Yields the folder where base image and wheels are kept."""
     if kept := os.environ.get("DOCKER_TEST_CACHE"):
         Path(kept).mkdir(parents=True, exist_ok=True)
         yield Path(kept)
@@ -65,7 +65,7 @@ def cache() -> Iterator[Path]:
 
 @pytest.fixture(scope="module", autouse=True)
 def engine() -> Iterator[None]:
-    """A Docker engine that answers."""
+    """Makes sure that a Docker engine answers."""
     if shutil.which("docker") is None:
         pytest.skip("no docker: apt-get install docker.io debootstrap")
     if answers():
@@ -79,7 +79,7 @@ def engine() -> Iterator[None]:
 
 @contextlib.contextmanager
 def own_engine() -> Iterator[None]:
-    """An engine that lasts as long as the tests, with its own socket and folders; without bridges where need be."""
+    """Runs a Docker engine as long as the tests, with its own socket and folders; without bridges where need be."""
     with tempfile.TemporaryDirectory(prefix="dockerd-") as folder, pytest.MonkeyPatch.context() as patch:
         patch.setenv("DOCKER_HOST", f"unix://{folder}/sock")
         daemon = started_engine(folder, "--ip6tables=false") or started_engine(
@@ -97,7 +97,7 @@ def own_engine() -> Iterator[None]:
 
 
 def started_engine(folder: str, *options: str) -> subprocess.Popen[bytes] | None:
-    """A daemon that answers; None: it ended."""
+    """Returns a daemon that answers; None if it ended."""
     command = ["dockerd", *options, "--data-root", f"{folder}/data", "--exec-root", f"{folder}/exec"]
     with Path(folder, "log").open("ab") as log:
         daemon = subprocess.Popen(
@@ -119,7 +119,7 @@ def started_engine(folder: str, *options: str) -> subprocess.Popen[bytes] | None
 
 @pytest.fixture(scope="module")
 def base(engine, cache) -> str:
-    """The official image, or one made of Debian's packages."""
+    """Returns the official image, or one made of Debian's packages."""
     if subprocess.run(["docker", "pull", "-q", PULLED], capture_output=True, check=False, timeout=300).returncode == 0:
         return PULLED
     if shutil.which("debootstrap") is None:
@@ -132,7 +132,7 @@ def base(engine, cache) -> str:
 
 
 def make_base(archive: Path) -> None:
-    """Debian with Python, without what a slim image leaves out."""
+    """Makes an image of Debian with Python, without what a slim image leaves out."""
     with tempfile.TemporaryDirectory(prefix="rootfs-") as folder:
         run("debootstrap", "--variant=minbase", "--include=ca-certificates,python3,python3-venv", "bookworm", folder)
         for pattern in ("var/lib/apt/lists/*", "var/cache/apt/*", "usr/share/doc/*", "usr/share/man/*"):
@@ -142,14 +142,14 @@ def make_base(archive: Path) -> None:
 
 
 def dependencies() -> str:
-    """Names what is asked for: wheels of an older list are of no use."""
+    """Returns a digest of what is asked for, because wheels of an older list are of no use."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     asked = json.dumps([project["dependencies"], project["optional-dependencies"]])
     return hashlib.blake2b((asked + (ROOT / "constraints.txt").read_text()).encode(), digest_size=6).hexdigest()
 
 
 def build_image(name: str, base: str, cache: Path, extras: str) -> str:
-    """The base with wheels of everything that `extras` need, so that a build reaches no network."""
+    """Builds the base with wheels of everything that `extras` need, so that a build reaches no network."""
     wheels = cache / f"wheels-{extras.replace(',', '-')}-{dependencies()}"
     if not wheels.exists():
         pinned = ("-c", "constraints.txt", "-w", wheels)
@@ -184,7 +184,7 @@ def trainer_image(base, cache) -> str:
 
 
 def test_the_image_is_small_and_holds_no_torch(image):
-    """What reads Parquet and Zstandard is in it, neither torch nor pip are; not root; below its bound."""
+    """The image is below its bound, has pyarrow and cramjam but neither torch nor pip, and its user is not root."""
     (found,) = json.loads(docker("inspect", image))
     assert found["Size"] < MOST_IMAGE_BYTES, f"{found['Size'] / 1e6:.0f} MB"
     assert found["Config"]["User"] == f"{SIDECAR_ID}:{SIDECAR_ID}"
@@ -199,7 +199,7 @@ def test_the_image_is_small_and_holds_no_torch(image):
 
 
 class Bucket:
-    """moto's server on this machine."""
+    """moto's S3 server on this machine: real HTTP, and buckets in memory."""
 
     def __init__(self) -> None:
         with socket.socket() as probe:
@@ -237,7 +237,7 @@ def bucket() -> Iterator[Bucket]:
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    """Cache, socket and configuration, as volumes: owned by the sidecar's user."""
+    """Yields cache, socket and configuration, as volumes that the sidecar's user owns."""
     made = Path(tempfile.mkdtemp(prefix="scenario-"))
     made.chmod(0o755)
     for name in ("cache", "run"):
@@ -269,7 +269,7 @@ def stat(name: str) -> dict:
 
 
 def wait_until(reached, what: str, *containers: str, seconds: float = 120) -> None:
-    """Or fails with what the containers have said so far."""
+    """Waits until a condition is reached, or fails with what the containers have said so far."""
     deadline = time.monotonic() + seconds
     while not reached():
         if time.monotonic() > deadline:
@@ -284,7 +284,10 @@ def is_up(name: str) -> bool:
 
 
 def test_two_ranks_without_rights_survive_a_killed_sidecar(image, trainer_image, bucket, folder):
-    """Two epochs; in the first the sidecar is killed and started again. Samples exact, 512 MiB never exceeded."""
+    """Two ranks with neither network nor write access read two epochs exactly, although the sidecar is killed.
+
+    The sidecar stays within 512 MiB and ends with code 0, and no log has the secret.
+    """
     trainer = example()
     trainer.fill(bucket.endpoint)
     (folder / "streamer.toml").write_text(
@@ -331,7 +334,7 @@ def test_two_ranks_without_rights_survive_a_killed_sidecar(image, trainer_image,
 
 
 def assert_exact(trainer, logs: str) -> None:
-    """Both ranks together had every sample of the bucket once, in each of two epochs."""
+    """Checks that both ranks together had every sample of the bucket once, in each of two epochs."""
     lines = [json.loads(line[line.index("{") :]) for line in logs.splitlines() if '{"rank"' in line]
     expected = 0
     for name, content in trainer.contents():
@@ -344,7 +347,7 @@ def assert_exact(trainer, logs: str) -> None:
 
 
 def peak_bytes(container_id: str) -> int:
-    """The most that the container's cgroup ever held, page cache included; -1 where the kernel does not tell."""
+    """Returns the most that the container's cgroup held, page cache included; -1 where the kernel does not tell."""
     for path in (
         Path(f"/sys/fs/cgroup/memory/docker/{container_id}/memory.max_usage_in_bytes"),
         Path(f"/sys/fs/cgroup/system.slice/docker-{container_id}.scope/memory.peak"),
@@ -359,7 +362,7 @@ def peak_bytes(container_id: str) -> int:
 
 
 def compose_command() -> list[str]:
-    """Docker's plugin, or Debian's docker-compose."""
+    """Returns the command of Docker's plugin, or Debian's docker-compose."""
     for command in (["docker", "compose"], ["docker-compose"]):
         asked = shutil.which(command[0]) and subprocess.run([*command, "version"], capture_output=True, check=False)
         if asked and asked.returncode == 0:
@@ -369,7 +372,7 @@ def compose_command() -> list[str]:
 
 @pytest.fixture(scope="module")
 def store_image(base, cache) -> str:
-    """The S3 server of the compose file, where its image cannot be pulled."""
+    """Returns the S3 server of the compose file, built here where its image cannot be pulled."""
     name = "motoserver/moto:5.2.5"
     if subprocess.run(["docker", "pull", "-q", name], capture_output=True, check=False, timeout=300).returncode == 0:
         return name
@@ -391,7 +394,7 @@ class Composition:
     """The compose file with images that are built already.
 
     Args:
-        options: the file with the storage options.
+        options: File with the storage options.
     """
 
     def __init__(self, options: Path, **images: str) -> None:
@@ -402,7 +405,7 @@ class Composition:
         return run(*self._command, *arguments, env=self._env)
 
     def container(self, service: str) -> str:
-        """The container of a service; "" while there is none."""
+        """Returns the container of a service; "" while there is none."""
         return self("ps", "-q", service).strip()
 
 
@@ -413,7 +416,10 @@ def has_bridges() -> bool:
 
 
 def test_the_compose_file_as_it_stands(image, trainer_image, store_image, tmp_path):
-    """Bucket, sidecar and two ranks on a network of their own; the sidecar is killed in mid-epoch and comes back."""
+    """The compose file runs bucket, sidecar and two ranks on their own network, and restarts a killed sidecar.
+
+    Both epochs are exact, although the kill is in the first.
+    """
     if not has_bridges():
         pytest.skip("this Docker engine can make no bridge network; the scenario above ran with plain docker run")
     options = tmp_path / "bucket.json"

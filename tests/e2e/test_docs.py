@@ -1,4 +1,4 @@
-"""The programs of README and quickstart run as they are printed, and the documentation builds."""
+"""The programs of README and documentation run as processes as they are printed, and the documentation builds."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def run(program: str, folder: Path, *arguments: str) -> list[str]:
-    """The lines that a program prints in `folder`, with a cache and an engine of its own."""
+    """Returns the lines that a program prints in `folder`, with a cache and an engine of its own."""
     (folder / "program.py").write_text(program)
     environment = {name: value for name, value in os.environ.items() if not name.startswith("STREAMER_")}
     own = {"STREAMER_RUNTIME_DIR": str(folder / "run"), "STREAMER_CACHE_DIR": str(folder / "cache")}
@@ -35,7 +35,7 @@ def run(program: str, folder: Path, *arguments: str) -> list[str]:
 
 @pytest.mark.slow
 def test_the_program_of_the_readme_runs(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """On a local folder of pictures."""
+    """The program of the README reads three epochs of a local folder of images."""
     folder = tmp_path_factory.mktemp("r")
     rng = np.random.default_rng(0)
     for number in range(96):
@@ -50,7 +50,7 @@ def test_the_program_of_the_readme_runs(tmp_path_factory: pytest.TempPathFactory
 
 
 def test_the_quickstart_runs_block_by_block(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """All python blocks of the first page, in order, in one process."""
+    """All Python blocks of the first page run in order, in one process, and print what is expected."""
     folder = tmp_path_factory.mktemp("q")
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "index.md").read_text(), re.DOTALL)
     lines = run("\n".join(blocks), folder)
@@ -62,7 +62,7 @@ def test_the_quickstart_runs_block_by_block(tmp_path_factory: pytest.TempPathFac
 
 @pytest.mark.slow
 def test_the_page_about_mixing_runs_block_by_block(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """And prints what it says."""
+    """The Python blocks of the page about mixing run in order and print what the page says."""
     folder = tmp_path_factory.mktemp("m")
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "mixing.md").read_text(), re.DOTALL)
     lines = run("\n".join(blocks), folder)
@@ -74,7 +74,7 @@ def test_the_page_about_mixing_runs_block_by_block(tmp_path_factory: pytest.Temp
 
 @pytest.mark.slow
 def test_the_page_about_growing_runs(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """And prints what it says."""
+    """The program of the page about growing datasets prints what the page says."""
     folder = tmp_path_factory.mktemp("g")
     (program,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "growing.md").read_text(), re.DOTALL)
     assert run(program, folder) == ["0 20 True", "1 20 True", "2 20 True"]
@@ -82,7 +82,7 @@ def test_the_page_about_growing_runs(tmp_path_factory: pytest.TempPathFactory) -
 
 @pytest.mark.slow
 def test_the_page_about_rows_runs(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """And prints what it says; the program of the migration page goes on with its texts."""
+    """The program of the page about rows prints what the page says, and that of the migration page uses its texts."""
     folder = tmp_path_factory.mktemp("r")
     for page in ("sequences.md", "migrate/packers.md"):
         (program,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / page).read_text(), re.DOTALL)
@@ -93,7 +93,7 @@ def test_the_page_about_rows_runs(tmp_path_factory: pytest.TempPathFactory) -> N
 @pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_the_documentation_builds_without_a_warning(tmp_path: Path) -> None:
-    """Every link and every reference leads somewhere."""
+    """Every link and every reference of the documentation leads somewhere: a strict build of MkDocs succeeds."""
     pytest.importorskip("mkdocs")
     pytest.importorskip("material")
     pytest.importorskip("mkdocstrings_handlers.python")

@@ -1,4 +1,4 @@
-"""Runs under torchrun: killed at a random step and resumed on other ranks; a budget that ends on all of them."""
+"""Jobs under a real torchrun: killed and resumed on other ranks, or stopped by a budget of skips on all ranks."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ BATCH = 24
 
 
 class Job:
-    """A folder of samples, an engine that stays, and launches of the program."""
+    """A folder of samples, an engine that stays, and launches of the program elastic.py by torchrun."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -45,7 +45,7 @@ class Job:
         return EngineClient(settings)
 
     def launch(self, world: int, **task: object) -> subprocess.Popen:
-        """Starts all ranks."""
+        """Starts the program on `world` ranks."""
         (self.root / "records").mkdir(exist_ok=True)
         told = {
             "url": str(self.root / "data"),
@@ -79,7 +79,7 @@ class Job:
             process.communicate()
 
     def steps(self, launch: int) -> dict[int, list[str]]:
-        """Position after the step -> samples of its global batch that are no repeats, in no order."""
+        """Maps the position after each step to the sorted samples of its global batch that are no repeats."""
         found: dict[int, list[str]] = {}
         for path in (self.root / "records").glob(f"{launch}-*.jsonl"):
             for line in map(json.loads, path.read_text().splitlines()):
@@ -99,7 +99,7 @@ def job(tmp_path) -> Iterator[Job]:
 
 @pytest.mark.slow
 def test_killed_and_resumed_on_other_ranks(job):
-    """kill -9 of 2 ranks at a random step; 3 ranks go on from the checkpoint: the run of one that was never ended."""
+    """A job of 2 ranks, killed at a random step, resumes on 3 with the batches of a run that never stopped."""
     one = job.launch(1)
     one.communicate(timeout=240)
     assert one.returncode == 0
@@ -124,7 +124,7 @@ def test_killed_and_resumed_on_other_ranks(job):
 @pytest.mark.slow
 @pytest.mark.parametrize("rest_ranks", [1, 4])
 def test_a_mix_killed_and_resumed_on_other_ranks(job, rest_ranks):
-    """kill -9 of 2 ranks in mid-epoch of a mix; the others go on with the very samples of one that was never ended."""
+    """A mix on 2 ranks, killed in mid-epoch, resumes on 1 or 4 ranks with the samples of a run that never stopped."""
     mix = {
         "members": {f"class{number}": str(job.root / "data" / f"class{number}") for number in range(3)},
         "dataset": {"weights": {"values": {"class0": 7, "class1": 2, "class2": 1}, "epoch_samples": 240}},
@@ -149,7 +149,7 @@ def test_a_mix_killed_and_resumed_on_other_ranks(job, rest_ranks):
 
 @pytest.mark.slow
 def test_a_spent_budget_stops_all_ranks_at_one_step(job):
-    """Unreadable samples on two ranks: both raise, before the same batch, with the samples' names; nobody hangs."""
+    """A budget of skips that is spent stops all ranks before the same batch, with the same error; no rank hangs."""
     bad = _files(job)[:40:2]
     for path in bad:
         path.write_bytes(b"\xff" * path.stat().st_size)

@@ -1,4 +1,4 @@
-"""How engines come and go: one per folder, ended by the last connection, replaced when killed."""
+"""Engine processes and their clients: one engine per folder, ended by the last connection, replaced when killed."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def wait_gone(pid: int, seconds: float = 60.0) -> None:
 
 
 def test_four_ranks_and_a_stale_socket_make_one_engine(settings):
-    """All connect to the same engine, although none was there and a dead socket file was."""
+    """Four ranks that start at once share one engine, although none was there and a stale socket file was."""
     settings.runtime_dir.mkdir()
     dead = socket.socket(socket.AF_UNIX)
     dead.bind(str(settings.socket_path))
@@ -102,7 +102,7 @@ def test_four_ranks_and_a_stale_socket_make_one_engine(settings):
 
 
 def test_a_killed_engine_is_replaced_and_its_chunks_are_found(settings, data):
-    """kill -9 in mid-epoch: the session goes on, and what was published is not fetched again."""
+    """A session goes on when its engine is killed, and the next engine does not fetch published chunks again."""
     with EngineClient(settings) as client:
         manifest = Manifest.open(client.manifest(GetManifest(0, [str(data)], "auto")))
         session = client.open_session(OpenSession(0, "", dataset=manifest.digest, consumer="rank 0"))
@@ -124,13 +124,13 @@ def test_a_killed_engine_is_replaced_and_its_chunks_are_found(settings, data):
 
 
 def cpu_seconds(pid: int) -> float:
-    """User and system time of a process so far."""
+    """Returns user and system time of a process so far."""
     fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def test_an_engine_with_nothing_to_do_does_nothing(settings, data):
-    """With every chunk local and held, a second costs hardly any CPU (2026-11-20: the scrub spun)."""
+    """An engine whose chunks are all local and held uses hardly any CPU in a second (2026-11-20: the scrub spun)."""
     with EngineClient(settings) as client:
         manifest = Manifest.open(client.manifest(GetManifest(0, [str(data)], "auto")))
         session = client.open_session(OpenSession(0, "", dataset=manifest.digest, consumer="rank 0"))
@@ -145,7 +145,7 @@ def test_an_engine_with_nothing_to_do_does_nothing(settings, data):
 
 
 def test_a_killed_rank_leaves_no_lease_and_no_process(settings, data):
-    """A SIGKILLed client's sessions end with its connection; the engine leaves after the grace."""
+    """A killed client's sessions end with its connection, and the engine leaves after its grace time."""
     program = (
         "import sys; from pathlib import Path; import numpy as np\n"
         "from streamer.client.engine_client import EngineClient\n"
@@ -178,7 +178,7 @@ def test_a_killed_rank_leaves_no_lease_and_no_process(settings, data):
 
 
 def test_a_client_that_forks_does_not_share_its_socket(settings):
-    """The child of a fork speaks to the engine on a connection of its own; the parent's goes on."""
+    """The child of a fork speaks to the engine on a connection of its own, and the parent's connection still works."""
     with EngineClient(settings) as client:
         first = client.statistics()
         child = os.fork()
@@ -196,14 +196,17 @@ def test_a_client_that_forks_does_not_share_its_socket(settings):
 
 
 def test_an_unwritable_cache_folder_is_a_cache_error(settings, tmp_path):
-    """The error of the engine's start reaches the client with its type (a file is in the way, also for root)."""
+    """An engine that cannot make its cache folder gives its client a CacheError.
+
+    A file is in the way, which stops root, too.
+    """
     (tmp_path / "cache").write_text("a file")
     with pytest.raises(CacheError, match="cache"):
         EngineClient(settings).statistics()
 
 
 def test_a_cache_folder_of_another_version_is_refused(settings):
-    """Its content is left alone."""
+    """A cache folder of another version raises CacheVersionError, and its marker is not changed."""
     with EngineClient(settings) as client:
         client.statistics()
         last = engine_pid(client)
@@ -216,7 +219,7 @@ def test_a_cache_folder_of_another_version_is_refused(settings):
 
 
 def test_no_engine_at_a_given_socket_says_what_to_check(settings, tmp_path):
-    """With STREAMER_ENGINE no engine is started, and the error names the variable and the path."""
+    """With STREAMER_ENGINE a client starts no engine, and the error names the variable if none is at the socket."""
     external = ClientSettings(
         cache_dir=settings.cache_dir,
         runtime_dir=settings.runtime_dir,
@@ -230,14 +233,14 @@ def test_no_engine_at_a_given_socket_says_what_to_check(settings, tmp_path):
 
 @pytest.mark.parametrize("engine", ["tcp:localhost:80", "unix:relative", "unix:/" + "x" * 200])
 def test_an_engine_address_that_cannot_be_is_a_config_error(settings, engine):
-    """Not a unix socket, not absolute, too long for the kernel."""
+    """An engine address that is no unix socket, is relative or is too long for the kernel raises ConfigError."""
     external = ClientSettings(cache_dir=settings.cache_dir, runtime_dir=settings.runtime_dir, engine=engine)
     with pytest.raises(ConfigError):
         EngineClient(external).statistics()
 
 
 def test_the_longest_socket_path_that_the_kernel_takes_serves(settings, tmp_path):
-    """All 107 bytes: the name under which the engine binds is no longer than that."""
+    """An engine serves on a socket path of all 107 bytes: the name under which it binds is no longer than that."""
     folder = tmp_path / ("r" * (107 - len(f"{tmp_path}//{settings.engine_id}.sock")))
     longest = dataclasses.replace(settings, runtime_dir=folder)
     assert len(os.fsencode(longest.socket_path)) == 107
@@ -248,14 +251,14 @@ def test_the_longest_socket_path_that_the_kernel_takes_serves(settings, tmp_path
 
 
 def test_a_service_refuses_a_socket_path_that_is_too_long(settings):
-    """Nobody could connect to it."""
+    """A service refuses a socket path of over 107 bytes with a ConfigError, because no client could connect to it."""
     config = EngineConfig(cache=CacheConfig(directory=settings.cache_dir), socket_path=Path("/" + "x" * 107))
     with pytest.raises(ConfigError, match="has 108 bytes, the kernel takes 107"):
         asyncio.run(EngineService(config, lambda: None).run())
 
 
 def test_an_empty_prefix_is_a_manifest_error(settings, tmp_path):
-    """It names the prefix."""
+    """A prefix without objects raises a ManifestError that names the prefix."""
     (tmp_path / "empty").mkdir()
     with EngineClient(settings) as client:
         with pytest.raises(ManifestError, match="empty"):
@@ -265,7 +268,10 @@ def test_an_empty_prefix_is_a_manifest_error(settings, tmp_path):
 
 
 def test_the_file_of_a_trainer_sets_how_long_a_store_is_waited_for(settings, tmp_path, monkeypatch, unused_tcp_port):
-    """STREAMER_CONFIG names it, relative to the trainer; a minute is the default. A misspelt setting is refused."""
+    """The file that STREAMER_CONFIG names sets how long an engine waits for a store; a misspelt setting is refused.
+
+    A relative path counts from the trainer's folder; the default is a minute.
+    """
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("STREAMER_CONFIG", "streamer.toml")
     Path("streamer.toml").write_text("[fetch]\noutage_seconds = 0.2\n")
@@ -283,7 +289,7 @@ def test_the_file_of_a_trainer_sets_how_long_a_store_is_waited_for(settings, tmp
 
 
 def test_an_engine_ends_while_it_waits_for_a_store(settings, unused_tcp_port):
-    """Its client went away while it listed: it does not wait for the store any longer, nor holds the folder."""
+    """An engine whose last client goes away while it lists ends, and does not wait for the store any longer."""
     program = (
         "from pathlib import Path\n"
         "from streamer.client.engine_client import EngineClient\n"
@@ -309,7 +315,7 @@ def test_an_engine_ends_while_it_waits_for_a_store(settings, unused_tcp_port):
 
 @pytest.fixture
 def engine(settings):
-    """A running engine, kept by a client; yields its socket path."""
+    """Yields the socket path of a running engine that a client keeps."""
     with EngineClient(settings) as client:
         client.statistics()
         yield settings.socket_path
@@ -338,27 +344,30 @@ def converse(path: Path, sent: bytes) -> list:
     [b"GET / HTTP/1.1\r\n\r\n", b"\xff" * 64, b"\0\0\0\x01\xc1", encode(Advance(1, 1, 1)), encode(GetStatistics(1))],
 )
 def test_garbage_gets_an_error_and_the_door(engine, garbage):
-    """Bytes that are no protocol, and messages before Hello: one Failed, then the end; the engine lives on."""
+    """Bytes that are no protocol, and messages before Hello, get one Failed and a closed connection.
+
+    The engine lives on.
+    """
     answers = converse(engine, garbage)
     assert [type(answer) for answer in answers] == [Failed]
     assert answers[0].kind == "ProtocolError"
 
 
 def test_another_protocol_version_is_named(engine):
-    """A client of another version learns both versions."""
+    """A client of another protocol version gets a ProtocolVersionError that names its version."""
     (answer,) = converse(engine, encode(Hello(PROTOCOL + 1, "9.9", 1)))
     assert answer.kind == ProtocolVersionError.__name__
     assert "9.9" in answer.message
 
 
 def test_a_second_hello_is_out_of_turn(engine):
-    """The first is answered, the second ends the connection."""
+    """An engine answers a client's first Hello, and ends the connection at a second."""
     answers = converse(engine, encode(Hello(PROTOCOL, "0", 1)) * 2)
     assert [type(answer) for answer in answers] == [Welcome, Failed]
 
 
 def test_a_hundred_peers_that_vanish_leave_nothing(engine):
-    """Connections cut in the middle of a frame."""
+    """A hundred connections cut in the middle of a frame leave no session and do not harm the engine."""
     for _ in range(100):
         with socket.socket(socket.AF_UNIX) as peer:
             peer.connect(str(engine))

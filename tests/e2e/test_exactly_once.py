@@ -1,4 +1,4 @@
-"""Every sample exactly once: ranks, workers, formats, loaders, nodes, kills and resumes; bytes compared by hash."""
+"""Every sample exactly once: ranks, workers and engines as processes, killed and resumed; bytes compared by hash."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SAMPLES = 230
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory) -> Path:
-    """The same 230 samples as a class folder and as tars, 10 to 60 KB each."""
+    """Returns the same 230 samples as a class folder and as tars, 10 to 60 KB each."""
     root, random = tmp_path_factory.mktemp("data"), np.random.default_rng(7)
     (root / "tars").mkdir()
     with contextlib.ExitStack() as stack:
@@ -53,7 +53,7 @@ def data(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def truth(data) -> Counter:
-    """Digest of every sample's payload."""
+    """Returns the digest of every sample's payload."""
     return Counter(digest(path.read_bytes()) for path in (data / "folder").rglob("*.bin"))
 
 
@@ -62,7 +62,10 @@ def digest(content: bytes) -> str:
 
 
 class Machine:
-    """A node: one cache folder, one engine, kept alive by a client of its own."""
+    """Stands for a node: one cache folder, one real engine process, kept alive by a client of its own.
+
+    All nodes of a test share this machine; ranks are processes that run consume.py.
+    """
 
     def __init__(self, folder: Path, cache_bytes: int = 64 << 20) -> None:
         self.folder, self.cache_bytes = folder, cache_bytes
@@ -110,7 +113,7 @@ def machine(tmp_path) -> Iterator[Machine]:
 
 
 def lines_of(ranks: list[subprocess.Popen]) -> list[list[dict]]:
-    """What each rank printed; all must have ended well."""
+    """Returns what each rank printed; all must have ended well."""
     outputs = [rank.communicate(timeout=240)[0] for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0] * len(ranks)
     return [[json.loads(line) for line in output.splitlines()] for output in outputs]
@@ -121,7 +124,7 @@ def batches_of(lines: list[dict]) -> list[dict]:
 
 
 def delivered(ranks: list[list[dict]], epoch: int = 0) -> Counter:
-    """Digests of all samples that are no repeats."""
+    """Returns digests of all samples that are no repeats."""
     found: Counter = Counter()
     for lines in ranks:
         for line in batches_of(lines):
@@ -131,13 +134,13 @@ def delivered(ranks: list[list[dict]], epoch: int = 0) -> Counter:
 
 
 def global_batches(ranks: list[list[dict]], epoch: int = 0) -> list[list[str]]:
-    """The samples of each global batch that are no repeats, in no order."""
+    """Returns the sorted samples of each global batch that are no repeats."""
     columns = [[fresh(b) for b in batches_of(lines) if b["epoch"] == epoch] for lines in ranks]
     return [sorted(mark for part in parts for mark in part) for parts in zip(*columns, strict=True)]
 
 
 def fresh(line: dict) -> list[str]:
-    """Digests of the samples of a batch that are no repeats."""
+    """Returns digests of the samples of a batch that are no repeats."""
     repeated = line["repeated"] or [False] * len(line["samples"])
     return [mark for (_, mark), again in zip(line["samples"], repeated, strict=True) if not again]
 
@@ -148,7 +151,7 @@ SHAPES = list(itertools.product(["folder", "tars"], [1, 2, 3], [0, 1, 2, 3]))
 @pytest.mark.slow
 @pytest.mark.parametrize(("layout", "world", "workers"), SHAPES)
 def test_our_loader_delivers_every_sample_once(machine, data, truth, layout, world, workers):
-    """Two epochs over all ranks: the data set each time, equal steps, repeats marked."""
+    """StreamingDataLoader delivers every sample once per epoch over all ranks, in equal steps, with repeats marked."""
     url = str(data / layout)
     ranks = lines_of(
         [machine.start(rank, world, url=url, workers=workers, epochs=2, batch_size=8) for rank in range(world)]
@@ -165,7 +168,10 @@ TOLD = [(*shape, told) for shape in SHAPES for told in (True, False)]
 @pytest.mark.slow
 @pytest.mark.parametrize(("layout", "world", "workers", "told"), TOLD)
 def test_a_stock_dataloader_gets_every_sample_once(machine, data, truth, layout, world, workers, told):
-    """Under torch's own DataLoader, with the batch size told to the data set and without."""
+    """torch's own DataLoader gets every sample once over all ranks if the dataset knows the batch size.
+
+    Without it, at most one sample per rank is repeated to fill the epoch.
+    """
     dataset = {"batch_size": 8} if told else {}
     ranks = lines_of(
         [
@@ -184,7 +190,7 @@ def test_a_stock_dataloader_gets_every_sample_once(machine, data, truth, layout,
 
 @pytest.mark.slow
 def test_global_batches_do_not_depend_on_ranks_or_workers(machine, data):
-    """One rank and three of a global batch of 24 make the same batches."""
+    """One rank and three ranks with a global batch of 24 make the same global batches."""
     url = str(data / "tars")
     found = [
         global_batches(
@@ -199,7 +205,7 @@ def test_global_batches_do_not_depend_on_ranks_or_workers(machine, data):
 
 @pytest.mark.slow
 def test_a_resumed_run_yields_exactly_the_rest(machine, data, truth):
-    """Stopped after 5 batches on one rank, resumed on two: together the data set, and what an unbroken run yields."""
+    """A run that stops after 5 batches on one rank and resumes on two yields the batches of an unbroken run."""
     url = str(data / "folder")
     whole = lines_of([machine.start(0, 1, url=url, batch_size=16)])
     head = lines_of([machine.start(0, 1, url=url, batch_size=16, stop_after=5)])
@@ -209,7 +215,7 @@ def test_a_resumed_run_yields_exactly_the_rest(machine, data, truth):
 
 
 def test_a_killed_engine_costs_no_sample(machine, data, truth):
-    """kill -9 of the engine of two ranks in mid-epoch, twice: the same samples, equal steps, no error."""
+    """Two ranks whose engine is killed twice in mid-epoch get the same samples in equal steps, without an error."""
     shape = {"url": str(data / "tars"), "epochs": 2, "batch_size": 8}
     rank, other = machine.start(0, 2, workers=2, pause_at=[3, 9], **shape), machine.start(1, 2, **shape)
     lines = []
@@ -230,7 +236,7 @@ def test_a_killed_engine_costs_no_sample(machine, data, truth):
 
 @pytest.mark.slow
 def test_two_ranks_fetch_the_data_once(machine, data):
-    """Store bytes of the first epoch of two ranks on one node: at most 1.02 of the data."""
+    """Two ranks on one node fetch at most 1.02 times the data from the store in their first epoch."""
     ranks = [machine.start(rank, 2, url=str(data / "folder"), batch_size=8) for rank in range(2)]
     lines_of(ranks)
     total = sum(path.stat().st_size for path in (data / "folder").rglob("*.bin"))
@@ -239,7 +245,10 @@ def test_two_ranks_fetch_the_data_once(machine, data):
 
 @pytest.mark.slow
 def test_two_nodes_share_an_epoch(tmp_path):
-    """Two engines, two folders: each sample once, each byte once, the batches of one node; resume on one node."""
+    """Two nodes with two lanes fetch each byte once, make the batches of one node, and can resume on one node.
+
+    Each sample comes once.
+    """
     # 120 chunks: the one that lies on the cut between the two lanes, which both nodes need, is under 1 %.
     random, url, manifest = np.random.default_rng(8), str(tmp_path / "data"), str(tmp_path / "manifest")
     for number in range(600):
@@ -276,7 +285,7 @@ def test_two_nodes_share_an_epoch(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("lanes", [1, 2, 4])
 def test_nodes_fetch_what_the_lanes_predict(tmp_path, data, lanes):
-    """Two engines: with nodes | L | B once over both; with a lane that both draw from, up to the factor foretold."""
+    """Two nodes fetch the data once if lanes are a multiple of nodes, else up to the predicted factor."""
     url, manifest = str(data / "folder"), str(tmp_path / "manifest")
     nodes = [Machine(tmp_path / f"node{n}") for n in range(2)]
     with contextlib.ExitStack() as stack:
@@ -299,7 +308,7 @@ def test_nodes_fetch_what_the_lanes_predict(tmp_path, data, lanes):
 
 
 def stop(pid: int) -> None:
-    """Stops a process: a thread that unlinks a file ends that before it stops."""
+    """Stops a process, after its threads have ended what they were about (such as unlinking a file)."""
     os.kill(pid, signal.SIGSTOP)
     while any(" T " not in (task / "stat").read_text() for task in Path(f"/proc/{pid}/task").iterdir()):
         time.sleep(0.001)
@@ -308,7 +317,7 @@ def stop(pid: int) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_two_hundred_kills_cost_nothing(machine, data, truth, withheld):
-    """Engine, workers and ranks killed at random under load.
+    """Two hundred random kills of engine, workers and ranks under load cost no byte and leave nothing behind.
 
     No wrong byte, no error; no published chunk is lost, each next engine is there within 2 s (and what a bare start
     takes longer at that moment than on a quiet machine); no session, temporary file or folder in memory is left over.
@@ -370,12 +379,12 @@ def test_two_hundred_kills_cost_nothing(machine, data, truth, withheld):
 
 
 def chunk_names(folder: Path) -> set[str]:
-    """Published chunks, as the disk has them."""
+    """Returns the names of published chunks, as the disk has them."""
     return {path.name for path in (folder / "chunks").glob("*/*.chunk")}
 
 
 def children_of(pid: int) -> list[int]:
-    """Worker processes of a rank, which may have ended."""
+    """Returns the worker processes of a rank, which may have ended."""
     found: list[int] = []
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):
         for task in Path(f"/proc/{pid}/task").iterdir():

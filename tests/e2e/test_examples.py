@@ -1,4 +1,4 @@
-"""The examples as their readers run them, on data that they make."""
+"""The examples as processes, as their readers run them, on data that they make."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Run = Callable[..., str]
 
 @pytest.fixture
 def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """Runs an example in a folder of its own; gives its standard output."""
+    """Runs an example in a folder of its own, and returns its standard output."""
     folder = tmp_path_factory.mktemp("x")
 
     def run_example(name: str, *arguments: str, torchrun: int = 0) -> str:
@@ -42,7 +42,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_docstring_shows_how_to_run_it(name: str) -> None:
-    """It is the --help as well; the commands in it name files that exist."""
+    """The docstring of each example shows the command that runs it, and serves as its --help."""
     text = (EXAMPLES / f"{name}.py").read_text()
     assert f"python examples/{name}.py" in text.partition('"""')[2].partition('"""')[0]
     assert "description=__doc__" in text
@@ -50,7 +50,7 @@ def test_the_docstring_shows_how_to_run_it(name: str) -> None:
 
 @pytest.mark.slow
 def test_plain_dataloader_sees_every_sample(run: Run) -> None:
-    """Both epochs have all samples of each class."""
+    """The example plain_dataloader gets all samples of each class in both epochs."""
     lines = run("plain_dataloader", "--images", "64", "--workers", "1").splitlines()
     assert [line.partition(":")[0] for line in lines] == ["epoch 0", "epoch 1"]
     assert all("64 samples" in line and line.endswith("[16, 16, 16, 16]") for line in lines)
@@ -58,7 +58,7 @@ def test_plain_dataloader_sees_every_sample(run: Run) -> None:
 
 @pytest.mark.slow
 def test_scientific_arrays_finds_the_moments_of_the_data(run: Run) -> None:
-    """Each block once: 6 blocks in batches of 4, repeats left out."""
+    """The example scientific_arrays finds the moments of 6 blocks in batches of 4, because it leaves repeats out."""
     lines = run("scientific_arrays", "--blocks", "6", "--workers", "0").splitlines()
     means, deviations = ([float(text) for text in line.split()[1:]] for line in lines[:2])
     assert means == pytest.approx([0, 1, -2, 5], abs=0.01)
@@ -68,7 +68,10 @@ def test_scientific_arrays_finds_the_moments_of_the_data(run: Run) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_coco_detection_finds_the_squares(run: Run) -> None:
-    """Every box in each epoch; a third of the cells is inside of one."""
+    """The example coco_detection gets every box in each epoch, and its last epoch is right in over 95 % of the cells.
+
+    A third of the cells is inside of a box.
+    """
     lines = run("coco_detection").splitlines()
     assert [line.partition(" of red, blue")[0] for line in lines] == [f"epoch {epoch}: 374 boxes" for epoch in range(4)]
     assert float(lines[-1].rpartition("%")[0].rpartition(" ")[2]) > 95
@@ -76,7 +79,7 @@ def test_coco_detection_finds_the_squares(run: Run) -> None:
 
 @pytest.mark.slow
 def test_slow_link_uses_blocks_equally(run: Run) -> None:
-    """Every epoch has the same steps; after four epochs of as many blocks no use is more than reuse + 1 ahead."""
+    """The example slow_link has equal steps in every epoch, and uses of its blocks differ by at most reuse + 1."""
     arguments = ("--epochs", "4", "--reuse", "3", "--step-seconds", "0.002")
     lines = [line for line in run("slow_link", *arguments).splitlines() if line.startswith("epoch")]
     assert [line.partition(", ")[0] for line in lines] == [f"epoch {epoch}: 50 steps" for epoch in range(4)]
@@ -86,7 +89,10 @@ def test_slow_link_uses_blocks_equally(run: Run) -> None:
 
 @pytest.mark.slow
 def test_stall_callbacks_name_the_slow_transform(run: Run) -> None:
-    """A report every half second, at the trainer's step; with TensorBoard and W&B: `make test-pages`."""
+    """The example stall_callbacks reports a slow transform every half second, at ascending steps of the trainer.
+
+    `make test-pages` runs it with TensorBoard and W&B.
+    """
     steps = [int(line.split()[1].rstrip(":")) for line in run("stall_callbacks").splitlines() if "transform" in line]
     assert len(steps) >= 2
     assert steps == sorted(steps)
@@ -94,7 +100,10 @@ def test_stall_callbacks_name_the_slow_transform(run: Run) -> None:
 
 @pytest.mark.slow
 def test_pack_folder_leaves_small_ones_out(run: Run) -> None:
-    """An array of n numbers has 128 + 4 n bytes: those from 218 on stay, 82 of 300."""
+    """The example pack_folder packs the 82 of 300 arrays that are large enough.
+
+    An array of n numbers has 128 + 4 n bytes: those from n = 218 on stay.
+    """
     lines = run("pack_folder").splitlines()
     assert lines[0].startswith("82 samples in 7 shards, manifest ")
     assert lines[1].startswith("82 samples; the first: class")
@@ -104,7 +113,7 @@ def test_pack_folder_leaves_small_ones_out(run: Run) -> None:
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("layout", ["megatron", "plain"])
 def test_llm_tokens_learns_the_language(run: Run, layout: str) -> None:
-    """Every window of both epochs, and a loss near the language's entropy of 1.1."""
+    """The example llm_tokens reads every window in both epochs, and its loss nears the language's entropy of 1.1."""
     lines = run("llm_tokens", "--layout", layout).splitlines()
     assert "65,536 tokens" in lines[0]
     assert "65,536 tokens" in lines[1]
@@ -114,7 +123,7 @@ def test_llm_tokens_learns_the_language(run: Run, layout: str) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_packed_sft_has_the_loss_of_the_chats_alone(run: Run) -> None:
-    """All chats in both epochs, in full rows; packed and one by one the losses are equal, and they fall."""
+    """The example packed_sft reads all chats in full rows, and packed chats have the loss that they have one by one."""
     lines = run("packed_sft").splitlines()
     assert [line.partition(":")[0] for line in lines] == ["epoch 0", "epoch 1"]
     for line in lines:
@@ -128,7 +137,10 @@ def test_packed_sft_has_the_loss_of_the_chats_alone(run: Run) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_packed_vlm_costs_all_ranks_the_same(run: Run) -> None:
-    """As many steps with balance as without; the dearest rank costs at most a twentieth more than the mean."""
+    """The example packed_vlm takes as many balanced steps as unbalanced ones, and balance evens out what ranks cost.
+
+    The dearest rank costs at most a twentieth more than the mean.
+    """
     lines = run("packed_vlm").splitlines()
     found = [re.fullmatch(r"(.*): (\d+) steps, the dearest rank costs ([\d.]+) times the mean", line) for line in lines]
     assert [None if match is None else match[1] for match in found] == ["as they come", "balanced"]
@@ -140,7 +152,7 @@ def test_packed_vlm_costs_all_ranks_the_same(run: Run) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_bucketed_sounds_stay_within_the_budget(run: Run) -> None:
-    """All sounds in both epochs, in as many batches, with little padding; the model learns the words."""
+    """The example bucketed_sounds reads all sounds in equally many batches per epoch, pads under 10 %, and learns."""
     lines = run("bucketed_sounds").splitlines()
     found = [
         re.fullmatch(r"epoch \d: 400 sounds in (\d+) batches .*, ([\d.]+)% padding, loss [\d.]+ -> ([\d.]+)", line)
@@ -157,7 +169,7 @@ def test_bucketed_sounds_stay_within_the_budget(run: Run) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_windows_of_talks_tell_the_speaker(run: Run) -> None:
-    """Each window once in all epochs, and the model learns who talks."""
+    """The example speech_windows reads each window once per epoch, and its model learns who talks."""
     lines = run("speech_windows").splitlines()
     found = [re.fullmatch(r"epoch \d: 476 windows, (\d+)% right, loss [\d.]+", line) for line in lines]
     assert len(found) == 3
@@ -168,7 +180,10 @@ def test_windows_of_talks_tell_the_speaker(run: Run) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_lerobot_policy_learns_to_move_to_the_goal(run: Run) -> None:
-    """Each frame of 60 episodes in all epochs, of which the last three lack 1 + 2 + 3 actions."""
+    """The example lerobot_policy reads each frame of 60 episodes in every epoch, and its error falls.
+
+    The last three frames of an episode lack 1 + 2 + 3 actions.
+    """
     lines = run("lerobot_policy", "--epochs", "5").splitlines()
     found = [re.fullmatch(r"epoch \d: 720 frames, 360 actions padded, ([\d.]+) off", line) for line in lines]
     assert len(found) == 5
@@ -179,7 +194,10 @@ def test_lerobot_policy_learns_to_move_to_the_goal(run: Run) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_imagenet_goes_on_with_more_processes_where_it_stopped(run: Run, tmp_path: Path) -> None:
-    """One process stops after 5 of 16 steps of 32 samples; two go on at sample 160 and learn the classes."""
+    """The example imagenet_torchrun, stopped after 5 steps of 32 on one process, goes on at sample 160 on two.
+
+    Its model learns the classes.
+    """
     rest = ("--data", f"{tmp_path}/images", "--checkpoint", f"{tmp_path}/run.pt")
     assert run("imagenet_torchrun", *rest, "--stop-after", "5") == "stopped after 5 steps\n"
     lines = run("imagenet_torchrun", *rest, torchrun=2).splitlines()
@@ -192,7 +210,10 @@ def test_imagenet_goes_on_with_more_processes_where_it_stopped(run: Run, tmp_pat
 @pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_imagenet_does_not_wait_where_the_step_is_slower_than_the_decode(run: Run) -> None:
-    """Images of 128 x 128 on one core: a step of 32 takes longer than their decoding in one worker."""
+    """The example imagenet_torchrun waits less than 2 % for data where a step takes longer than decoding its images.
+
+    A step of 32 images of 128 x 128 on one core takes longer than their decoding in one worker.
+    """
     lines = run("imagenet_torchrun", "--edge", "128").splitlines()
     found = re.fullmatch(r"epoch 1: .*, waited ([\d.]+)% for data", lines[1])
     assert found is not None
@@ -202,7 +223,7 @@ def test_imagenet_does_not_wait_where_the_step_is_slower_than_the_decode(run: Ru
 @pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_lightning_trains_and_validates(run: Run) -> None:
-    """Three epochs over four fifths of 256 samples in batches of 16."""
+    """The example lightning_module trains three epochs over four fifths of 256 samples in batches of 16."""
     pytest.importorskip("lightning")
     found = re.fullmatch(r"(\d+) steps: \{'accuracy': ([\d.]+), 'loss': [\d.]+\}\n", run("lightning_module"))
     assert found is not None
@@ -213,7 +234,7 @@ def test_lightning_trains_and_validates(run: Run) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_video_clips_are_drawn_anew_and_exact(run: Run) -> None:
-    """Six clips of each of four videos, elsewhere in each epoch; every frame is the one of its time."""
+    """The example video_clips draws other clips of each video in each epoch, and every frame is the one of its time."""
     lines = run("video_clips").splitlines()
     assert all("24 clips of (8, 3, 48, 64)" in line and line.endswith("at their times: True") for line in lines)
     assert len({line.partition(":")[2] for line in lines}) == len(lines) == 2
@@ -221,7 +242,7 @@ def test_video_clips_are_drawn_anew_and_exact(run: Run) -> None:
 
 @pytest.mark.slow
 def test_three_sets_come_in_their_shares(run: Run) -> None:
-    """28, 8 and 4 of each batch of 40; 840 of 600, 240 of 100 and 120 of 20 images in three epochs."""
+    """The example three_sets draws 28, 8 and 4 samples of its sets into each batch of 40, in all three epochs."""
     lines = run("three_sets").splitlines()
     shares = "photos 280 (28 to 28 a batch), drawings 80 (8 to 8 a batch), scans 40 (4 to 4 a batch)"
     assert lines[-6:-3] == [f"epoch {epoch}: {shares}" for epoch in range(3)]
@@ -235,7 +256,7 @@ def test_three_sets_come_in_their_shares(run: Run) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_a_curriculum_goes_on_in_its_stage(run: Run, tmp_path: Path) -> None:
-    """The shares of each stage; six epochs in two runs end with the loss of one run."""
+    """The example curriculum draws each stage's shares, and six epochs in two runs have the losses of one run."""
     stages = [(512, 0), (512, 0), (256, 256), (256, 256), (128, 384), (128, 384)]
     whole = run("curriculum").splitlines()
     assert [line.rpartition(",")[0] for line in whole] == [

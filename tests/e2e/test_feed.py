@@ -1,4 +1,4 @@
-"""benchmarks/feed with real processes: every workload's data is found, read and counted."""
+"""benchmarks/feed as a process, with small data: each workload is found, read and counted."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SHAPES = {"retinanet": 200, "resnet50": 2, "cosmoflow": 32, "flux": 1}
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SHAPES)
 def test_accelerators_read_generated_data(name: str, tmp_path: Path) -> None:
-    """Two of them, cold and warm: all get their batches of bytes, and the report has what was measured."""
+    """Two accelerators of a feed benchmark get batches of about the workload's bytes per sample, cold and warm."""
     report = tmp_path / "figures.json"
     command = [sys.executable, "-m", "benchmarks.feed", name, "--objects", str(SHAPES[name])]
     command += ["--accelerators", "2", "--seconds", "0.5", "--cold-cache", "600MB", "--json-file", str(report)]
@@ -33,7 +33,7 @@ def test_accelerators_read_generated_data(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_an_error_is_what_stopped_the_accelerators(tmp_path: Path) -> None:
-    """A cache that is too small ends the run of that number, not the command."""
+    """A cache that is too small ends the feed benchmark's run of that number of accelerators, not the command."""
     command = [sys.executable, "-m", "benchmarks.feed", "retinanet", "--objects", "200", "--phase", "cold"]
     done = subprocess.run(
         [*command, "--accelerators", "2", "--cold-cache", "9MB"],

@@ -1,4 +1,4 @@
-"""Under Lightning and Accelerate: our loader, and torch's own over our dataset."""
+"""Training under the real Lightning and Accelerate: with StreamingDataLoader, and with torch's own over our dataset."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ kinds = pytest.mark.parametrize("kind", KINDS)
 
 
 def array_only(sample: dict[str, object]) -> dict[str, object]:
-    """Accelerate takes a batch's size from its first field, which must be a tensor: not "__key__"."""
+    """Keeps the array only, because Accelerate takes a batch's size from its first field, which must be a tensor."""
     return {"npy": sample["npy"]}
 
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory, standing_engine: Callable[[Path], None]) -> Path:
-    """96 arrays of 80 KB, and an engine."""
+    """Returns a folder of 96 arrays of 80 KB, with an engine."""
     root = tmp_path_factory.mktemp("frameworks")
     (root / "data").mkdir()
     for number in range(SAMPLES):
@@ -50,7 +50,7 @@ def place(tmp_path_factory: pytest.TempPathFactory, standing_engine: Callable[[P
 
 @pytest.fixture
 def make(place: Path, closing: Callable[[StreamingDataset], StreamingDataset]) -> Iterator[Make]:
-    """Makes data sets that are closed after the test."""
+    """Makes datasets that are closed after the test."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield lambda: closing(StreamingDataset(place / "data", batch_size=BATCH, transform=array_only))
@@ -62,13 +62,13 @@ def numbers(batch: dict[str, torch.Tensor]) -> list[int]:
 
 
 def plain(make: Make, epochs: int) -> list[list[int]]:
-    """The batches of a bare loop."""
+    """Returns the batches of a bare loop."""
     with StreamingDataLoader(make(), BATCH) as loader:
         return [numbers(batch) for _ in range(epochs) for batch in loader]
 
 
 def on_a_ring(batch: dict[str, torch.Tensor]) -> bool:
-    """Whether the tensor's memory is a ring's."""
+    """Says whether the tensor's memory is a ring's."""
     address = batch["npy"].data_ptr()
     for line in Path("/proc/self/maps").read_text().splitlines():
         start, stop = (int(part, 16) for part in line.split()[0].split("-"))
@@ -86,7 +86,7 @@ def close(loader: object) -> None:
 
 
 def rows_module():
-    """A module that takes rows of tokens."""
+    """Makes a module that takes rows of tokens."""
     module = lightning_module()
 
     def step(batch: dict[str, torch.Tensor], batch_idx: int) -> torch.Tensor:
@@ -101,7 +101,7 @@ def lightning_module():
     lightning = pytest.importorskip("lightning")
 
     class Recorder(lightning.LightningModule):
-        """Writes down what it is given."""
+        """A LightningModule with one weight that records the batches it is given."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -125,7 +125,7 @@ def lightning_module():
 
 
 def fit(loader: object, root: Path, module: object = None, checkpoint: Path | None = None, **limits: int) -> object:
-    """Trains; with `max_steps`, saves after the last of them, as ModelCheckpoint does."""
+    """Trains with Lightning; with `max_steps`, saves after the last of them, as ModelCheckpoint does."""
     lightning = pytest.importorskip("lightning")
     quiet = ("logger", "enable_progress_bar", "enable_model_summary", "enable_checkpointing")
     trainer = lightning.Trainer(accelerator="cpu", default_root_dir=root, **dict.fromkeys(quiet, False), **limits)
@@ -137,7 +137,10 @@ def fit(loader: object, root: Path, module: object = None, checkpoint: Path | No
 @pytest.mark.slow
 @kinds
 def test_lightning_trains_on_it(make: Make, tmp_path: Path, kind: str) -> None:
-    """Two epochs; with our loader the batches of a bare loop, their tensors on the ring."""
+    """Lightning trains two epochs with every sample once in each, on StreamingDataLoader and on torch's loader.
+
+    With StreamingDataLoader the batches are those of a bare loop, and their tensors are on the ring.
+    """
     loader = KINDS[kind](make())
     module = fit(loader, tmp_path, max_epochs=2)
     close(loader)
@@ -152,7 +155,7 @@ def test_lightning_trains_on_it(make: Make, tmp_path: Path, kind: str) -> None:
 @pytest.mark.slow  # the import of Lightning's trainer alone
 @pytest.mark.parametrize("stop", [5, STEPS, STEPS + 3])
 def test_lightning_resumes_in_the_middle_of_an_epoch(make: Make, tmp_path: Path, stop: int) -> None:
-    """Stopped after some steps, saved, and begun anew from the checkpoint: every batch once, in the same order."""
+    """Lightning resumes from its checkpoint with every batch once and in the same order."""
     with StreamingDataLoader(make(), BATCH, 1) as loader:
         before = fit(loader, tmp_path, max_steps=stop)
     with StreamingDataLoader(make(), BATCH, 1) as loader:
@@ -163,7 +166,7 @@ def test_lightning_resumes_in_the_middle_of_an_epoch(make: Make, tmp_path: Path,
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_lightning_resumes_rows_of_documents(place: Path, tmp_path: Path, closing: Closing) -> None:
-    """Trained on packed rows, stopped in the middle of an epoch and resumed: every token once in each epoch."""
+    """Lightning stops and resumes training on packed rows in mid-epoch with every token once in each epoch."""
     given = documents(lengths(300, ROW))
     url = write_megatron(tmp_path / "tokens", given)
 
@@ -183,7 +186,7 @@ def test_lightning_resumes_rows_of_documents(place: Path, tmp_path: Path, closin
 
 @pytest.mark.slow  # the import of Lightning alone
 def test_what_lightning_reads_of_a_loader(make: Make) -> None:
-    """It finds an iterable dataset without a sampler, so that it puts none of its own in place on several ranks."""
+    """Lightning takes a StreamingDataLoader for one of an iterable dataset, and so gives it no sampler of its own."""
     data = pytest.importorskip("lightning.fabric.utilities.data")
     with StreamingDataLoader(make(), BATCH, 1) as loader:
         assert data.has_iterable_dataset(loader)
@@ -198,7 +201,7 @@ def test_what_lightning_reads_of_a_loader(make: Make) -> None:
 @pytest.mark.slow
 @kinds
 def test_accelerate_trains_on_it(make: Make, kind: str) -> None:
-    """Prepared with model and optimizer: the batches of a bare loop, gradients accumulated over two."""
+    """Accelerate trains on the batches of a bare loop, with gradients accumulated over two of them."""
     accelerate = pytest.importorskip("accelerate")
     # By default one rank reads for all where the data set is an iterable, and copies each batch.
     configuration = accelerate.DataLoaderConfiguration(dispatch_batches=False)
@@ -223,7 +226,7 @@ def test_accelerate_trains_on_it(make: Make, kind: str) -> None:
 
 @pytest.mark.slow
 def test_accelerate_saves_and_restores_the_place(make: Make, tmp_path: Path) -> None:
-    """Registered for checkpointing: a new run goes on at the next batch."""
+    """A loader registered with Accelerate for checkpointing goes on at the next batch in a new run."""
     accelerate = pytest.importorskip("accelerate")
 
     def accelerator_for(loader: StreamingDataLoader) -> object:

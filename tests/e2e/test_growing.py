@@ -1,4 +1,4 @@
-"""A growing dataset end to end: steps, uses, replay, resume, and what is refused."""
+"""A growing dataset with real engines, loaders and worker processes: steps, uses, replay, resume, refused options."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Close = Callable[[StreamingDataset], StreamingDataset]
 
 @pytest.fixture
 def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """300 blocks of 32 KiB, each full of its number; 60 KiB chunks."""
+    """Returns 300 blocks of 32 KiB, each full of its number; chunks have 60 KiB."""
     monkeypatch.setenv("STREAMER_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("STREAMER_RUNTIME_DIR", str(tmp_path / "run"))
     (tmp_path / "data").mkdir()
@@ -40,7 +40,7 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def numbered(sample: dict, rng: np.random.Generator) -> tuple[int, float]:
-    """The number of a sample, and a random number of this use."""
+    """Returns the number of a sample, and a random number of this use."""
     assert (sample["bin"] == sample["bin"][0, 0]).all()
     return int(sample["bin"][0, 0]), float(rng.random())
 
@@ -57,14 +57,14 @@ def growing(data: Path, grow: str | list[int] = "auto", **options: object) -> St
 
 
 def trained(loader: StreamingDataLoader, epochs: int) -> list[list[tuple[int, float]]]:
-    """The batches of some epochs."""
+    """Returns the batches of some epochs."""
     return [list(zip(batch[0].tolist(), batch[1].tolist(), strict=True)) for _ in range(epochs) for batch in loader]
 
 
 @pytest.mark.process
 @pytest.mark.parametrize("workers", [pytest.param(0, marks=pytest.mark.slow), 2])
 def test_epochs_have_the_same_steps_and_uses_stay_level(data: Path, workers: int, closing: Close) -> None:
-    """Every epoch has epoch_samples / batch_size steps; no sample is used reuse + 1 times more than another one."""
+    """Every epoch of a growing dataset has epoch_samples / batch_size steps, and uses differ by at most reuse + 1."""
     loader = StreamingDataLoader(closing(growing(data)), BATCH, workers, report_every=None)
     uses, drawn = np.zeros(SAMPLES, int), set()
     with loader:
@@ -91,7 +91,10 @@ def test_epochs_have_the_same_steps_and_uses_stay_level(data: Path, workers: int
 def test_batches_may_be_in_rounds_that_train_samples_twice(
     tmp_path: Path, batch: int, workers: int, closing: Close
 ) -> None:
-    """64 files of 55 kB: batch 14 of 10 is in a round of all cohorts and in the next, which has begun the next pass."""
+    """A batch of a growing dataset may span two rounds and so two passes; uses still differ by at most reuse + 1.
+
+    With 64 files of 55 kB, batch 14 of 10 is in a round of all cohorts and in the next, which begins the next pass.
+    """
     (tmp_path / "data").mkdir()
     for number in range(64):
         (tmp_path / "data" / f"{number:02}.bin").write_bytes(number.to_bytes(1, "big") * 55_000)
@@ -115,7 +118,7 @@ def test_batches_may_be_in_rounds_that_train_samples_twice(
 @pytest.mark.process
 @pytest.mark.parametrize("workers", [0, 2])
 def test_packed_documents_grow_in_rows(tmp_path: Path, workers: int, closing: Close) -> None:
-    """The documents of rows are used as evenly as samples are; a state goes on with the same rows."""
+    """Documents in rows of a growing dataset are used as evenly as samples, and a state goes on with the same rows."""
     given = documents(lengths(600, 64))
     url = write_megatron(tmp_path / "tokens", given, files=40)
 
@@ -144,7 +147,7 @@ def test_packed_documents_grow_in_rows(tmp_path: Path, workers: int, closing: Cl
 
 @pytest.mark.process
 def test_a_run_is_repeated_from_its_admissions(data: Path, closing: Close) -> None:
-    """round_bytes=loader.admissions gives the same samples and random numbers, with other workers."""
+    """round_bytes=loader.admissions repeats a run with the same samples and random numbers, with other workers."""
     with StreamingDataLoader(closing(growing(data)), BATCH, 2, report_every=None) as loader:
         first = trained(loader, 4)
         admissions = loader.admissions
@@ -157,7 +160,7 @@ def test_a_run_is_repeated_from_its_admissions(data: Path, closing: Close) -> No
 @pytest.mark.slow
 @pytest.mark.process
 def test_batches_made_far_ahead_wait_for_room(data: Path, closing: Close) -> None:
-    """Those in the making span rounds of a log that fit into the cache one at a time, not together."""
+    """Batches made far ahead span rounds that do not fit into the cache together, and have the same samples."""
     repeated = [growing(data, [5] * 30) for _ in range(2)]
     with StreamingDataLoader(closing(repeated[0]), BATCH, 0, report_every=None) as loader:
         one_by_one = trained(loader, 3)
@@ -179,7 +182,10 @@ def test_bytes_per_round_fix_the_order(data: Path, closing: Close) -> None:
 @pytest.mark.process
 @pytest.mark.parametrize("stop", [17, *(pytest.param(stop, marks=pytest.mark.slow) for stop in (EPOCH // BATCH, 61))])
 def test_a_state_goes_on_with_the_same_samples(data: Path, stop: int, closing: Close) -> None:
-    """The rest of the run from a state equals the run that was not stopped, as far as its rounds were decided."""
+    """A growing dataset that resumes from a state yields the rest of the run that was not stopped.
+
+    This holds as far as the run's rounds were decided.
+    """
     with StreamingDataLoader(closing(growing(data)), BATCH, 2, report_every=None) as loader:
         first = trained(loader, 3)
         admissions = loader.admissions
@@ -201,7 +207,7 @@ def test_a_state_goes_on_with_the_same_samples(data: Path, stop: int, closing: C
 @pytest.mark.slow
 @pytest.mark.process
 def test_a_state_goes_on_with_another_batch_size(data: Path, closing: Close) -> None:
-    """The samples of the epoch that are left are the same."""
+    """A state of a growing dataset goes on with another batch size over the same samples of the epoch that are left."""
     with StreamingDataLoader(closing(growing(data, "400KB")), BATCH, 1, report_every=None) as loader:
         for step, _ in enumerate(loader, 1):
             if step == 10:
@@ -218,7 +224,7 @@ def test_a_state_goes_on_with_another_batch_size(data: Path, closing: Close) -> 
 @pytest.mark.slow
 @pytest.mark.process
 def test_a_bare_loop_has_the_samples_of_the_loader(data: Path, closing: Close) -> None:
-    """In a loop over the dataset samples come one by one, and a state goes on at the exact one."""
+    """A loop over a growing dataset has the samples of the loader, and its state goes on at the exact sample."""
     dataset = closing(growing(data, "400KB", batch_size=BATCH))
     seen = [next(samples) for samples in [iter(dataset)] for _ in range(EPOCH - 3)]
     state = dataset.state_dict()
@@ -232,7 +238,7 @@ def test_a_bare_loop_has_the_samples_of_the_loader(data: Path, closing: Close) -
 @pytest.mark.slow
 @pytest.mark.process
 def test_an_epoch_that_is_left_early_does_not_stop_the_next_one(data: Path, closing: Close) -> None:
-    """The uses of the rest are lost, as with any dataset; the next epoch is whole."""
+    """An epoch of a growing dataset that is left early loses the uses of its rest, and the next epoch is whole."""
     with StreamingDataLoader(closing(growing(data)), BATCH, 1, report_every=None) as loader:
         for _ in loader:
             break
@@ -242,7 +248,7 @@ def test_an_epoch_that_is_left_early_does_not_stop_the_next_one(data: Path, clos
 
 @pytest.mark.process
 def test_a_restarted_trainer_finds_its_cohorts(data: Path, closing: Close) -> None:
-    """What is in use stays in the cache when the session ends: the next one has chunks from the cache."""
+    """Cohorts in use stay in the cache when a session ends: a restarted trainer has its chunks from there."""
     dataset = closing(growing(data))
     with StreamingDataLoader(dataset, BATCH, 1, report_every=None) as loader:
         trained(loader, 3)
@@ -257,7 +263,7 @@ def test_a_restarted_trainer_finds_its_cohorts(data: Path, closing: Close) -> No
 
 
 def wait_for_look_ahead(loader: StreamingDataLoader) -> None:
-    """Until it has come to its end."""
+    """Waits until the engine has fetched all that it fetches ahead."""
     before, engine = -1, loader.stats().engine
     while engine.fetches or engine.store_bytes != before:
         before = engine.store_bytes
@@ -267,7 +273,7 @@ def wait_for_look_ahead(loader: StreamingDataLoader) -> None:
 
 @pytest.mark.process
 def test_states_of_other_orders_are_refused(data: Path, closing: Close) -> None:
-    """A state names what differs."""
+    """A state of another order is refused by a StateError that names what differs."""
     with StreamingDataLoader(closing(growing(data)), BATCH, 0, report_every=None) as loader:
         next(iter(loader))
         state = loader.state_dict()
@@ -287,7 +293,7 @@ def test_states_of_other_orders_are_refused(data: Path, closing: Close) -> None:
 
 @pytest.mark.process
 def test_workers_of_a_plain_dataloader_are_refused(data: Path, closing: Close) -> None:
-    """They do not know what the others have trained."""
+    """A growing dataset refuses workers of a plain DataLoader, which do not know what the others have trained."""
     plain = DataLoader(closing(growing(data, batch_size=BATCH)), BATCH, num_workers=1)
     with pytest.raises(ConfigError, match="StreamingDataLoader"):
         next(iter(plain))
@@ -302,7 +308,7 @@ def test_workers_of_a_plain_dataloader_are_refused(data: Path, closing: Close) -
     ],
 )
 def test_options_that_do_not_fit_are_refused(options: dict) -> None:
-    """growing= needs a shuffled dataset that does not change."""
+    """growing= is refused unless it is a Growing, and with a dataset that is not shuffled or that refreshes."""
     with pytest.raises(ConfigError, match="growing"):
         StreamingDataset("data/", **options)
 
@@ -311,13 +317,13 @@ def test_options_that_do_not_fit_are_refused(options: dict) -> None:
     "wrong", [{"reuse": 0}, {"epoch_samples": 1.5}, {"round_bytes": "much"}, {"round_bytes": [1, -1]}]
 )
 def test_a_growth_that_cannot_be_is_refused(wrong: dict) -> None:
-    """The error names the argument."""
+    """Growing refuses an impossible value with a ConfigError that names the argument."""
     with pytest.raises(ConfigError, match=next(iter(wrong))):
         Growing(**{"reuse": 2, "epoch_samples": 10, **wrong})
 
 
 def test_a_mix_of_growing_datasets_is_refused() -> None:
-    """Members share a cache by their passes."""
+    """A MixedDataset refuses a growing member, because members share a cache by their passes."""
     member = StreamingDataset("data/", growing=Growing(2, 10))
     with pytest.raises(ConfigError, match="growing"):
         MixedDataset({"a": member, "b": StreamingDataset("other/")})

@@ -1,4 +1,4 @@
-"""A cache of half the data, for real: hits at the bound, the limit never passed, the first epoch fetched once."""
+"""A cache of half the data, with a real engine: hits at the bound, the limit held, the first epoch fetched once."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ BLOCK_BYTES = 512
 
 
 def make_data(tmp_path: Path, files: int) -> Path:
-    """Files of 10 to 70 KB in 8 classes, six to a chunk."""
+    """Makes files of 10 to 70 KB in 8 classes, six to a chunk."""
     random = np.random.default_rng(3)
     for number in range(files):
         path = tmp_path / "data" / f"class{number % 8}" / f"{number:04}.bin"
@@ -34,7 +34,7 @@ def make_data(tmp_path: Path, files: int) -> Path:
 
 
 class Watch(threading.Thread):
-    """Looks at what the folder really takes, again and again."""
+    """A thread that measures, again and again, what the folder really takes."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(name="watch")
@@ -63,13 +63,13 @@ def taken_bytes(folder: Path) -> int:
 
 
 def anonymous_mib(pid: int) -> float:
-    """Resident memory of a process that is no file."""
+    """Returns a process's resident memory that is no file's."""
     status = Path(f"/proc/{pid}/status").read_text()
     return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("RssAnon")) / 1024
 
 
 class Rank:
-    """One rank's session over the order's real schedule."""
+    """Stands for a rank: one session over the order's real schedule, which waits for steps and reads no chunk."""
 
     def __init__(self, client: EngineClient, manifest: Manifest, spec: OrderSpec, rank: int) -> None:
         self._manifest, self._spec, self._rank = manifest, spec, rank
@@ -90,7 +90,10 @@ class Rank:
         return RankPlan(order, BATCH, RANKS, self._rank)
 
     def steps(self, epoch: int) -> Iterator[None]:
-        """Goes through an epoch, batch by batch; the next one is announced early, but for the first (it is counted)."""
+        """Goes through an epoch, batch by batch, and announces the next one early.
+
+        The end of the first is not announced early, because what it fetches is counted.
+        """
         plan = self._plan(epoch)
         if epoch == 1:
             self._extend(1)
@@ -110,7 +113,10 @@ class Rank:
     ("files", "slack"), [(1200, 0.06), pytest.param(8000, 0.01, marks=[pytest.mark.slow, pytest.mark.timeout(300)])]
 )
 def test_hits_reach_the_bound_and_the_limit_holds(tmp_path, files, slack):
-    """From epoch 2 on hits >= (cache - staging)/data - slack; st_blocks <= limit; epoch 1 costs <= 1.02 of the data."""
+    """With a cache of half the data, hits from epoch 2 on reach (cache - staging) / data - slack.
+
+    The cache's blocks stay within its limit, and epoch 1 fetches at most 1.02 times the data.
+    """
     data = make_data(tmp_path, files)
     total = sum(path.stat().st_size for path in data.rglob("*.bin"))
     limit = total // 2

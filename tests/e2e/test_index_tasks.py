@@ -1,4 +1,4 @@
-"""`streamer index --executor`: the manifest is that of one process."""
+"""`streamer index --executor` as processes: the manifest is the one that a single process builds."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from tests.tars import tar_of
 
 
 def index(*arguments: object) -> subprocess.CompletedProcess[str]:
-    """`streamer index`."""
+    """Runs `streamer index` to its end."""
     command = [sys.executable, "-m", "streamer", "index", *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
 @pytest.fixture
 def tars(tmp_path: Path) -> Path:
-    """30 tars; one of them is damaged."""
+    """Returns 30 tars, one of which is damaged."""
     (tmp_path / "tars").mkdir()
     for tar in range(30):
         entries = [(f"{tar}-{i:02d}.bin", bytes([tar]) * (100 * i)) for i in range(20)]
@@ -47,7 +47,7 @@ def tars(tmp_path: Path) -> Path:
 
 @pytest.mark.slow
 def test_containers_in_tasks(tars: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Equal to the engine's by its digest; what is damaged is named, or left out."""
+    """Tasks index tars with the digest of the engine's index; a damaged tar is named, or left out on request."""
     monkeypatch.setenv("STREAMER_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("STREAMER_RUNTIME_DIR", str(tmp_path / "run"))
     refused = index(tars, "--executor", "processes:2", "--out", tmp_path / "a")
@@ -64,7 +64,7 @@ def test_containers_in_tasks(tars: Path, tmp_path: Path, monkeypatch: pytest.Mon
 @pytest.mark.slow
 @pytest.mark.parametrize("where", ["out", "beside"])
 def test_only_new_containers_are_read(tars: Path, tmp_path: Path, where: str) -> None:
-    """The others are known from the manifest that is there."""
+    """An index beside an earlier manifest reads only containers that are new, and takes the others from it."""
     (tars / "07.tar").unlink()
     (tars / "09.tar").rename(tmp_path / "later.tar")
     to = ["--out", f"{tmp_path}/m"] if where == "out" else ["--beside"]
@@ -84,7 +84,7 @@ def test_only_new_containers_are_read(tars: Path, tmp_path: Path, where: str) ->
 
 @pytest.mark.slow
 def test_what_has_to_be_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Is unpacked in the tasks; beside the data engines find the manifest."""
+    """Tasks index compressed lines, decompressed, with the digest of an engine's index."""
     monkeypatch.setenv("STREAMER_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("STREAMER_RUNTIME_DIR", str(tmp_path / "run"))
     (tmp_path / "lines").mkdir()
@@ -99,13 +99,14 @@ def test_what_has_to_be_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_facts_of_a_survey(tmp_path: Path) -> None:
-    """Cross to the tasks."""
+    """Facts that a survey finds, such as the features of a Hugging Face dataset, reach the manifest through tasks."""
     shutil.copytree(DATA / "parquet/huggingface", tmp_path / "hf", ignore=shutil.ignore_patterns("expected.json"))
     assert index(tmp_path / "hf", "--executor", "processes:1", "--out", tmp_path / "m").returncode == 0
     assert Manifest.open(tmp_path / "m").facts.fields
 
 
 def test_a_manifest_goes_somewhere() -> None:
+    """`streamer index --executor` without --out or --beside ends with code 2 and names both options."""
     done = index("/nowhere", "--executor", "processes")
     assert done.returncode == 2
     assert "--executor needs --out or --beside" in done.stderr
@@ -113,7 +114,7 @@ def test_a_manifest_goes_somewhere() -> None:
 
 @pytest.fixture
 def bucket() -> Iterator[tuple[str, dict[str, object]]]:
-    """A bucket of 30,000 objects, as far as listings go."""
+    """Runs an S3 server that lists 30,000 objects, and has no content for them."""
     script = Path(__file__).parents[2] / "benchmarks/listed_bucket.py"
     server = subprocess.Popen([sys.executable, script, "30000", "0"], stdout=subprocess.PIPE, text=True)
     assert server.stdout is not None
@@ -129,7 +130,7 @@ def bucket() -> Iterator[tuple[str, dict[str, object]]]:
 @pytest.mark.slow
 @pytest.mark.leaves_over("the threads of obstore live as long as the process")
 def test_a_large_prefix_is_listed_in_tasks(bucket: tuple[str, dict[str, object]], tmp_path: Path) -> None:
-    """The same as one process finds; with some pages more."""
+    """Tasks list a large prefix with some requests more than one process, and build the same manifest."""
     address, options = bucket
     source = DatasetSource(urls=("s3://many/raw/",), options=options)
     with runner("processes:2") as running:
@@ -141,7 +142,7 @@ def test_a_large_prefix_is_listed_in_tasks(bucket: tuple[str, dict[str, object]]
 
 
 async def built_here(source: DatasetSource, folder: Path) -> Manifest:
-    """As the engine builds it."""
+    """Builds a manifest as the engine does."""
     async with Fetcher(FetchConfig(), StoreOpener(source.options)) as fetcher:
         lists = FetchedLists(fetcher)
         return await build(source.urls, folder, lister=lists, reader=fetcher, choose_format=chooser("auto"))

@@ -1,4 +1,4 @@
-"""engine="inline": the engine in the trainer's process. As good as a process of its own, and nothing of it stays."""
+"""engine="inline": a real engine in a thread of the trainer's process, with worker processes, forks and kills."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ Make = Callable[..., StreamingDataset]
 
 @pytest.fixture(scope="module", autouse=True)
 def _first_loop() -> None:
-    """libuv keeps a pipe for signals from the first loop of a process to its end."""
+    """Makes a loop first, because libuv keeps a pipe for signals from the first loop of a process to its end."""
     uvloop.new_event_loop().close()
 
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of data, one for the cache, and one for the socket."""
+    """Returns a folder of data, with folders for cache and socket."""
     for number in range(SAMPLES):
         path = tmp_path / "data" / f"c{number % 3}" / f"{number:03d}.npy"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -61,7 +61,7 @@ def make(place: Path, closing: Callable[[StreamingDataset], StreamingDataset]) -
 
 
 def check_nothing_left(place: Path) -> None:
-    """No thread, no socket, no lock: the next engine may start at once."""
+    """Checks that no thread, socket or lock is left, so that the next engine may start at once."""
     assert [thread.name for thread in threading.enumerate() if thread.name == "streamer-engine"] == []
     assert list((place / "run").glob("*")) == []
     with locked(place / "cache"):
@@ -89,7 +89,10 @@ def numbers(batches: object) -> list[int]:
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_every_sample_of_every_epoch_comes_from_this_process(place: Path, make: Make, workers: int) -> None:
-    """No process but the workers is started; after `close` there is neither thread nor socket nor lock."""
+    """An inline engine serves every sample of every epoch from the trainer's process, and `close` ends it.
+
+    After `close` there is neither thread nor socket nor lock.
+    """
     dataset = make()
     with StreamingDataLoader(dataset, BATCH, workers) as loader:
         first, second = numbers(loader), numbers(loader)
@@ -102,7 +105,7 @@ def test_every_sample_of_every_epoch_comes_from_this_process(place: Path, make: 
 
 @pytest.mark.slow
 def test_the_order_is_that_of_an_engine_of_its_own(place: Path, make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Batch for batch; and a state of one continues with the other."""
+    """An inline engine gives the batches of an engine process, and a state of one continues with the other."""
     dataset = make()
     with StreamingDataLoader(dataset, BATCH) as loader:
         batches = iter(loader)
@@ -131,7 +134,7 @@ def torch_numbers(dataset: StreamingDataset, **options: object) -> list[int]:
 
 @pytest.mark.parametrize("first", ["trainer", pytest.param("worker", marks=pytest.mark.slow)])
 def test_torchs_workers_use_the_engine_of_who_comes_first(place: Path, make: Make, first: str) -> None:
-    """Forked ones; the trainer's where it has looked at the dataset, else that of one of them."""
+    """torch's forked workers use the trainer's inline engine if it has looked at the dataset, else one of their own."""
     dataset = make()
     if first == "trainer":
         assert len(dataset) == SAMPLES
@@ -147,7 +150,10 @@ def test_torchs_workers_use_the_engine_of_who_comes_first(place: Path, make: Mak
 @pytest.mark.parametrize("start", ["spawn", "forkserver"])
 @pytest.mark.parametrize("first", ["trainer", "worker"])
 def test_torchs_new_workers_use_the_engine_of_who_comes_first(make: Make, first: str, start: str) -> None:
-    """As forked ones."""
+    """torch's workers that are spawned or come from a fork server read every sample through an inline engine.
+
+    Whether the trainer has looked at the dataset before makes no difference.
+    """
     dataset = make()
     if first == "trainer":
         assert len(dataset) == SAMPLES
@@ -155,7 +161,7 @@ def test_torchs_new_workers_use_the_engine_of_who_comes_first(make: Make, first:
 
 
 def test_several_datasets_share_it(place: Path, make: Make) -> None:
-    """It ends with the last of them that is closed; the next use starts another."""
+    """Datasets share an inline engine, which ends with the last of them that is closed; the next use starts another."""
     dataset, other = make(), make(seed=5)
     assert len(dataset) == len(other) == SAMPLES
     dataset.close()
@@ -167,7 +173,7 @@ def test_several_datasets_share_it(place: Path, make: Make) -> None:
 
 @pytest.mark.slow
 def test_it_stays_while_another_process_reads(make: Make) -> None:
-    """Which finds it at its socket; it ends with the last connection, after the grace time."""
+    """An inline engine serves another process at its socket, and ends after the last connection and its grace time."""
     dataset = make()
     assert len(dataset) == SAMPLES
     program = (
@@ -192,7 +198,7 @@ def test_it_stays_while_another_process_reads(make: Make) -> None:
 def test_an_engine_that_fails_is_replaced(
     place: Path, make: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As a killed process is; every sample comes once, and the log has the reason."""
+    """An inline engine that fails is replaced, every sample comes once, and the log has the reason."""
     broken = threading.Event()
 
     async def fail(*_: object) -> None:
@@ -216,7 +222,7 @@ def test_an_engine_that_fails_is_replaced(
 
 
 def test_a_folder_that_cannot_be_used_is_the_readers_error(place: Path, make: Make) -> None:
-    """With its type; no thread stays."""
+    """An inline engine that cannot use its cache folder raises its CacheError in the reader, and no thread stays."""
     (place / "cache").write_text("")
     dataset = make()
     with pytest.raises(CacheError, match=r"cache folder .*File exists"):
@@ -228,7 +234,10 @@ def test_a_folder_that_cannot_be_used_is_the_readers_error(place: Path, make: Ma
 
 
 def test_a_fork_holds_nothing_of_the_engine(place: Path, make: Make) -> None:
-    """While the child lives its parent's engine ends, another one starts, and who was connected learns of the end."""
+    """A forked child keeps nothing of its parent's inline engine alive: it ends, and its clients learn of the end.
+
+    Another engine can start while the child lives.
+    """
     dataset = make()
     assert len(dataset) == SAMPLES
     stranger = EngineClient(dataset._opening.options.client_settings(Environment.read(), ""))
@@ -246,7 +255,7 @@ def test_a_fork_holds_nothing_of_the_engine(place: Path, make: Make) -> None:
 
 @contextlib.contextmanager
 def forked() -> Iterator[None]:
-    """A child that has what a fork leaves it, and lives as long as the context."""
+    """Forks a child that holds what a fork leaves it, and lives as long as the context."""
     lasting_read, lasting_write = os.pipe()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
@@ -263,7 +272,7 @@ def forked() -> Iterator[None]:
 
 
 def test_its_log_is_the_trainers(make: Make, caplog: pytest.LogCaptureFixture) -> None:
-    """What an engine of its own writes to a file."""
+    """An inline engine writes to the trainer's log what an engine process writes to a file."""
     dataset = make()
     with caplog.at_level(logging.INFO, "streamer"):
         assert len(dataset) == SAMPLES
@@ -314,7 +323,7 @@ def run(
 
 
 def wait_for_end(pid: int) -> None:
-    """Fork server and workers end with the trainer, but after it."""
+    """Waits for the end of a process, because fork server and workers end with the trainer, but after it."""
     handle = os.pidfd_open(pid)
     try:
         assert select.select([handle], [], [], SECONDS)[0], Path(f"/proc/{pid}/cmdline").read_bytes()
@@ -342,7 +351,10 @@ SLOW = pytest.mark.slow
 def test_a_program_that_closes_nothing_leaves_nothing(
     place: Path, ending: str, workers: int, code: int, last: str
 ) -> None:
-    """However its loop ends. It says what it has to say and not a line more."""
+    """A program that closes neither dataset nor loader leaves nothing behind, however its loop ends.
+
+    It prints its own error and not a line more.
+    """
     found, written = run(place, ending, workers)
     assert found == code, written
     check_raised(written, last)
@@ -350,7 +362,7 @@ def test_a_program_that_closes_nothing_leaves_nothing(
 
 
 def check_raised(written: str, last: str) -> None:
-    """Nothing but one traceback, or none; and what is said of a machine that takes seconds for a start."""
+    """Checks that nothing is printed but one traceback, or none, and notices of a start that takes seconds."""
     lines = [line for line in written.strip().splitlines() if not line.startswith("waiting for the engine")]
     assert lines[-1:] == ([last] if last else []), written
     assert all(line.startswith((" ", "Traceback")) for line in lines[:-1]), written
@@ -359,7 +371,10 @@ def check_raised(written: str, last: str) -> None:
 
 @pytest.mark.parametrize("workers", [pytest.param(0, marks=pytest.mark.slow), 2])
 def test_ctrl_c_leaves_nothing(place: Path, workers: int) -> None:
-    """A terminal sends it to the whole group: the trainer ends with its KeyboardInterrupt, and the others quietly."""
+    """Ctrl-C ends the trainer with KeyboardInterrupt, and the rest of its process group without output.
+
+    A terminal sends it to the whole group.
+    """
 
     def interrupt(process: subprocess.Popen[str]) -> None:
         assert process.stdout is not None

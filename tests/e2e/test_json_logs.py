@@ -1,4 +1,4 @@
-"""STREAMER_LOG_FORMAT=json: what a job and its engine log is one object per line."""
+"""STREAMER_LOG_FORMAT=json with a real job and its engine process: their logs are one object per line."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ with StreamingDataLoader(StreamingDataset(sys.argv[1], decode=None), 8, 1, repor
 
 @pytest.mark.slow
 def test_every_line_of_trainer_and_engine_is_an_object(tmp_path: Path) -> None:
-    """The trainer's stall report has its figures as attributes; the engine's log is of the same kind."""
+    """Every line that trainer and engine log is a JSON object, and the stall report has its figures as attributes."""
     (tmp_path / "data").mkdir()
     for number in range(32):
         (tmp_path / "data" / f"{number:02}.bin").write_bytes(bytes(1000))

@@ -1,4 +1,4 @@
-"""Lengths are measured in several processes, and of datasets whose annotations leave samples out."""
+"""measure_lengths in several real processes, and of datasets whose annotations leave samples out."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SAMPLES = 60
 
 @pytest.fixture(scope="module")
 def texts(tmp_path_factory: pytest.TempPathFactory, standing_engine: Callable[[Path], None]) -> Path:
-    """60 files, the n-th of n + 1 letters, and rows of a table for all but the first four."""
+    """Returns 60 files, the n-th of n + 1 letters, and rows of a table for all but the first four."""
     root = tmp_path_factory.mktemp("measure")
     (root / "texts").mkdir()
     for number in range(SAMPLES):
@@ -38,7 +38,7 @@ def tokenize(sample: dict) -> dict:
 def test_processes_measure_what_one_does(
     texts: Path, tmp_path: Path, closing: Callable[..., StreamingDataset], on_error: str, options: dict
 ) -> None:
-    """The same numbers, -1 for a sample that is skipped, and the same error."""
+    """measure_lengths gives the same numbers or the same error on several processes, and -1 for a skipped sample."""
     dataset = closing(StreamingDataset(texts / "texts", transform=tokenize, on_error=on_error))
     if on_error == "raise":
         with pytest.raises(ValueError, match="no good"):
@@ -54,7 +54,7 @@ def test_processes_measure_what_one_does(
 def test_samples_without_annotations_that_are_dropped_are_in_no_row(
     texts: Path, tmp_path: Path, closing: Callable[..., StreamingDataset]
 ) -> None:
-    """The file has a number for each sample of the whole, which is what `lengths=` reads."""
+    """A file of lengths has -1 for samples that annotations drop, and packing with it puts them in no row."""
     annotations = Annotations(str(texts / "table.csv"), missing="drop")
     path = tmp_path / "lengths.npy"
     plain = closing(StreamingDataset(texts / "texts", annotations=annotations))
@@ -77,7 +77,7 @@ def test_samples_without_annotations_that_are_dropped_are_in_no_row(
 def test_a_budget_counts_over_all_processes(
     texts: Path, tmp_path: Path, closing: Callable[..., StreamingDataset]
 ) -> None:
-    """None of the processes has as many damaged samples as all of them."""
+    """A budget of skips counts over all processes of measure_lengths, although none of them spends it alone."""
     dataset = closing(StreamingDataset(texts / "texts", transform=lambda sample: 1 // 0, on_error=Skip(budget=50)))
     with pytest.raises(DecodeError, match=r"Skip\(budget=50\) is spent"):
         measure_lengths(dataset, lambda sample: 1, path=tmp_path / "a.npy", num_workers=2)

@@ -1,4 +1,4 @@
-"""MixedDataset on a real engine: folders, tars and raw arrays mixed, on any number of ranks and workers."""
+"""MixedDataset on a real engine: folders, tars and large arrays mixed, on any number of ranks and workers."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def same_length(sample: dict[str, object]) -> dict[str, object]:
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory, standing_engine: Callable[[Path], None]) -> Path:
-    """The data of the members, and an engine."""
+    """Returns the data of the members, with an engine."""
     root = tmp_path_factory.mktemp("mix")
     for name, first, length in (("files", 0, 50), ("large", 2000, 300_000)):
         (root / name).mkdir()
@@ -62,7 +62,7 @@ def make(place: Path, closing: Callable[[StreamingDataset], StreamingDataset]) -
 
 
 def taken(loader: object, steps: int | None = None) -> list[list[int]]:
-    """The samples of each batch."""
+    """Returns the samples of each batch."""
     with warnings.catch_warnings():
         # This machine has fewer cores than some tests have workers.
         warnings.simplefilter("ignore", UserWarning)
@@ -82,7 +82,7 @@ def stock(dataset: MixedDataset, kind: type[DataLoader] = DataLoader, **options:
 
 @pytest.fixture(scope="module")
 def epochs(place: Path, standing_engine: Callable[[Path], None]) -> list[list[list[int]]]:
-    """Three epochs of one rank, by a bare loop: what all others must be."""
+    """Returns three epochs of one rank, read by a bare loop: what all others must be."""
     members = {name: StreamingDataset(place / name, transform=same_length) for name in SIZES}
     data = MixedDataset(members, weights=Weights(WEIGHTS, epoch_samples=240), batch_size=BATCH)
     found = [[int(sample["npy"][0]) for sample in data] for _ in range(3)]
@@ -91,7 +91,10 @@ def epochs(place: Path, standing_engine: Callable[[Path], None]) -> list[list[li
 
 
 def test_the_shares_are_exact(epochs):
-    """In each epoch and, rounded, in each batch; no sample of a member comes twice more than another."""
+    """A mix has its exact shares in each epoch and, within two samples, in each batch, and uses samples evenly.
+
+    No sample of a member comes twice more than another.
+    """
     for epoch in epochs:
         shares = np.array([[sum(number // 1000 == k for number in batch) for k in range(3)] for batch in epoch])
         assert shares.sum(axis=0).tolist() == [150, 60, 30]
@@ -107,7 +110,7 @@ def test_the_shares_are_exact(epochs):
     [(1, 2), (3, 1), *(pytest.param(*each, marks=pytest.mark.slow) for each in ((1, 1), (2, 0), (4, 3)))],
 )
 def test_the_global_batches_are_the_same_for_ranks_and_workers(make, epochs, ranks, workers):
-    """Sample for sample, through the loader."""
+    """StreamingDataLoader makes the same global batches of a mix on any number of ranks and workers."""
     parts = []
     for rank in range(ranks):
         dataset = make(rank=rank, world_size=ranks)
@@ -124,7 +127,10 @@ def test_the_global_batches_are_the_same_for_ranks_and_workers(make, epochs, ran
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4, 6, 8])
 @pytest.mark.parametrize("way", ["loader", "stock", "bare"])
 def test_all_ways_on_all_ranks(make, epochs, ranks, way):
-    """Each way with 0 to 4 workers in turn."""
+    """StreamingDataLoader, a stock DataLoader and a bare loop make the same global batches on 1 to 8 ranks.
+
+    Ranks have 0 to 4 workers in turn.
+    """
     parts = []
     for rank in range(ranks):
         dataset = make(rank=rank, world_size=ranks, batch_size=BATCH // ranks)
@@ -146,7 +152,7 @@ def test_all_ways_on_all_ranks(make, epochs, ranks, way):
     [pytest.param(0, None, marks=pytest.mark.slow), (2, "fork"), pytest.param(2, "spawn", marks=pytest.mark.slow)],
 )
 def test_a_stock_loader_has_the_same_batches(make, epochs, workers, start):
-    """Epoch after epoch, with `set_epoch` too."""
+    """A stock DataLoader has the batches of StreamingDataLoader epoch after epoch, and after `set_epoch`."""
     dataset = make(batch_size=BATCH)
     loader = stock(dataset, num_workers=workers, multiprocessing_context=start)
     assert (len(dataset), len(loader)) == (240, 10)
@@ -158,7 +164,7 @@ def test_a_stock_loader_has_the_same_batches(make, epochs, workers, start):
 
 @pytest.mark.parametrize("workers", [pytest.param(0, marks=pytest.mark.slow), 2])
 def test_a_stateful_loader_resumes(make, epochs, workers):
-    """torchdata's loader, with its own rule: the same number of workers."""
+    """torchdata's StatefulDataLoader resumes a mix in mid-epoch with the same number of workers."""
     before = stock(make(batch_size=BATCH), StatefulDataLoader, num_workers=workers)
     iterator = iter(before)
     head = [next(iterator)["npy"][:, 0].tolist() for _ in range(4)]
@@ -173,7 +179,7 @@ def test_a_stateful_loader_resumes(make, epochs, workers):
 
 @pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(4, marks=pytest.mark.slow)])
 def test_a_killed_run_continues_on_other_ranks(make, epochs, ranks):
-    """Saved by one of two ranks in mid-epoch: the rest of the epoch, then the next one."""
+    """A mix saved by one of two ranks in mid-epoch continues on 1, 2 or 4 ranks with the rest of the epoch."""
     with StreamingDataLoader(make(rank=0, world_size=2), BATCH // 2, 1) as loader:
         iterator = iter(loader)
         for _ in range(13):
@@ -191,7 +197,7 @@ def test_a_killed_run_continues_on_other_ranks(make, epochs, ranks):
 
 
 def test_raw_arrays_and_strings_arrive_without_copies(place, closing):
-    """Samples of two members without transforms go to the rows of one batch."""
+    """Samples of members without transforms go to the rows of one batch, decoded or as raw bytes, with their source."""
     members = {name: StreamingDataset(place / name) for name in ("files", "tars")}
     data = closing(MixedDataset(members, source_key="from"))
     with StreamingDataLoader(data, 20, 1) as loader:
@@ -212,7 +218,7 @@ def test_raw_arrays_and_strings_arrive_without_copies(place, closing):
 
 @pytest.mark.slow
 def test_homogeneous_batches_need_no_common_shape(place, closing):
-    """Each member has its own rows in the ring."""
+    """With batching="homogeneous" a batch has samples of one member, so that members need no common shape."""
     members = {name: StreamingDataset(place / name) for name in ("files", "large")}
     data = closing(
         MixedDataset(members, weights=Weights({"files": 2, "large": 1}, epoch_samples=180), batching="homogeneous")
@@ -226,7 +232,7 @@ def test_homogeneous_batches_need_no_common_shape(place, closing):
 
 
 def test_statistics_by_member(make):
-    """What was drawn agrees with a recount; the engine's view has each member."""
+    """Statistics of a mix have what was drawn of each member, and its needs and hits in the engine."""
     with StreamingDataLoader(make(), BATCH, 1) as loader:
         names = Counter()
         for batch in loader:

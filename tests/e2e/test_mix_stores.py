@@ -1,4 +1,4 @@
-"""A mix of two stores with credentials of their own: each is read with its own, and one does not stop the other."""
+"""A mix of two buckets of a fake S3 with credentials of their own: one does not stop the other."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def mix(store: KeyedS3, key_of_b: str = "keyofb", **options: object) -> MixedDat
 
 
 def test_each_member_is_read_with_its_own_credentials(stores):
-    """In one session; an epoch has every sample of both."""
+    """Each member of a mix is read with its own credentials, and an epoch has every sample of both."""
     data = mix(stores)
     with StreamingDataLoader(data, 8, 1) as loader:
         found = sorted(number for batch in loader for number in batch["npy"][:, 0].tolist())
@@ -58,7 +58,7 @@ def test_each_member_is_read_with_its_own_credentials(stores):
 
 
 def test_wrong_credentials_name_the_member(stores):
-    """Before anything is read."""
+    """Wrong credentials of a member raise AccessDeniedError with the member's name, before any object is read."""
     data = mix(stores, key_of_b="keyofa")
     with pytest.raises(AccessDeniedError, match=r"^member b: "):
         len(data)
@@ -68,7 +68,7 @@ def test_wrong_credentials_name_the_member(stores):
 
 @pytest.mark.slow
 def test_a_store_that_asks_for_less_does_not_stop_the_other(stores, tmp_path, monkeypatch):
-    """503 for all of b: the chunks of a arrive ahead; when b answers again the epoch goes on, in the same order."""
+    """While one store answers 503, chunks of the other arrive ahead; the epoch then goes on in the same order."""
     data = mix(stores, batch_size=8)
     expected = [int(sample["npy"][0]) for sample in data]
     data.close()

@@ -1,4 +1,4 @@
-"""The page at `/` of a service, in a real browser: its figures, its names, and that names stay text."""
+"""The page at `/` of a service, in a real browser, mostly over made-up statistics: its figures and its names."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ pytestmark = [
 
 
 class Text(HTMLParser):
-    """What a page shows, by element: definition lists as pairs, table rows as lists, everything as words."""
+    """Parses what a page shows: definition lists as pairs, table rows as lists, everything as words."""
 
     def __init__(self, page: str) -> None:
         super().__init__()
@@ -69,7 +69,7 @@ class Text(HTMLParser):
 
 @asynccontextmanager
 async def page(values: dict[str, object], **window: object) -> AsyncIterator[Browser]:
-    """The page of an engine with these statistics."""
+    """Yields the page of an engine with these statistics."""
     async with browser() as chromium, serve_http(ADDRESS, lambda: values, lambda: ""):
         await chromium.open(f"http://{ADDRESS}/", **window)
         yield chromium
@@ -80,7 +80,7 @@ async def text_of(chromium: Browser) -> Text:
 
 
 async def test_the_figures_are_those_of_top() -> None:
-    """Every figure of the engine, and the rows of all ranks, in the words of `streamer top`."""
+    """The page shows every figure of the engine, and the rows of all ranks, in the words of `streamer top`."""
     values = make_statistics(ranks=3, datasets=2, job="train")
     async with page(values) as chromium:
         text = await text_of(chromium)
@@ -100,7 +100,10 @@ async def test_the_figures_are_those_of_top() -> None:
 
 
 async def test_rates_are_those_of_the_time_between_two_looks() -> None:
-    """50 MB and 20 requests in half a second, by the engine's own clock."""
+    """Rates on the page are those between two looks, by the engine's own clock.
+
+    The engine reads 50 MB in 20 requests in half a second.
+    """
     values = make_statistics(ranks=1)
     async with page(values) as chromium:
         values.update(store_bytes=9.4e11 + 5e7, store_requests=112_020, uptime_seconds=3724.0)
@@ -110,7 +113,7 @@ async def test_rates_are_those_of_the_time_between_two_looks() -> None:
 
 
 async def test_an_engine_that_does_not_answer_is_announced() -> None:
-    """The figures stay, marked as old, and the line that screen readers announce says so."""
+    """A page without an answer keeps its figures, marks them as old and announces it to screen readers."""
     async with browser() as chromium:
         async with serve_http(ADDRESS, make_statistics, lambda: ""):
             await chromium.open(f"http://{ADDRESS}/")
@@ -121,7 +124,7 @@ async def test_an_engine_that_does_not_answer_is_announced() -> None:
 
 
 async def test_names_of_clients_stay_text() -> None:
-    """Markup in the name of a job, a consumer, an advice, a url or a warning is shown, not made."""
+    """The page shows markup in the name of a job, a consumer, an advice, a url or a warning as text."""
     found = make_statistics(ranks=1, datasets=1, job=HOSTILE)
     for table, name in (("sessions", "consumer"), ("sessions", "advice"), ("datasets", "url"), ("warnings", "text")):
         found[table][0][name] = HOSTILE
@@ -134,7 +137,7 @@ async def test_names_of_clients_stay_text() -> None:
 
 
 async def test_a_script_that_is_not_the_pages_own_does_not_run() -> None:
-    """Not one that is written into the page, and no string becomes markup; nothing else than the server is asked."""
+    """The page's policy runs no injected script, makes no markup of strings, and lets it ask its own server only."""
     async with page(make_statistics()) as chromium:
         async with aiohttp.ClientSession() as session, session.get(f"http://{ADDRESS}/") as answer:
             policy = dict(part.split(" ", 1) for part in answer.headers["Content-Security-Policy"].split("; "))
@@ -150,7 +153,10 @@ async def test_a_script_that_is_not_the_pages_own_does_not_run() -> None:
 
 
 async def test_of_many_ranks_the_worst_are_in_sight() -> None:
-    """64 ranks and 20 datasets: eight ranks, the one that waits most first, and all of them on request."""
+    """The page shows the eight ranks that wait most, the first of them on top, and all of them on request.
+
+    The list of all stays open when figures change, and what has the focus keeps it.
+    """
     async with page(make_statistics()) as chromium:
         text = await text_of(chromium)
         closed = "document.querySelector('details').open === false"
@@ -170,7 +176,7 @@ async def test_of_many_ranks_the_worst_are_in_sight() -> None:
 
 
 async def test_a_job_that_waits_is_not_called_failed() -> None:
-    """Each of the two has a sentence; the error is below, in red, with its job."""
+    """The page says which jobs failed and which wait, each in a sentence, and shows the error in red with its job."""
     values = make_statistics(ranks=2, job="waits")
     failed = {**values["sessions"][0], "job": "fails", "failed": "AccessDeniedError", "loader_waiting_share": None}
     text = "job fails, rank 0 got AccessDeniedError: s3://bucket/a: the store answered 403"
@@ -185,7 +191,7 @@ async def test_a_job_that_waits_is_not_called_failed() -> None:
 
 
 async def test_jobs_come_first_on_a_phone(pictures: Path) -> None:
-    """They are in sight without scrolling: the figures of the engine fill more than a screen of their own."""
+    """Jobs are in sight without scrolling on a phone, above the engine's figures, which fill more than a screen."""
     async with page(make_statistics(), width=390, height=844, dark=True) as chromium:
         await chromium.draw(pictures / "page-phone.png")
         top = "document.querySelector('#{}').getBoundingClientRect().top"
@@ -195,7 +201,7 @@ async def test_jobs_come_first_on_a_phone(pictures: Path) -> None:
 
 @pytest.mark.parametrize("width", [320, 390, 1280])
 async def test_the_page_fits_its_window(width: int) -> None:
-    """Nothing but a table's own box scrolls sideways."""
+    """The page fits windows of 320, 390 and 1280 pixels: only a table's own box scrolls sideways."""
     async with page(make_statistics(), width=width) as chromium:
         whole = "document.documentElement"
         assert await chromium.evaluate(
@@ -204,7 +210,7 @@ async def test_the_page_fits_its_window(width: int) -> None:
 
 
 async def test_a_screen_reader_finds_its_way() -> None:
-    """Headings, a status, tables with captions and headers: as the browser tells assistive programs."""
+    """The page tells assistive programs its headings, a status, and tables with captions and headers."""
     async with page(make_statistics(ranks=2, datasets=1, job="train")) as chromium:
         nodes = (await chromium.call("Accessibility.getFullAXTree"))["nodes"]
     named = {(node["role"]["value"], node.get("name", {}).get("value", "")) for node in nodes if "role" in node}
@@ -222,7 +228,7 @@ STANDING = ("in flight", "first byte", "hits", "fill", "tail", "trouble")
 
 
 async def test_the_figures_are_those_of_metrics(tmp_path: Path) -> None:
-    """A job at work, stopped in the middle of an epoch: page and /metrics have the same figures of engine and ranks."""
+    """The page and /metrics have the same figures of engine and ranks (a job is stopped in the middle of an epoch)."""
     service = Service(tmp_path, 9469)
     with ExitStack() as stack:
         stack.enter_context(service.running())

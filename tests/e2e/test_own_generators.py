@@ -1,4 +1,4 @@
-"""Transforms that hold generators of their own draw the same for a sample, whoever makes it and when."""
+"""Transforms with random generators of their own, in real workers and loaders: a sample's draws depend on it alone."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Drawn = dict[str, bytes]
 
 @pytest.fixture(scope="module")
 def pictures(tmp_path_factory: pytest.TempPathFactory, standing_engine: Callable[[Path], None]) -> Path:
-    """Small pictures of noise, and an engine."""
+    """Returns small images of noise, with an engine."""
     data = tmp_path_factory.mktemp("own") / "data"
     data.mkdir()
     rng = np.random.default_rng(0)
@@ -48,7 +48,7 @@ class Jitter:
 
 
 def drawn(batches: Iterable[dict[str, object]]) -> Drawn:
-    """The pixels of each sample, by key."""
+    """Returns the pixels of each sample, by key."""
     with warnings.catch_warnings():
         # This machine has fewer cores than some tests have workers.
         warnings.simplefilter("ignore", UserWarning)
@@ -72,7 +72,10 @@ def check(found: list[Drawn], expected: list[Drawn]) -> None:
 
 
 def test_the_same_for_any_reader(pictures: Path, closing: Callable[[StreamingDataset], StreamingDataset]) -> None:
-    """Inline, in workers, under a stock DataLoader, and read one by one: what the sample draws is the same."""
+    """A transform with generators of its own draws the same for a sample inline, in workers and in a stock DataLoader.
+
+    A sample read one by one draws the same, too.
+    """
     expected = epochs(closing(StreamingDataset(pictures, transform=Jitter())), 0)
     check(epochs(closing(StreamingDataset(pictures, transform=Jitter())), 2), expected)
     stock = closing(StreamingDataset(pictures, transform=Jitter(), batch_size=BATCH))
@@ -92,7 +95,7 @@ def test_albumentations(
     closing: Callable[[StreamingDataset], StreamingDataset],
     as_it_is: bool,
 ) -> None:
-    """A composition, passed as it is: the same pixels with 0, 1, 2 and 4 workers; two epochs differ."""
+    """A composition of albumentations makes the same pixels with 0, 1, 2 and 4 workers, and others in each epoch."""
     import albumentations
 
     expected: list[Drawn] = []

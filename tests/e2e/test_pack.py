@@ -1,4 +1,4 @@
-"""Packs from end to end: what was packed is what is read, and the manifest beside it is that of an index."""
+"""Packs as tars, by real processes and commands: what was packed is read, and the manifest is that of an index."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Sample = dict[str, bytes]
 
 @pytest.fixture
 def images(tmp_path: Path) -> Path:
-    """300 files of up to 3 kB in three class folders; one is empty, one has a long name."""
+    """Returns 300 files of up to 3 kB in three class folders; one is empty, one has a long name."""
     random = np.random.default_rng(1)
     for number in range(300):
         name = f"{number:03d}" if number != 7 else "long-" * 30
@@ -39,14 +39,14 @@ def images(tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def here() -> Iterator[Executor]:
-    """A thread, for what processes do in the same way: each takes half a second of CPU to start."""
+    """Returns a thread pool for what processes do in the same way, because each takes half a second of CPU to start."""
     with ThreadPoolExecutor(1) as pool:
         pool.submit(int).result()
         yield pool
 
 
 def samples_of(folder: Path) -> dict[str, Sample]:
-    """Every sample of the tars, as Python's own tarfile reads them, in order."""
+    """Returns every sample of the tars, as Python's own tarfile reads them, in order."""
     found: dict[str, Sample] = {}
     for path in sorted(folder.glob("*.tar")):
         with tarfile.open(path) as archive:
@@ -60,7 +60,7 @@ def samples_of(folder: Path) -> dict[str, Sample]:
 
 
 def expected(images: Path) -> dict[str, Sample]:
-    """The samples of the folder."""
+    """Returns the samples of the folder."""
     return {
         f"{path.parent.name}/{path.name[:-4].replace('.', '_')}": {
             "jpg": path.read_bytes(),
@@ -71,7 +71,7 @@ def expected(images: Path) -> dict[str, Sample]:
 
 
 def test_a_folder_becomes_tars(images: Path, tmp_path: Path) -> None:
-    """Every file, its class, and shards of the size asked for; progress comes to its end."""
+    """`pack` writes every file of a folder, with its class, to shards of the size asked for, and reports progress."""
     steps: list[PackProgress] = []
     packed = streamer.pack(
         images, tmp_path / "tars", shard_bytes="200kB", executor="processes:2", on_progress=steps.append
@@ -86,7 +86,7 @@ def test_a_folder_becomes_tars(images: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("order", [pytest.param("name", marks=pytest.mark.slow), "shuffle"])
 def test_orders(images: Path, tmp_path: Path, here: Executor, order: str) -> None:
-    """The same samples; by name they ascend over all shards, shuffled their classes are mixed."""
+    """A pack by name ascends over all shards, and a shuffled one mixes the classes; the samples are the same."""
     streamer.pack(images, tmp_path / "tars", shard_bytes="200kB", order=order, seed=4, executor=here)  # type: ignore[arg-type]
     found = samples_of(tmp_path / "tars")
     assert found == expected(images)
@@ -98,7 +98,7 @@ def test_orders(images: Path, tmp_path: Path, here: Executor, order: str) -> Non
 def test_the_manifest_is_that_of_an_index(
     images: Path, tmp_path: Path, here: Executor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By its digest; and training reads what was packed, in place of the folder."""
+    """The manifest of a pack has the digest of an index of its shards, and training reads what was packed."""
     monkeypatch.setenv("STREAMER_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("STREAMER_RUNTIME_DIR", str(tmp_path / "run"))
     packed = streamer.pack(images, tmp_path / "tars", shard_bytes="200kB", executor=here)
@@ -112,7 +112,7 @@ def test_the_manifest_is_that_of_an_index(
 
 
 def test_tars_are_packed_again(images: Path, tmp_path: Path, here: Executor) -> None:
-    """Shuffled, with some of their fields under other names; from an index that was made before."""
+    """Tars can be packed again, shuffled and with some of their fields under other names, from an earlier index."""
     streamer.pack(images, tmp_path / "tars", shard_bytes="200kB", executor=here)
     streamer.pack(
         tmp_path / "tars",
@@ -130,7 +130,7 @@ def test_tars_are_packed_again(images: Path, tmp_path: Path, here: Executor) -> 
 
 
 def test_a_transform_changes_samples(images: Path, tmp_path: Path) -> None:
-    """Gets bytes and label, gives any values; None leaves a sample out."""
+    """A transform of `pack` gets bytes and label, may give any values, and leaves a sample out by returning None."""
 
     def shrink(sample: dict[str, object]) -> dict[str, object] | None:
         content = sample["jpg"]
@@ -150,7 +150,7 @@ def test_a_transform_changes_samples(images: Path, tmp_path: Path) -> None:
 
 
 def made(count: int) -> Iterator[Mapping[str, object]]:
-    """Samples of a program."""
+    """Yields samples as a program makes them."""
     for number in range(count):
         yield {
             "__key__": f"s{number:04d}",
@@ -161,7 +161,7 @@ def made(count: int) -> Iterator[Mapping[str, object]]:
 
 
 def test_an_iterable_is_packed(tmp_path: Path) -> None:
-    """In its order; run again, only what is not there is uploaded."""
+    """An iterable is packed in its order, and packed again, only shards that are not there are written."""
     packed = streamer.pack(made(500), tmp_path / "tars", shard_bytes="300kB")
     found = samples_of(tmp_path / "tars")
     assert list(found) == [f"s{number:04d}" for number in range(500)]
@@ -177,7 +177,7 @@ def test_an_iterable_is_packed(tmp_path: Path) -> None:
 
 
 def test_an_iterable_that_fails_goes_on_the_next_time(tmp_path: Path) -> None:
-    """Its error is raised as it is, there is no manifest, and no temporary file is left."""
+    """A failing iterable's error is raised as it is and leaves no manifest or temporary file; the next pack goes on."""
 
     def failing() -> Iterator[Mapping[str, object]]:
         yield from made(400)
@@ -192,7 +192,10 @@ def test_an_iterable_that_fails_goes_on_the_next_time(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_pack_is_verified(images: Path, tmp_path: Path) -> None:
-    """A changed byte, a shard that is gone, a manifest that is cut off: each is found and named; a pack mends them."""
+    """`streamer verify` finds and names a changed byte, a lost shard, a lost manifest and a stray tar.
+
+    Another pack mends what is changed or lost.
+    """
 
     def verify(*options: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "streamer", "verify", f"{tmp_path}/tars", *options]
@@ -229,7 +232,10 @@ def test_a_pack_is_verified(images: Path, tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_packed_is_said(images: Path, tmp_path: Path, here: Executor) -> None:
-    """A sample that a transform refuses is named; a destination that holds something else is left as it is."""
+    """`pack` names a sample that a transform refuses, and leaves a destination that holds something else as it is.
+
+    So do other causes: missing fields, equal keys, no samples, samples that are no dict.
+    """
 
     def refuse(sample: dict[str, object]) -> dict[str, object]:
         raise ValueError("no thanks")
@@ -261,7 +267,10 @@ def test_what_cannot_be_packed_is_said(images: Path, tmp_path: Path, here: Execu
 
 
 def test_a_dry_run_writes_nothing(images: Path, tmp_path: Path) -> None:
-    """It says how many shards, and how large."""
+    """`streamer pack --dry-run` says how many shards of which size it would write, and writes nothing.
+
+    Without it, `--fields jpg` packs that field alone.
+    """
     command = [sys.executable, "-m", "streamer", "pack", str(images), "--out", f"{tmp_path}/tars"]
     done = subprocess.run([*command, "--dry-run", "--shard-bytes", "200kB"], capture_output=True, text=True, check=True)
     assert done.stdout.startswith("would write 5 shards of about 18")
@@ -275,12 +284,12 @@ def test_a_dry_run_writes_nothing(images: Path, tmp_path: Path) -> None:
 
 
 async def test_it_runs_in_a_notebook(tmp_path: Path) -> None:
-    """Where an event loop runs already."""
+    """`pack` runs where an event loop runs already, as in a notebook."""
     assert streamer.pack(made(10), tmp_path / "tars").samples == 10
 
 
 def test_samples_of_a_changed_source_are_not_mixed(images: Path, tmp_path: Path) -> None:
-    """A shard whose object was overwritten by another program is written again."""
+    """`pack` writes a shard anew that another program has overwritten, and refuses a tar that is none of its shards."""
     streamer.pack(images, tmp_path / "tars", shard_bytes="200kB", executor="processes:1")
     (tmp_path / "tars/shard-000000.tar").write_bytes(b"not a tar")
     streamer.pack(images, tmp_path / "tars", shard_bytes="200kB", executor="processes:1")

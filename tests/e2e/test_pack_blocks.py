@@ -1,4 +1,4 @@
-"""Packs of what is decoded in blocks: Parquet, compressed MDS, packed tars and lines."""
+"""Packs by real processes of sources that are decoded in blocks: Parquet, compressed MDS, compressed tars and lines."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ROWS = 900
 
 @pytest.fixture
 def table(tmp_path: Path) -> Path:
-    """Two files of row groups of 100 rows: a picture's bytes, a text, and a number."""
+    """Returns two files of row groups of 100 rows: an image's bytes, a text, and a number."""
     numbers = np.random.default_rng(1)
     (tmp_path / "table").mkdir()
     for part in range(2):
@@ -40,7 +40,7 @@ def table(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("order", [pytest.param("manifest", marks=pytest.mark.slow), "shuffle"])
 def test_parquet_becomes_tars(table: Path, tmp_path: Path, order: str) -> None:
-    """Every row, in shards of whole row groups; shuffled, the rows of those that are read together are mixed."""
+    """`pack` writes every row of Parquet to shards of whole row groups, and mixes their rows when it shuffles."""
     packed = streamer.pack(table, tmp_path / "tars", shard_bytes="400kB", order=order, seed=3, executor="processes:2")  # type: ignore[arg-type]
     found = samples_of(tmp_path / "tars")
     assert (packed.shards, packed.samples) == (3, ROWS)
@@ -54,7 +54,7 @@ def test_parquet_becomes_tars(table: Path, tmp_path: Path, order: str) -> None:
 
 @pytest.mark.slow
 def test_the_same_command_writes_the_same(table: Path, tmp_path: Path) -> None:
-    """On one process and on three; a part of it again where it was lost."""
+    """A pack writes the same bytes on one process and on three, and a lost shard again as it was."""
     for name, on in (("one", "processes:1"), ("three", "processes:3")):
         streamer.pack(table, tmp_path / name, fields=["caption"], order="shuffle", shard_bytes="400kB", executor=on)
     one, three = ({p.name: p.read_bytes() for p in (tmp_path / name).glob("*.tar")} for name in ("one", "three"))
@@ -68,7 +68,7 @@ def test_the_same_command_writes_the_same(table: Path, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_compressed_mds(tmp_path: Path) -> None:
-    """As the peer has written it: the same samples as of the same files, unpacked."""
+    """Compressed MDS, as MosaicML's writer has made it, is packed into the same samples as the decompressed files."""
     folder = tmp_path / "zstd"
     shutil.copytree(DATA / "mds/zstd", folder, ignore=shutil.ignore_patterns("expected.json"))
     plain = tmp_path / "plain"
@@ -90,6 +90,7 @@ def test_compressed_mds(tmp_path: Path) -> None:
 
 
 def test_compressed_tars_keep_their_keys(tmp_path: Path) -> None:
+    """Samples of compressed tars keep their keys and fields when they are packed."""
     (tmp_path / "packed").mkdir()
     entries = [(f"{number:03d}.{name}", b"%d" % number) for number in range(50) for name in ("jpg", "cls")]
     (tmp_path / "packed/a.tar.gz").write_bytes(gzip.compress(tar_of(entries)))
@@ -98,7 +99,7 @@ def test_compressed_tars_keep_their_keys(tmp_path: Path) -> None:
 
 
 def test_a_damaged_block_is_named(table: Path, tmp_path: Path) -> None:
-    """With the object and the bytes; and a compressed file that is cut off, where it is indexed."""
+    """`pack` names the object and bytes of a damaged block, and a compressed file that is cut off."""
     path = table / "1.parquet"
     content = bytearray(path.read_bytes())
     content[40_000:60_000] = bytes(20_000)

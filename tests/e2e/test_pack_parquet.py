@@ -33,7 +33,7 @@ PNG = b"\x89PNG\r\n\x1a\n"
 
 
 def made(count: int) -> Iterator[Mapping[str, Any]]:
-    """Samples with a value of each kind, some of them without; a tenth of a kilobyte to two."""
+    """Yields samples with a value of each kind, some of them None; a tenth of a kilobyte to two."""
     numbers = np.random.default_rng(1)
     for i in range(count):
         yield {
@@ -54,17 +54,17 @@ def made(count: int) -> Iterator[Mapping[str, Any]]:
 
 
 def rows_of(folder: Path) -> list[dict[str, Any]]:
-    """All rows, as pyarrow reads them."""
+    """Returns all rows, as pyarrow reads them."""
     return [row for path in sorted(folder.glob("*.parquet")) for row in pq.read_table(path).to_pylist()]
 
 
 def files_of(folder: Path) -> dict[str, bytes]:
-    """The shards."""
+    """Returns the content of the shards by name."""
     return {path.name: path.read_bytes() for path in folder.glob("*.parquet")}
 
 
 def read(url: Path, decode: Any = "auto") -> dict[str, dict[str, Any]]:
-    """All samples by key, as training reads them."""
+    """Returns all samples by key, as training reads them."""
     dataset = StreamingDataset(f"{url}/", decode=decode)
     samples = cast("Iterable[dict[str, Any]]", dataset)
     found = {sample["__key__"]: {name: _plain(value) for name, value in sample.items()} for sample in samples}
@@ -78,14 +78,14 @@ def _plain(value: Any) -> Any:
 
 @pytest.fixture
 def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where the engine has its files."""
+    """Returns the folder in which the engine has its files."""
     monkeypatch.setenv("STREAMER_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("STREAMER_RUNTIME_DIR", str(tmp_path / "run"))
     return tmp_path
 
 
 def test_what_a_program_makes_has_columns(folders: Path) -> None:
-    """pyarrow reads every value, with its type; training too; the digest is that of an index."""
+    """Samples packed as Parquet have typed columns that pyarrow and training read, and the digest of an index."""
     packed = streamer.pack(made(1500), folders / "table", output_format="parquet", shard_bytes="500kB")
     assert (packed.shards, packed.samples) == (3, 1500)
     expected = [
@@ -111,7 +111,10 @@ def test_what_a_program_makes_has_columns(folders: Path) -> None:
 
 @pytest.mark.slow
 def test_tars_become_parquet(images: Path, folders: Path) -> None:
-    """Training reads the same fields; each set of processes writes the same bytes; packed again, the rows are equal."""
+    """Training reads tars packed as Parquet as it reads the tars, and any number of processes writes the same bytes.
+
+    Packed again, the rows are equal.
+    """
     small: dict[str, Any] = {"shard_bytes": "100kB"}
     with ThreadPoolExecutor(1) as here:
         streamer.pack(images, folders / "tars", executor=here, **small)
@@ -149,7 +152,7 @@ def test_tars_become_parquet(images: Path, folders: Path) -> None:
 
 
 def test_row_groups_and_pages(folders: Path) -> None:
-    """8 MiB before compression, and pages of about one: a reader can take a part of a row group."""
+    """Row groups have 8 MiB before compression and pages about one, so that a reader can take a part of a row group."""
     numbers = np.random.default_rng(1)
     streamer.pack(
         ({"blob": numbers.bytes(30_000), "n": i} for i in range(900)), folders / "table", output_format="parquet"
@@ -175,7 +178,7 @@ streamer.pack(made(4000), sys.argv[1], output_format="parquet", shard_bytes="300
 
 @pytest.mark.slow
 def test_a_killed_pack_goes_on(folders: Path) -> None:
-    """kill -9 after some shards; run again, shards and receipts are those of an undisturbed run."""
+    """A killed pack as Parquet goes on when it is run again, and its shards are those of an undisturbed run."""
     target = folders / "killed"
     process = subprocess.Popen([sys.executable, "-c", PROGRAM, str(target)])
     deadline = time.monotonic() + 60
@@ -195,7 +198,7 @@ def test_a_killed_pack_goes_on(folders: Path) -> None:
 
 @pytest.mark.slow
 def test_verify_names_a_changed_row_group(folders: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Whatever byte of a file it is; a pack writes that shard anew."""
+    """`streamer verify --every` names the row group of a changed byte, and a pack writes a shard that is gone anew."""
     target = folders / "table"
     packed = streamer.pack(made(1500), target, output_format="parquet", shard_bytes="500kB")
     assert main(["verify", str(target), "--every", "--executor", "processes:1"]) == 0
@@ -214,7 +217,10 @@ def test_verify_names_a_changed_row_group(folders: Path, capsys: pytest.CaptureF
 
 
 def test_a_sample_that_does_not_fit_is_named(images: Path, folders: Path) -> None:
-    """Columns follow from the first samples; a later one with another type, shape or field is an error with its key."""
+    """Columns follow from the first samples, and a later sample that does not fit is an error with its key.
+
+    A sample may not fit by its type, shape or fields.
+    """
     first: list[dict[str, Any]] = [{"__key__": f"k{i}", "n": i, "v": np.zeros(3)} for i in range(70)]
     cases: list[tuple[dict[str, Any], str]] = [
         ({"n": "many"}, r"sample 70 of the iterable, key 'odd': field 'n' is 'txt'.* the column has '<i8'"),

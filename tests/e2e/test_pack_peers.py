@@ -1,4 +1,4 @@
-"""Packs as other packages see them: read by webdataset, written and indexed on a Dask cluster."""
+"""Packs beside other packages, which are the real ones: read by webdataset, written, indexed and measured on Dask."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.documents import documents, lengths, write_megatron
 
 @pytest.fixture
 def files(tmp_path: Path) -> Path:
-    """200 files of up to 4 kB in two class folders; one name is longer than a header has room for."""
+    """Returns 200 files of up to 4 kB in two class folders; one name is longer than a tar header can hold."""
     numbers = np.random.default_rng(1)
     for number in range(200):
         name = f"{number:03d}" if number != 7 else "long-" * 40
@@ -34,7 +34,7 @@ def files(tmp_path: Path) -> Path:
 @pytest.mark.leaves_over("webdataset's reader closes its last file when it is collected")
 @pytest.mark.filterwarnings("ignore")
 def test_webdataset_reads_what_was_packed(files: Path, tmp_path: Path) -> None:
-    """The same keys and the same bytes, of every sample."""
+    """webdataset reads the keys and bytes of every sample that was packed."""
     webdataset = pytest.importorskip("webdataset")
     packed = streamer.pack(files, tmp_path / "tars", shard_bytes="200kB", executor="processes:1")
     urls = sorted(map(str, (tmp_path / "tars").glob("*.tar")))
@@ -51,7 +51,7 @@ def test_webdataset_reads_what_was_packed(files: Path, tmp_path: Path) -> None:
 
 @pytest.fixture
 def cluster() -> Iterator[object]:
-    """Dask on two processes of this machine."""
+    """Runs a Dask cluster of two processes on this machine."""
     distributed = pytest.importorskip("distributed")
     with distributed.LocalCluster(
         n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None, host="127.0.0.1"
@@ -64,7 +64,7 @@ def cluster() -> Iterator[object]:
 @pytest.mark.leaves_over("Dask's threads and event loops live as long as the process")
 @pytest.mark.filterwarnings("ignore")
 def test_a_dask_cluster_writes_the_same(files: Path, tmp_path: Path, cluster: object) -> None:
-    """Byte for byte as processes do; a worker that is killed in the middle costs its task."""
+    """A Dask cluster packs the bytes that processes pack, although one of its workers is killed in the middle."""
     address = cluster.scheduler_address  # type: ignore[attr-defined]
     streamer.pack(files, tmp_path / "here", shard_bytes="50kB", executor="processes:2")
     ended = threading.Event()
@@ -93,7 +93,7 @@ def test_a_dask_cluster_writes_the_same(files: Path, tmp_path: Path, cluster: ob
 @pytest.mark.leaves_over("Dask's threads and event loops live as long as the process, and the engine for a while")
 @pytest.mark.filterwarnings("ignore")
 def test_a_dask_cluster_counts_the_same(tmp_path: Path, cluster: object) -> None:
-    """The file of one process, of processes, and of Dask, byte for byte; `known` numbers are not counted again."""
+    """Lengths measured on Dask, on processes and on one process are one file; `resume_from` counts new samples only."""
     given = documents(lengths(2000, 64))
     old = [write_megatron(tmp_path / "old", given[:1500], 5)]
     grown = [*old, write_megatron(tmp_path / "new", given[1500:], 3)]

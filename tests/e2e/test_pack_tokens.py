@@ -30,14 +30,17 @@ DTYPES = {4: "<i4", 8: "<u2"}
 
 
 def made(count: int) -> Iterator[Mapping[str, Any]]:
-    """Documents of up to 300 tokens, every eleventh without any."""
+    """Yields documents of up to 300 tokens, every eleventh without any."""
     numbers = np.random.default_rng(1)
     for i in range(count):
         yield {"text": f"number {i}", "input_ids": numbers.integers(0, 50_000, i % 11 and numbers.integers(1, 300))}
 
 
 def documents(folder: Path) -> list[list[int]]:
-    """All documents, as Megatron's `IndexedDataset` reads them: a head, lengths, pointers, first sequences."""
+    """Returns all documents, as Megatron's `IndexedDataset` reads them: a head, lengths, pointers, first sequences.
+
+    The reader is written here from that layout; Megatron-LM itself is not used.
+    """
     found = []
     for path in sorted(folder.glob("*.idx")):
         index, tokens = path.read_bytes(), path.with_suffix(".bin").read_bytes()
@@ -53,26 +56,29 @@ def documents(folder: Path) -> list[list[int]]:
 
 
 def files_of(folder: Path) -> dict[str, bytes]:
-    """The shards."""
+    """Returns the content of the files by name."""
     return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
 
 
 @pytest.fixture
 def expected() -> list[list[int]]:
-    """What 1,000 documents have."""
+    """Returns the tokens of 1,000 documents."""
     return [sample["input_ids"].tolist() for sample in made(1000)]
 
 
 @pytest.fixture
 def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where the engine has its files."""
+    """Returns the folder in which the engine has its files."""
     monkeypatch.setenv("STREAMER_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("STREAMER_RUNTIME_DIR", str(tmp_path / "run"))
     return tmp_path
 
 
 def test_what_a_program_makes_becomes_tokens(folders: Path, expected: list[list[int]]) -> None:
-    """Two bytes each below 65,500; the digest is that of an index; training reads documents and windows."""
+    """Tokens of a small vocabulary are packed in two bytes each; training reads them as documents and as windows.
+
+    The digest is that of an index.
+    """
     target = folders / "tokens"
     packed = streamer.pack(made(1000), target, output_format="tokens", vocab_size=50_257, shard_bytes="100kB")
     assert (packed.shards, packed.samples, packed.bytes) == (3, 1000, 2 * sum(map(len, expected)))
@@ -93,7 +99,7 @@ def test_what_a_program_makes_becomes_tokens(folders: Path, expected: list[list[
 
 @pytest.mark.slow
 def test_columns_and_lists_become_tokens(folders: Path, expected: list[list[int]]) -> None:
-    """Of Parquet and of JSON lines; a process and a thread write the same; tokens are packed again."""
+    """Token lists of Parquet, JSON lines and tokens are packed as tokens, with the same bytes by process and thread."""
     (folders / "source").mkdir()
     texts = [f"number {i}" for i in range(len(expected))]
     pq.write_table(pa.table({"input_ids": expected, "text": texts}), folders / "source/a.parquet")
@@ -143,7 +149,7 @@ streamer.pack(made(20000), sys.argv[1], output_format="tokens", vocab_size=50257
 
 @pytest.mark.slow
 def test_a_killed_pack_goes_on(folders: Path) -> None:
-    """kill -9 after some shards; run again, tokens and index files are those of an undisturbed run."""
+    """A killed pack as tokens goes on when it is run again, and its files are those of an undisturbed run."""
     target = folders / "killed"
     process = subprocess.Popen([sys.executable, "-c", PROGRAM, str(target)])
     while len(list(target.glob("*.bin"))) < 3 and process.poll() is None:
@@ -163,7 +169,7 @@ def test_a_killed_pack_goes_on(folders: Path) -> None:
 
 @pytest.mark.slow
 def test_an_index_file_is_part_of_its_shard(folders: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """`verify` names one that is gone or differs; a pack writes it again, and nothing else."""
+    """`streamer verify` names a lost or changed index file, and a pack writes its shard again and nothing else."""
     target, arguments = folders / "tokens", {"output_format": "tokens", "shard_bytes": "200kB"}
     packed = streamer.pack(made(1000), target, **arguments)  # type: ignore[arg-type]
     index, before = target / "shard-000001.idx", files_of(target)
@@ -185,7 +191,7 @@ def test_an_index_file_is_part_of_its_shard(folders: Path, capsys: pytest.Captur
 
 
 def test_what_is_no_tokens_is_named(folders: Path) -> None:
-    """Nothing is written that would read as other tokens."""
+    """`pack` refuses values that are no tokens and names them, so that nothing is written that reads otherwise."""
 
     def pack(*samples: Mapping[str, Any], **options: Any) -> None:
         shutil.rmtree(folders / "odd", ignore_errors=True)
