@@ -10,6 +10,7 @@ import logging
 import os
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from streamer.base.logs import configure
@@ -33,6 +34,7 @@ def serve(ready_fd: int, timing: StartupTiming) -> int:
     Raises:
         BaseException: any other error, after it was reported.
     """
+    report = StartReport(ready_fd)
     try:
         settings = json.load(sys.stdin)
         import uvloop
@@ -42,23 +44,23 @@ def serve(ready_fd: int, timing: StartupTiming) -> int:
         timing.end("imports")
         configure(logging.INFO, "%(asctime)s %(process)d %(levelname)s %(name)s: %(message)s", Environment.read())
         config = configuration(settings, Environment.read())
-        uvloop.run(EngineService(config, lambda: _report(ready_fd, {"ready": True}), timing=timing).run())
+        uvloop.run(EngineService(config, lambda: report.write({"ready": True}), timing=timing).run())
     except StreamerError as error:
-        _report(ready_fd, {"kind": type(error).__name__, "message": str(error), "details": error.details})
+        report.write({"kind": type(error).__name__, "message": str(error), "details": error.details})
         return 1
     except ImportError as error:
         text = f"the engine cannot start with {sys.executable}, which lacks {error.name or 'a module'} ({error})"
-        _report(ready_fd, {"kind": ConfigError.__name__, "message": text})
+        report.write({"kind": ConfigError.__name__, "message": text})
         raise
     except PermissionError as error:
         text = (
             f"the engine cannot start: the system refuses a call ({error}); allow it (seccomp profile, "
             "SystemCallFilter=: epoll, eventfd, sockets), or correct the file's permissions"
         )
-        _report(ready_fd, {"kind": ConfigError.__name__, "message": text})
+        report.write({"kind": ConfigError.__name__, "message": text})
         raise
     except BaseException as error:
-        _report(ready_fd, {"kind": BrokenError.__name__, "message": f"the engine failed to start: {error!r}"})
+        report.write({"kind": BrokenError.__name__, "message": f"the engine failed to start: {error!r}"})
         raise
     logging.shutdown()
     # obstore's threads can abort an interpreter that is shutting down (1 of 25 ends); everything is closed by now.
@@ -90,10 +92,22 @@ def configuration(settings: object, environment: Environment) -> EngineConfig:
     return read_trainer_config(Path(settings["config"]) if settings.get("config") else None, variables, config)
 
 
-def _report(descriptor: int, line: dict[str, object]) -> None:
-    """Writes a line of JSON and closes the descriptor; ignores an error of the write."""
-    try:
-        os.write(descriptor, json.dumps(line).encode() + b"\n")
-    except OSError:
-        return  # reported before, or the client is gone: the log has it
-    os.close(descriptor)
+class StartReport:
+    """Tells the client once, by a line of JSON, that the engine listens or why it does not.
+
+    Args:
+        descriptor: where the line is written; it is closed then, and its number may mean another file from then on.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor: int | None = descriptor
+
+    def write(self, line: Mapping[str, object]) -> None:
+        """Writes the line and closes the descriptor; a second call does nothing, the log has that error."""
+        if self._descriptor is None:
+            return
+        descriptor = self._descriptor
+        self._descriptor = None
+        with suppress(OSError):  # the client is gone
+            os.write(descriptor, json.dumps(line).encode() + b"\n")
+        os.close(descriptor)

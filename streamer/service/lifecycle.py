@@ -32,7 +32,7 @@ from streamer.config import CacheConfig, EngineConfig, check_socket_path
 from streamer.engine.engine import Engine
 from streamer.engine.maintenance import maintain
 from streamer.errors import CacheError, ConfigError, StreamerError
-from streamer.service.admission import raise_limits
+from streamer.service.admission import Admission, raise_limits
 from streamer.service.client_connection import ClientConnection
 from streamer.service.listening import Listeners, listen
 from streamer.service.recent_warnings import RecentWarnings, recent_warnings
@@ -274,8 +274,10 @@ class EngineService:
                     raise ConfigError("datasets cannot be added to a service that had none, or be removed; restart it")
                 if self._in_memory is not None:  # the configured limit is meant for the disk
                     config = replace(config, cache=self._in_memory)
+                # It may refuse the configuration, and is made before anything has changed.
+                admission = Admission(config.cache, config.service)
                 await engine.reload(config)
-                server.reload(config)
+                server.reload(config, admission)
                 self._config = config
                 logger.info("configuration read again: limit %d bytes", engine.cache.limit_bytes)
             except StreamerError as error:

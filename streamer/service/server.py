@@ -141,13 +141,9 @@ class Server:
             **process_statistics(),
         }
 
-    def reload(self, config: EngineConfig) -> None:
-        """Takes over from a new configuration who may connect; open connections stay.
-
-        Raises:
-            ConfigError: the group does not exist, or the token file cannot be read. Nothing has changed then.
-        """
-        self._admission = Admission(config.cache, config.service)
+    def reload(self, config: EngineConfig, admission: Admission) -> None:
+        """Takes over a new configuration, and who may connect by it; open connections stay."""
+        self._admission = admission
         self._config = config
 
     def pids(self) -> list[int]:

@@ -409,6 +409,13 @@ def test_sighup_reads_the_limit_again(sidecar):
         while "no section [cash]" not in sidecar.log.read_text():
             assert time.monotonic() < deadline
         assert client.statistics()["limit_bytes"] == after["limit_bytes"]
+        # Part of it could be taken over: the new limit; who may connect by it cannot.
+        refused = text.replace("64MiB", "2MB").replace("[cache]", "[cache]\ngroup = 'group-that-is-not-there'")
+        sidecar.config.write_text(refused)
+        sidecar.process.send_signal(signal.SIGHUP)
+        while "group-that-is-not-there" not in sidecar.log.read_text():
+            assert time.monotonic() < deadline
+        assert client.statistics()["limit_bytes"] == after["limit_bytes"]
 
 
 @as_root

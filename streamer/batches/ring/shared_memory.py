@@ -43,8 +43,8 @@ def create_memfd(name: str, count: int) -> int:
     memory is checked first: a memfd has no limit of its own, and allocating too much invokes the OOM killer.
 
     Raises:
-        ConfigError: less memory than `count` is available, or this system can make no such memory.
-        OSError: the pages could not be allocated all the same.
+        ConfigError: less memory than `count` is available, its pages cannot be allocated all the same, or this system
+            can make no such memory.
     """
     if count > (room := available_bytes()):
         raise ConfigError(
@@ -58,10 +58,20 @@ def create_memfd(name: str, count: int) -> int:
         descriptor = linux.memory_file(name)
     except OSError as error:
         raise ConfigError(
-            f"this system has no memfd_create ({error}); use num_workers=0", field="num_workers"
+            f"{name}: no shared memory can be made ({error}); allow this process more open files (ulimit -n), or use "
+            "num_workers=0",
+            field="num_workers",
         ) from error
     try:
-        linux.allocate(descriptor, count)
+        try:
+            linux.allocate(descriptor, count)
+        except OSError as error:
+            raise ConfigError(
+                f"{name}: no room for {count} bytes of shared memory ({error}); lower ring_bytes, prefetch_batches or "
+                "num_workers, or raise the container's memory limit or its /dev/shm (--shm-size)",
+                field="ring_bytes",
+                bytes=count,
+            ) from error
         linux.seal(descriptor, "SHRINK", "GROW", "SEAL")
     except BaseException:
         os.close(descriptor)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
 from pathlib import Path
@@ -74,3 +75,23 @@ def test_no_room_is_a_config_error():
     """More than the machine has is refused at once; the error names the argument."""
     with pytest.raises(ConfigError, match="ring_bytes"):
         memory.create_memfd("test", 1 << 60)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        ("memory_file", OSError(errno.EMFILE, "Too many open files"), "no shared memory can be made.*ulimit -n"),
+        ("allocate", OSError(errno.ENOSPC, "No space left on device"), "no room for 1048576 bytes.*--shm-size"),
+    ],
+)
+def test_errors_of_the_system_are_config_errors(monkeypatch, call, error, message):
+    """Shared memory that the system refuses is a ConfigError that says what to raise, and leaves no descriptor."""
+
+    def refuse(*arguments):
+        raise error
+
+    monkeypatch.setattr(memory.linux, call, refuse)
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(ConfigError, match=message):
+        memory.create_memfd("test", MB)
+    assert len(os.listdir("/proc/self/fd")) == before
