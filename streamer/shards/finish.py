@@ -6,7 +6,6 @@ Used at the end of a pack (`settle.py`), and to verify one later (`verify.py`).
 from __future__ import annotations
 
 import random
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -27,6 +26,7 @@ from streamer.manifest.table import Manifest
 from streamer.shards.destination import Destination, files_of
 from streamer.shards.job import Job
 from streamer.shards.receipts import Receipt
+from streamer.shards.spool import open_temporary_folder
 from streamer.store.addresses.urls import shown
 
 _READS_AT_ONCE = 16
@@ -166,8 +166,8 @@ async def put_manifest(destination: Destination, job: Job, receipts: Mapping[int
         ManifestError: the folder for temporary files cannot be written.
         StoreError: the destination cannot be read or written.
     """
-    with tempfile.TemporaryDirectory(prefix="streamer-pack-") as folder:
-        manifest = await manifest_of(destination, job, receipts, Path(folder))
+    with open_temporary_folder() as folder:
+        manifest = await manifest_of(destination, job, receipts, folder)
         await destination.put_manifest(manifest)
     # Another pack of the same job may have written a shard, and its manifest, at the same time.
     records = await destination.records()

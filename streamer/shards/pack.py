@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import ExitStack, closing
@@ -41,7 +40,7 @@ from streamer.shards.progress import Callbacks, Follower, PackProgress
 from streamer.shards.receipts import Receipt
 from streamer.shards.settle import PackResult, claim, settle_shards, wait_for
 from streamer.shards.sources import Scannable
-from streamer.shards.spool import open_spool, spool_folder
+from streamer.shards.spool import open_spool, open_temporary_folder, spool_folder
 from streamer.shards.task import MadeShard, add_sample, receipt_there, upload
 
 # So many shards of an iterable are uploaded while another one is written. Each is a temporary file until then.
@@ -161,8 +160,8 @@ def pack(
             if out_storage_options is None:
                 writing = msgspec.structs.replace(writing, options=scan.storage_options)
             return run(prepare_scan(scan, writing, running), running, callbacks)
-    with tempfile.TemporaryDirectory(prefix="streamer-pack-") as folder, runner(executor) as running:
-        prepared = prepare(of_url, writing, folder=Path(folder), runner=running, callbacks=callbacks)
+    with open_temporary_folder() as folder, runner(executor) as running:
+        prepared = prepare(of_url, writing, folder=folder, runner=running, callbacks=callbacks)
         return run(prepared, running, callbacks)
 
 

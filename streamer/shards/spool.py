@@ -1,6 +1,7 @@
-"""Makes the temporary file in which a shard is written before its upload, and removes those of killed tasks.
+"""Makes the temporary files and folders of packs, and removes those of killed processes.
 
-`task.py`, `pack.py` and `annotations.py` write to such files. `settle.py` removes those of other jobs.
+`task.py`, `pack.py` and `annotations.py` write a shard to such a file before its upload. `pack.py`, `finish.py` and the
+command (`cli/shards/pack_command.py`) have a temporary folder each. `settle.py` removes what other jobs have left.
 """
 
 from __future__ import annotations
@@ -26,9 +27,30 @@ from streamer.store.addresses.urls import split
 # locked, and must not be removed.
 _SUFFIX = ".spool"
 _PREFIX = "streamer-pack-"
+_RUN_PREFIX = "streamer-packer-"
 # A folder without such a file, unchanged for so long, is removed: a running pack makes one for each shard.
 _IDLE_SECONDS = 86_400.0
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+@contextmanager
+def open_temporary_folder() -> Iterator[Path]:
+    """Makes a private temporary folder for one run of a pack, and removes it at the end.
+
+    The run holds a lock on the folder, so that a later pack knows whether the process was killed, and removes it.
+    """
+    while True:
+        folder = Path(tempfile.mkdtemp(prefix=_RUN_PREFIX))
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        if folder.exists():
+            break
+        os.close(descriptor)  # another pack removed the folder before it was locked
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(descriptor)
 
 
 @contextmanager
@@ -117,7 +139,7 @@ def _is_own(folder: Path, others: int) -> bool:
 
 
 def sweep_other_jobs() -> None:
-    """Removes the temporary files of killed packs of all jobs on this machine, since a job may never run again."""
+    """Removes the temporary files and folders of killed packs on this machine, of all jobs: one may never run again."""
     for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
         if not _is_own(folder, 0o022):  # another user's, in a folder that everyone may write to
             continue
@@ -126,6 +148,16 @@ def sweep_other_jobs() -> None:
             idle = time.time() - folder.stat().st_mtime > _IDLE_SECONDS
             if idle and not any(folder.glob(f"*{_SUFFIX}")):
                 shutil.rmtree(folder)
+    for folder in Path(tempfile.gettempdir()).glob(f"{_RUN_PREFIX}*"):
+        if not _is_own(folder, 0o077):
+            continue
+        with suppress(OSError):  # its run goes on, or it is gone
+            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder)
+            finally:
+                os.close(descriptor)
 
 
 def _sweep(folder: Path) -> None:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import tempfile
 import time
 from contextlib import ExitStack, closing
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from streamer.cli.exit_codes import Exit
@@ -160,11 +158,12 @@ def _prepare(arguments: argparse.Namespace, running: Runner, terminal: Terminal,
     """Indexes the source in tasks, into a folder that `held` removes at its end, and plans the pack."""
     from streamer.shards.prepared import prepare
     from streamer.shards.progress import Callbacks
+    from streamer.shards.spool import open_temporary_folder
 
-    folder = held.enter_context(tempfile.TemporaryDirectory(prefix="streamer-pack-"))
+    folder = held.enter_context(open_temporary_folder())
     with terminal.progress("indexing", "bytes") as bar:
         callbacks = Callbacks(on_note=terminal.note, on_index=lambda step: _show_index(step, bar))
-        return prepare(_source(arguments), _pack_options(arguments), Path(folder), running, callbacks)
+        return prepare(_source(arguments), _pack_options(arguments), folder, running, callbacks)
 
 
 def _prepare_join(arguments: argparse.Namespace, running: Runner, terminal: Terminal, held: ExitStack) -> Prepared:

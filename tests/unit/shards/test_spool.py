@@ -1,9 +1,11 @@
-"""Temporary files of shards."""
+"""Temporary files and folders of packs, in which killed processes have left some: real files, locks and kills."""
 
 from __future__ import annotations
 
 import os
 import stat
+import subprocess
+import sys
 import tempfile
 import threading
 from pathlib import Path
@@ -13,7 +15,7 @@ from typing import Any
 import pytest
 
 from streamer.errors import PackError
-from streamer.shards.spool import open_spool, spool_folder, sweep_other_jobs
+from streamer.shards.spool import open_spool, open_temporary_folder, spool_folder, sweep_other_jobs
 
 
 def test_what_a_killed_task_has_left_is_removed(tmp_path: Path) -> None:
@@ -107,3 +109,23 @@ def test_what_other_users_put_there_is_neither_used_nor_waited_for(
     with open_spool(mine, 1) as path:
         assert path.parent == mine
     assert all((folder / "x.spool").exists() for folder in theirs)
+
+
+@pytest.mark.process
+def test_the_folder_of_a_killed_run_is_removed_and_that_of_a_running_one_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lock on the folder tells whether its run goes on, however long nothing in it has changed."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    program = "import os; from streamer.shards.spool import *\nwith open_temporary_folder(): os.kill(os.getpid(), 9)"
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    assert subprocess.run([sys.executable, "-c", program], check=False, env=environment).returncode == -9
+    (killed,) = tmp_path.iterdir()
+    with open_temporary_folder() as running:
+        (running / "manifest").write_text("kept")
+        os.utime(running, (0, 0))
+        sweep_other_jobs()
+        assert list(tmp_path.iterdir()) == [running]
+        assert (running / "manifest").exists()
+    assert not killed.exists()
+    assert list(tmp_path.iterdir()) == []
