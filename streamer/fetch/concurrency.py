@@ -41,7 +41,7 @@ BASE_SECONDS = 20.0
 
 @dataclass(frozen=True)
 class FetchLimits:
-    """Limits what all requests of one fetcher take together; the fields are those of `FetchConfig`.
+    """Limits what one fetcher takes; the fields are those of `FetchConfig`. Fetch processes have a share each.
 
     Attributes:
         window_max: number of requests at once, of each endpoint.

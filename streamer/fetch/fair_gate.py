@@ -68,7 +68,7 @@ class FairGate:
         limit: see Args.
         used: sum of the amounts that are granted and not released.
         peak: largest value of `used` so far.
-        per_second: grants per second, which the owner of the gate sets. Infinity means no limit.
+        per_second: grants per second, which the endpoint sets. Infinity means no limit.
     """
 
     def __init__(self, limit: int, fresh_seconds: float = _FRESH_SECONDS) -> None:

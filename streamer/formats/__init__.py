@@ -47,8 +47,8 @@ class BuiltIn(NamedTuple):
         module: module of its class.
         class_name: name of its class.
         title: name of the format in messages of `format="auto"`, or "" if these never name it.
-        endings: endings of file names, in lower case and without the dot. "auto" takes the format if most files of a
-            dataset have one of them.
+        endings: last endings of file names, in lower case and without the dot; that of a compression is taken off
+            before ("jsonl" stands for .jsonl.gz, too). "auto" takes the format if most files of a dataset have one.
         files: names of files, in lower case, of which a single one is enough for "auto": the other files of the format
             have names that tell nothing. Empty for most formats.
     """

@@ -9,7 +9,8 @@
     [peers]     members listen token_file tls_folder sends
     [[datasets]]  url, storage_options or storage_options_file (JSON), writable
 
-Every name is a field of the dataclass of that section in `streamer.config`; other names are refused.
+Every name is a field of the dataclass of that section in `streamer.config`, in [fetch] one of `FETCH_SETTINGS`; other
+names are refused. A variable of the environment has a row in `ENGINE_VARIABLES` there, and in `_PLACES` here.
 """
 
 from __future__ import annotations

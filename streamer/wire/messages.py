@@ -1,8 +1,8 @@
 """Defines the messages between client and engine: one frozen type per message, checked when it is decoded.
 
 `client/` makes requests and reads events, `service/` the other way round; `frames.py` encodes both as msgpack arrays. A
-field of the wrong type or out of range is a ProtocolError, and nothing is ever unpickled. New fields go at the end,
-with a default. Any other change needs a higher PROTOCOL.
+field of the wrong type or out of range is a ProtocolError; nothing is unpickled. New fields go at the end, with a
+default: an older reader refuses the longer message. Any other change needs a higher PROTOCOL.
 """
 
 from __future__ import annotations

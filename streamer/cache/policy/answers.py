@@ -1,6 +1,6 @@
 """Defines the values that `CachePolicy` takes and returns: limits, answers, what an event freed, statistics.
 
-The cache (`chunk_cache.py`, `disk_space.py`), the engine and `peers/serving.py` make and read them.
+The cache (`cache/chunk_cache.py`, `cache/disk_space.py`), the engine and `peers/serving.py` make and read them.
 """
 
 from __future__ import annotations

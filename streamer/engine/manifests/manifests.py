@@ -1,6 +1,6 @@
 """Answers requests for manifests: finds them in the cache folder, copies them from a url, or builds them.
 
-The engine has one `Manifests` (`engine.py`), and clients ask it when they open a dataset.
+The engine has one `Manifests` (`engine/engine.py`), and clients ask it when they open a dataset.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Checks what is around a process, such as interpreter, signals, variables and sandbox, and the optional libraries.
 
-`streamer doctor` runs these checks (`doctor/__init__.py`).
+`streamer doctor` runs these checks (`tools/doctor/__init__.py`).
 """
 
 from __future__ import annotations

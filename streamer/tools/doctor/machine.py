@@ -1,6 +1,6 @@
 """Checks a machine: Python, torch, memory, limits, the cache folder and an engine.
 
-`streamer doctor` runs these checks (`doctor/__init__.py`).
+`streamer doctor` runs these checks (`tools/doctor/__init__.py`).
 """
 
 from __future__ import annotations

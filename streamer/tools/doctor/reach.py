@@ -1,6 +1,6 @@
 """Checks whether a url can be read: credentials, server, clocks, time to the first byte, and rates of the link.
 
-`streamer doctor` runs these checks (`doctor/__init__.py`); `bench_command.py` uses `access_findings`.
+`streamer doctor` runs these checks (`tools/doctor/__init__.py`); `tools/bench_command.py` uses `access_findings`.
 """
 
 from __future__ import annotations

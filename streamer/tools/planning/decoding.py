@@ -1,4 +1,4 @@
-"""Measures the time that a worker takes to decode a clip of a video, from a few clips. Used by `plan_command.py`."""
+"""Measures how long a worker takes to decode a clip of a video, from a few clips. Used by `tools/plan_command.py`."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Defines the inputs and the results of a simulated job, as plain values.
 
-Used by `plan_command.py`, `simulate.py` and `search.py`.
+Used by `tools/plan_command.py`, `simulate.py` and `search.py`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Finds the smallest cache and the slowest link with which a job does not wait, by simulations of it.
 
-Used by `plan_command.py`. The job waits if its waiting share is above `WAITING_BOUND`.
+Used by `tools/plan_command.py`. The job waits if its waiting share is above `WAITING_BOUND`.
 """
 
 from __future__ import annotations

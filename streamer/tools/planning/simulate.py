@@ -1,8 +1,8 @@
 """Simulates a job on one of its nodes, with its real order and the engine's cache policy; times follow from sizes.
 
-Used by `plan_command.py` and `search.py`. The ranks of a node step together, so that one sequence of batches stands for
-all of them, and the times of a batch follow from those of earlier ones. The other nodes are taken to be like this one.
-Times are seconds since the engine's first request.
+Used by `tools/plan_command.py` and `search.py`. The ranks of a node step together, so that one sequence of batches
+stands for all of them, and the times of a batch follow from those of earlier ones. The other nodes are taken to be like
+this one. Times are seconds since the engine's first request.
 """
 
 from __future__ import annotations
