@@ -1,9 +1,7 @@
 """Chunk sources that must behave alike: an engine in this process, one with fetch processes, one behind its socket.
 
-And a bucket.
-
-What lives as long as the session does not count as left over where it is there before the test: those who use it say
-so for the whole file.
+The bucket of a moto server is here as well. What lives as long as the session does not count as left over where it is
+there before the test: tests that use it say so for the whole file.
 """
 
 from __future__ import annotations
@@ -38,7 +36,9 @@ from streamer.wire.store_options import NO_OPTIONS
 
 
 class InProcessSession:
-    """An engine session driven from another thread, with the client's manners."""
+    """Stands for the client's session: it drives an engine session from another thread, in the order that a client
+    does.
+    """
 
     def __init__(self, source: InProcessSource, request: OpenSession) -> None:
         self._source = source
@@ -90,7 +90,7 @@ class InProcessSession:
 
 
 class InProcessSource:
-    """An engine on a loop in a thread of its own."""
+    """Stands for a client and its engine: a real engine on a loop in a thread, without a socket."""
 
     def __init__(self, folder: Path, cache_bytes: int, processes: int = 0) -> None:
         self._ready = threading.Event()
@@ -156,7 +156,7 @@ class PooledSource(InProcessSource):
 
 
 class SocketSource(EngineClient):
-    """The client, with the one shortcut that tests want."""
+    """The real client of an engine process, whose `manifest` takes a url and returns the opened manifest."""
 
     def __init__(self, folder: Path, cache_bytes: int) -> None:
         super().__init__(
@@ -177,7 +177,7 @@ class SocketSource(EngineClient):
     ]
 )
 def make_source(request, tmp_path):
-    """Makes sources with a given cache limit; closes them at the end."""
+    """Makes sources with a given cache limit, and closes them after the test."""
     made = []
 
     def make(cache_bytes: int = 64 << 20):
@@ -191,7 +191,7 @@ def make_source(request, tmp_path):
 
 @pytest.fixture
 def folder(tmp_path) -> Path:
-    """A class folder of 60 files of up to 100 KB in 3 classes: about 12 chunks."""
+    """A folder of 60 files of up to 100 KB in 3 classes: about 12 chunks."""
     random = np.random.default_rng(5)
     for number in range(60):
         path = tmp_path / "data" / f"class{number % 3}" / f"{number:03}.bin"
@@ -202,7 +202,7 @@ def folder(tmp_path) -> Path:
 
 @pytest.fixture
 def read_chunk():
-    """Reads every sample of a chunk through the reader."""
+    """Reads every sample of a chunk through the chunk reader."""
 
     def read(source, manifest: Manifest, chunk: int) -> list[bytes]:
         offsets = manifest.sample_offsets(chunk)
@@ -218,7 +218,7 @@ def read_chunk():
 
 @pytest.fixture(scope="session")
 def warm_runtime() -> None:
-    """The threads and descriptors of obstore's runtime live as long as the process."""
+    """Starts obstore's runtime, whose threads and descriptors live as long as the process."""
     store = obstore.store.MemoryStore()
     asyncio.run(_put(store))
 
@@ -229,7 +229,7 @@ async def _put(store: obstore.store.MemoryStore) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _models_read_once() -> Iterator[None]:
-    """botocore's description of S3, which each new s3fs filesystem parses again."""
+    """Keeps botocore's description of S3, which each new s3fs filesystem parses again."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(botocore.session, "create_loader", functools.cache(botocore.session.create_loader))
         yield
@@ -237,7 +237,7 @@ def _models_read_once() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def moto_endpoint() -> Iterator[str]:
-    """The url of a moto server."""
+    """The url of a moto server, which stands for S3 and checks signatures only where a test asks for that."""
     process = subprocess.Popen(
         [sys.executable, "-u", "-m", "moto.server", "-H", "127.0.0.1", "-p", "0"],
         stdout=subprocess.PIPE,

@@ -1,4 +1,4 @@
-"""What every ObjectStore must do: whoever writes a store inherits `StoreContract` and gives it a `kind`."""
+"""What every ObjectStore must do: the test class of a store inherits `StoreContract` and gives it a `kind`."""
 
 from __future__ import annotations
 
@@ -41,25 +41,25 @@ class Kind:
 
 
 async def listed(store: ObjectStore, url: str) -> dict[str, ObjectRecord]:
-    """All objects of a listing by url."""
+    """Returns all objects of a listing by url."""
     return {record.url: record async for page in store.list(url) for record in page}
 
 
 async def read(store: ObjectStore, record: ObjectRecord, start: int, stop: int) -> bytes:
-    """The bytes of one get."""
+    """Returns the bytes of one get."""
     found = bytearray()
     await store.get(Get(record, start, stop), found.extend)
     return bytes(found)
 
 
 async def record_of(kind: Kind, name: str) -> ObjectRecord:
-    """The record of one object by listing it alone."""
+    """Returns the record of one object by listing it alone."""
     (record,) = (await listed(kind.store, f"{kind.root}/{name}")).values()
     return record
 
 
 def names(kind: Kind, found: dict[str, ObjectRecord]) -> list[str]:
-    """Keys below the root, in the order listed."""
+    """Returns the keys below the root, in the order listed."""
     return [url.removeprefix(kind.root + "/") for url in found]
 
 
@@ -68,19 +68,21 @@ def _other(record: ObjectRecord) -> str:
 
 
 class StoreContract:
-    """The contract; the fixture `kind` is a store that holds FILES."""
+    """The contract of an object store; the fixture `kind` is a store that holds FILES."""
 
     @pytest.mark.parametrize(
         ("start", "stop"), [(0, 1), (0, 1000), (999_983, 1_000_017), (2_999_999, 3_000_000), (0, 3_000_000)]
     )
     async def test_get_returns_exactly_the_range(self, kind: Kind, start: int, stop: int) -> None:
-        """A range is half-open and its bytes are those of the object."""
+        """A get returns exactly the bytes of the half-open range that it names."""
         record = await record_of(kind, "train/a/0.bin")
         assert await read(kind.store, record, start, stop) == RAMP[start:stop]
 
     @pytest.mark.parametrize("length", [0, 1000, 20_000_000])
     async def test_a_file_becomes_an_object(self, kind: Kind, tmp_path_factory: pytest.TempPathFactory, length: int):
-        """Whole, also in parts; its record is that of the listing, and an object that was there is replaced."""
+        """A file is uploaded whole, also in parts: its record is that of the listing, and an object of that name is
+        replaced.
+        """
         path = tmp_path_factory.mktemp("spool") / "shard"
         content = (RAMP * 7)[:length]
         for written in (b"before", content):
@@ -93,7 +95,7 @@ class StoreContract:
         assert names(kind, await listed(kind.store, f"{kind.root}/packed/")) == ["packed/shard-0.tar"]
 
     async def test_prepared_it_reads_as_ever(self, kind: Kind) -> None:
-        """What is found before the first request serves it; to prepare again, or after a refresh, is harmless."""
+        """A store that is prepared before its first request, again or after a refresh, reads as one that is not."""
         record = await record_of(kind, "train/a/1.bin")
         await kind.store.refresh()
         await kind.store.prepare()
@@ -104,7 +106,7 @@ class StoreContract:
         assert await read(kind.store, record, 10, 90) == RAMP[10:90]
 
     async def test_many_gets_at_once(self, kind: Kind) -> None:
-        """Concurrent ranges of one object do not mix."""
+        """Concurrent gets of one object do not mix their ranges."""
         record = await record_of(kind, "train/a/0.bin")
         starts = range(0, 2_900_000, 100_003)
         async with asyncio.TaskGroup() as group:
@@ -137,16 +139,18 @@ class StoreContract:
         ],
     )
     async def test_list_of_a_pattern(self, kind: Kind, pattern: str, expected: list[str]) -> None:
-        """Globs and braces keep what they match."""
+        """A pattern of globs and braces lists the objects that it matches."""
         assert names(kind, await listed(kind.store, f"{kind.root}/{pattern}")) == expected
 
     async def test_an_object_that_braces_name_is_missing(self, kind: Kind) -> None:
-        """Braces name objects one by one: those that are not there are an error that names them."""
+        """Objects that braces name and that are missing are an error that names them and their number."""
         with pytest.raises(ObjectNotFoundError, match=r"1 of the 3 objects .* missing: \S*train/b/shard-009\.tar"):
             await listed(kind.store, f"{kind.root}/train/b/shard-{{007..009}}.tar")
 
     async def test_a_pattern_that_braces_stand_for_matches_nothing(self, kind: Kind) -> None:
-        """Braces with a glob are short for a list of patterns, each of which must match; the others are named."""
+        """Braces with a glob stand for a list of patterns, each of which must match; those that match nothing are
+        named.
+        """
         with pytest.raises(ObjectNotFoundError, match=r"1 of the 3 patterns .* nothing: \S*train/b/shard-009\*;"):
             await listed(kind.store, f"{kind.root}/train/b/shard-{{007..009}}*")
         with pytest.raises(ObjectNotFoundError, match=r"2 of the 4 patterns .* nothing: \S*a/\*\.tar, \S*c/\*\.tar;"):
@@ -160,14 +164,14 @@ class StoreContract:
         assert await read(kind.store, record, 10, 90) == RAMP[10:90]
 
     async def test_version_is_stable_and_changes_with_the_object(self, kind: Kind) -> None:
-        """Two listings agree; another content has another version."""
+        """The version of an object is the same in two listings, and another content has another version."""
         before = await record_of(kind, REPLACED)
         assert await record_of(kind, REPLACED) == before
         await kind.replace_object(before.url, RAMP[1:1001])
         assert (await record_of(kind, REPLACED)).version != before.version
 
     async def test_changed_object_is_refused(self, kind: Kind) -> None:
-        """A get of an object that was replaced raises ObjectChangedError naming both versions, and no byte."""
+        """A get of an object that was replaced raises ObjectChangedError with the version of the manifest."""
         record = await record_of(kind, REPLACED)
         await kind.replace_object(record.url, RAMP[5:1005])
         with pytest.raises(ObjectChangedError) as caught:
@@ -175,13 +179,13 @@ class StoreContract:
         assert record.version in str(caught.value)
 
     async def test_grown_object_is_refused(self, kind: Kind) -> None:
-        """A get beyond the end of an object that is shorter than the manifest says is a change, not a short read."""
+        """A get beyond the end of an object that is shorter than the manifest says is a change and not a short read."""
         record = await record_of(kind, "train/a/1.bin")
         with pytest.raises(ObjectChangedError):
             await read(kind.store, msgspec.structs.replace(record, size=5000, version=_other(record)), 3000, 4000)
 
     async def test_missing_object(self, kind: Kind) -> None:
-        """A get of what is not there is ObjectNotFoundError, which is a FileNotFoundError, and names the url."""
+        """A get or a listing of a missing object raises ObjectNotFoundError with its url."""
         gone = ObjectRecord(f"{kind.root}/train/none", 10, "etag:x")
         with pytest.raises(ObjectNotFoundError, match="train/none"):
             await read(kind.store, gone, 0, 10)
@@ -189,7 +193,7 @@ class StoreContract:
             await listed(kind.store, gone.url)
 
     async def test_early_close_leaves_the_store_usable(self, kind: Kind) -> None:
-        """Abandoning a body after its first piece harms nobody."""
+        """A get that is cancelled after its first piece delivers no further one, and the store reads on."""
         record = await record_of(kind, "train/a/0.bin")
         begun, taken = asyncio.Event(), list[int]()
 
@@ -208,7 +212,7 @@ class StoreContract:
         assert await read(kind.store, record, 5, 15) == RAMP[5:15]
 
     async def test_counts_and_close(self, kind: Kind) -> None:
-        """Requests and bytes are counted; closing twice is allowed; a store that was refreshed reads on."""
+        """Requests and bytes are counted; a store reads after a refresh and may be closed twice."""
         record = await record_of(kind, "train/a/1.bin")
         before = kind.store.statistics()
         await read(kind.store, record, 100, 300)

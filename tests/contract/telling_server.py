@@ -1,4 +1,4 @@
-"""A server of HTTP that says what it is told, byte for byte, and writes down what it is asked."""
+"""A server of HTTP that answers what a test says, byte for byte, and records what it is asked."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _RANGE = re.compile(rb"(?im)^Range: bytes=(\d+)-(\d+)\r$")
 
 
 def answer(start: int, stop: int, *extra: str, tag: str = '"x"', body: bytes | None = None) -> bytes:
-    """What a good server says to a range of RAMP."""
+    """Returns the answer of a correct server to a range of RAMP."""
     body = RAMP[start:stop] if body is None else body
     lines = [
         "HTTP/1.1 206 Partial Content",
@@ -43,17 +43,17 @@ class Asked:
 
     @property
     def path(self) -> str:
-        """As it was sent."""
+        """Path of the request as it was sent."""
         return self.head.split(b" ", 2)[1].decode("latin-1")
 
     @property
     def headers(self) -> dict[str, str]:
-        """By name in lower case."""
+        """Headers of the request by name in lower case."""
         lines = self.head.decode("latin-1").split("\r\n")[1:]
         return {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines) if name}
 
     def good(self) -> bytes:
-        """What a good server says to it."""
+        """Returns the answer of a correct server."""
         if self.head.startswith(b"HEAD"):
             return f'HTTP/1.1 200 OK\r\nETag: "x"\r\nContent-Length: {len(RAMP)}\r\n\r\n'.encode()
         found = _RANGE.search(self.head)
@@ -66,7 +66,9 @@ Script = Callable[[Asked, asyncio.StreamWriter], Awaitable[None]]
 
 @dataclass
 class TellingServer:
-    """What it says is `script`'s; without one it serves RAMP under every name."""
+    """Stands for an object store over HTTP: it answers as `script` says, and without one serves RAMP under
+    every name.
+    """
 
     script: Script | None = None
     asked: list[Asked] = field(default_factory=list)
@@ -77,7 +79,7 @@ class TellingServer:
     came: asyncio.Event = field(default_factory=asyncio.Event)
 
     def says(self, reply: bytes) -> None:
-        """The same to everybody."""
+        """Answers every request with the same bytes."""
 
         async def script(asked: Asked, writer: asyncio.StreamWriter) -> None:
             writer.write(reply)
@@ -85,7 +87,7 @@ class TellingServer:
         self.script = script
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One connection."""
+        """Answers the requests of one connection."""
         self.connections += 1
         number = self.connections
         self.writers.append(writer)
@@ -103,7 +105,7 @@ class TellingServer:
 
 @asynccontextmanager
 async def telling(context: ssl.SSLContext | None = None, host: str = "127.0.0.1") -> AsyncIterator[TellingServer]:
-    """A server on a port of its own."""
+    """Serves on a port of its own."""
     told = TellingServer()
     async with serving(told.serve, context, host) as told.port:
         yield told

@@ -1,4 +1,4 @@
-"""Where buckets are: regions, partitions, styles of addresses, as AWS and botocore have them."""
+"""Where buckets are: regions, partitions and styles of addresses, with a server that stands for AWS's hosts."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _no_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 @pytest.fixture
 async def hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[AwsHosts]:
-    """AWS, whose authority only AWS_CA_BUNDLE names."""
+    """The hosts of AWS, whose certificates only AWS_CA_BUNDLE trusts."""
     async with aws_hosts(CONTENTS, tmp_path) as hosts:
         monkeypatch.setenv("HTTPS_PROXY", hosts.proxy)
         monkeypatch.setenv("AWS_CA_BUNDLE", str(tmp_path / "ca.pem"))
@@ -52,7 +52,9 @@ async def hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
 async def test_a_bucket_in_another_region(
     behaviour: str, options: dict[str, object], hosts: AwsHosts, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It is found by what AWS answers, with one line; listings, heads and reads go there from then on."""
+    """A bucket in another region is found by what AWS answers and logged once; listings and reads go there from then
+    on.
+    """
     hosts.behaviour = behaviour
     caplog.set_level(logging.WARNING, "streamer")
     store = open_store(ROOT, options)
@@ -74,7 +76,7 @@ async def test_a_bucket_in_another_region(
 
 
 async def test_a_read_finds_the_region_as_well(hosts: AwsHosts) -> None:
-    """Where a manifest spares the listing: eight at once."""
+    """Eight reads at once without a listing find the region of the bucket, as with a stored manifest."""
     store = open_store(ROOT, KEYS)
     record = ObjectRecord(f"{ROOT}/train/a//b", 15, "etag:x")
     try:
@@ -86,7 +88,9 @@ async def test_a_read_finds_the_region_as_well(hosts: AwsHosts) -> None:
 
 @pytest.mark.parametrize("behaviour", ELSEWHERE)
 async def test_obstore_finds_the_region(behaviour: str, hosts: AwsHosts, caplog: pytest.LogCaptureFixture) -> None:
-    """Where it is the client, it asks AWS once before the first request; no signed request goes to a wrong host."""
+    """With obstore as the client, the region is asked for before the first request, so that no signed request goes to a
+    wrong host.
+    """
     hosts.behaviour = behaviour
     caplog.set_level(logging.WARNING, "streamer")
     store = open_store(ROOT, KEYS, client="obstore")
@@ -106,7 +110,7 @@ async def test_obstore_finds_the_region(behaviour: str, hosts: AwsHosts, caplog:
 
 @pytest.mark.parametrize("client", ["curl", "obstore"])
 async def test_what_is_written_first_finds_the_region(client: Client, hosts: AwsHosts) -> None:
-    """A pack's first request is a put, which obstore sends for both clients."""
+    """A put that is the first request to a bucket finds its region."""
     store = open_store(ROOT, KEYS, client=client)
     try:
         await store.put(f"{ROOT}/new", b"content")
@@ -116,7 +120,7 @@ async def test_what_is_written_first_finds_the_region(client: Client, hosts: Aws
 
 
 async def test_no_keys_go_to_another_partition(hosts: AwsHosts, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A host that names a region of China gets no further request, and neither does China."""
+    """A host that names a region of another partition is an error, and no keys are sent to that partition."""
     monkeypatch.setitem(ELSEWHERE, "400", (400, "AuthorizationHeaderMalformed", "<Region>cn-north-1</Region>"))
     hosts.behaviour = "400"
     store = open_store(ROOT, KEYS)
@@ -129,7 +133,7 @@ async def test_no_keys_go_to_another_partition(hosts: AwsHosts, monkeypatch: pyt
 
 
 async def test_a_listing_takes_every_key(hosts: AwsHosts) -> None:
-    """Also those that are no path, page by page; what is listed can be read."""
+    """A listing has every key in pages, also those that are no path, and each key that is listed can be read."""
     hosts.page_keys = 3
     store = open_store(ROOT, {**KEYS, "client_kwargs": {"region_name": REGION}})
     try:
@@ -155,7 +159,7 @@ async def test_a_listing_takes_every_key(hosts: AwsHosts) -> None:
     ],
 )
 async def test_what_is_no_listing(body: bytes, hosts: AwsHosts, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Said at once, with the option to check."""
+    """An answer that is no listing of S3 is a ConfigError that names endpoint_url."""
     monkeypatch.setattr(hosts, "_listing", lambda asked: (200, {}, body))
     store = open_store(ROOT, {**KEYS, "client_kwargs": {"region_name": REGION}})
     try:
@@ -166,6 +170,7 @@ async def test_what_is_no_listing(body: bytes, hosts: AwsHosts, monkeypatch: pyt
 
 
 def _place(url: str = "s3://bucket/x", **options: object) -> BucketPlace:
+    """Returns the place of a bucket with these options."""
     return StoreRoot.resolve(url, options).find_place(None)
 
 
@@ -214,7 +219,9 @@ _PLACES: list[tuple[dict[str, str], dict[str, object], str]] = [
 def test_the_address_of_a_bucket(
     variables: dict[str, str], options: dict[str, object], base: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Partitions, FIPS, dual stack, acceleration, endpoints with the bucket in path or host."""
+    """The address of a bucket follows from partition, FIPS, dual stack, acceleration, and an endpoint with the bucket
+    in path or host.
+    """
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     assert _place(**options).base == base
@@ -233,14 +240,14 @@ def test_the_address_of_a_bucket(
     ],
 )
 def test_buckets_of_other_kinds(url: str, base: str, region: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Dots in the name, the alias of an access point, its ARN."""
+    """A bucket with dots in its name, the alias of an access point and its ARN have addresses of their own."""
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-west-1")
     assert _place(url) == BucketPlace(base, region)
     assert split(url).key == "x"
 
 
 def test_a_profile_says_where(tmp_path: Path) -> None:
-    """endpoint_url and [services], the style of addresses, the region, the authority: R2, MinIO, CoreWeave."""
+    """A profile gives endpoint_url, [services], the style of addresses, the region and the authority of a bucket."""
     (tmp_path / "config").write_text(
         "[profile plain]\nendpoint_url = http://127.0.0.1:9000\nregion = auto\nca_bundle = /ca.pem\n"
         "[profile services]\nservices = mine\n[services mine]\ns3 =\n  endpoint_url = https://cwobject.com\n"
@@ -257,7 +264,9 @@ def test_a_profile_says_where(tmp_path: Path) -> None:
 def test_without_botocore(
     variables: dict[str, str], options: dict[str, object], base: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The same address, or a refusal that says what to install: never another host without a word."""
+    """Without botocore a bucket has the same address, or a refusal that says what to install, and never another
+    host.
+    """
     monkeypatch.setitem(sys.modules, "botocore.session", None)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)

@@ -1,4 +1,4 @@
-"""What every chunk source must do: an engine in this process, and one behind its socket."""
+"""What every chunk source must do: an engine in this process, one with fetch processes, and one behind its socket."""
 
 import time
 from pathlib import Path
@@ -20,11 +20,13 @@ from streamer.wire.schedule import EpochSchedule
 
 
 def one_chunk_a_step(epoch: int, first_step: int, chunks) -> EpochSchedule:
+    """Makes a schedule that needs one chunk a step."""
     steps = np.arange(first_step, first_step + len(chunks), dtype=np.int64)
     return EpochSchedule(epoch, np.asarray(chunks, np.uint32), steps, steps)
 
 
 def source_samples(folder: Path, manifest, chunk: int) -> list[bytes]:
+    """Returns the files of a chunk's samples."""
     first = int(manifest.chunk_first[chunk])
     return [
         (folder / manifest.name(first + i).object_key).read_bytes() for i in range(int(manifest.chunk_samples[chunk]))
@@ -32,11 +34,12 @@ def source_samples(folder: Path, manifest, chunk: int) -> list[bytes]:
 
 
 def spec_of(manifest, **changes) -> OpenSession:
+    """Makes the request for a session over a manifest."""
     return OpenSession(0, "", dataset=manifest.digest, consumer=changes.pop("consumer", "rank 0"), **changes)
 
 
 def test_every_chunk_is_readable_when_its_step_is_ready(make_source, folder, read_chunk):
-    """Two epochs through a cache of half the data: each chunk's bytes are the source's, each time."""
+    """Each chunk has the bytes of its files when its step is ready, in two epochs through a cache of half the data."""
     source = make_source(cache_bytes=(512 << 10) + 1_800_000)
     manifest = source.manifest(str(folder))
     session = source.open_session(spec_of(manifest))
@@ -55,7 +58,9 @@ def test_every_chunk_is_readable_when_its_step_is_ready(make_source, folder, rea
 
 
 def _overhead(manifest, counts) -> int:
-    """What the disk takes beyond the bytes of the missed chunks is not known per chunk here: bounded by blocks."""
+    """Returns the bytes that the disk takes beyond those fetched; they are not known per chunk here and are bounded by
+    blocks.
+    """
     charged = counts["needed_bytes"] - counts["hit_bytes"]
     missed = counts["needs"] - counts["hits"]
     extra = charged - counts["store_bytes"]
@@ -64,7 +69,7 @@ def _overhead(manifest, counts) -> int:
 
 
 def test_a_mix_reads_each_member_as_its_own(make_source, folder, read_chunk):
-    """Numbers end to end, three passes of the small member: the bytes are its own, and it comes from the store once."""
+    """A mix reads each member's own bytes, numbered end to end, and fetches a member of three passes once."""
     small = folder.parent / "small"
     small.mkdir()
     for number in range(3):
@@ -91,7 +96,7 @@ def test_a_mix_reads_each_member_as_its_own(make_source, folder, read_chunk):
 
 
 def test_a_member_without_a_manifest_is_named(make_source, folder):
-    """The error of the first wait."""
+    """The first wait for a mix with a member that has no manifest is an error that names the member."""
     source = make_source()
     parts = (
         Part(dataset=source.manifest(str(folder)).digest, name="web"),
@@ -102,7 +107,7 @@ def test_a_member_without_a_manifest_is_named(make_source, folder):
 
 
 def test_two_sessions_share_one_fetch(make_source, folder):
-    """Eight consumers of the same chunks cost the store one copy of the data."""
+    """Eight sessions over the same chunks fetch the data from the store once."""
     source = make_source()
     manifest = source.manifest(str(folder))
     sessions = [source.open_session(spec_of(manifest, consumer=f"rank {rank}")) for rank in range(8)]
@@ -116,7 +121,7 @@ def test_two_sessions_share_one_fetch(make_source, folder):
 
 
 def test_a_rejected_chunk_is_fetched_again(make_source, folder, read_chunk):
-    """A flipped byte costs one more fetch and nothing else."""
+    """A chunk with a flipped byte that is rejected is fetched again, once."""
     source = make_source()
     manifest = source.manifest(str(folder))
     session = source.open_session(spec_of(manifest))
@@ -138,12 +143,13 @@ def test_a_rejected_chunk_is_fetched_again(make_source, folder, read_chunk):
 
 
 def places(source, manifest, chunk: int) -> list[Path]:
-    """The files of a chunk, in the folders that readers look in."""
+    """Returns the files of a chunk in the folders that readers search."""
     paths = [root / chunkfile.relative_path(manifest.chunk_keys[chunk].tobytes()) for root in source.roots()]
     return [path for path in paths if path.exists()]
 
 
 def damage(source, manifest, chunk: int) -> None:
+    """Overwrites the one file of a chunk, which must be on the disk, with zeros."""
     (path,) = places(source, manifest, chunk)
     assert path.is_relative_to(source.roots()[0])
     with path.open("r+b") as file:
@@ -151,7 +157,7 @@ def damage(source, manifest, chunk: int) -> None:
 
 
 def test_a_chunk_that_is_overwritten_in_each_epoch_stays_on_the_disk(make_source, folder, read_chunk):
-    """It is fetched again each time, and read well in between: neither an error nor a copy in memory."""
+    """A chunk that is overwritten once in each epoch is fetched again each time, and stays on the disk."""
     source = make_source()
     manifest = source.manifest(str(folder))
     session = source.open_session(spec_of(manifest))
@@ -169,7 +175,7 @@ def test_a_chunk_that_is_overwritten_in_each_epoch_stays_on_the_disk(make_source
 
 
 def test_a_chunk_that_the_disk_loses_at_each_read_goes_to_memory(make_source, folder, read_chunk):
-    """Two copies in a row were wrong: the third one is in memory, and stays there in later epochs."""
+    """A chunk whose file was wrong twice in a row is kept in memory, in later epochs too."""
     source = make_source()
     manifest = source.manifest(str(folder))
     session = source.open_session(spec_of(manifest))
@@ -190,7 +196,7 @@ def test_a_chunk_that_the_disk_loses_at_each_read_goes_to_memory(make_source, fo
 
 
 def test_a_good_chunk_that_is_rejected_stays(make_source, folder, read_chunk):
-    """The engine looks itself: nothing is fetched, nobody else notices, and the reader may go on."""
+    """A good chunk that is rejected is checked by the engine and kept: nothing is fetched, and its readers go on."""
     source = make_source()
     manifest = source.manifest(str(folder))
     sessions = [source.open_session(spec_of(manifest, consumer=f"rank {rank}")) for rank in range(2)]
@@ -209,6 +215,7 @@ def test_a_good_chunk_that_is_rejected_stays(make_source, folder, read_chunk):
 
 
 def reject_for_ever(session, chunk: int) -> None:
+    """Rejects a chunk until a wait raises an error, or for a minute."""
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         session.reject(chunk, "checksum")
@@ -216,7 +223,9 @@ def reject_for_ever(session, chunk: int) -> None:
 
 
 def test_who_goes_on_rejecting_good_chunks_gets_an_error(make_source, folder):
-    """Its view is wrong, not the chunk: a typed error after a few times; no byte is fetched; others read on."""
+    """A session that goes on rejecting a good chunk gets an IntegrityError after four times; nothing is fetched, and
+    others read on.
+    """
     source = make_source()
     manifest = source.manifest(str(folder))
     stubborn, other = (source.open_session(spec_of(manifest, consumer=f"rank {rank}")) for rank in range(2))
@@ -234,7 +243,7 @@ def test_who_goes_on_rejecting_good_chunks_gets_an_error(make_source, folder):
 
 
 def test_a_chunk_whose_file_is_gone_is_fetched_again(make_source, folder, read_chunk):
-    """Somebody removed it behind the engine's back."""
+    """A chunk whose file was removed behind the engine's back is fetched again."""
     source = make_source()
     manifest = source.manifest(str(folder))
     session = source.open_session(spec_of(manifest))
@@ -249,7 +258,7 @@ def test_a_chunk_whose_file_is_gone_is_fetched_again(make_source, folder, read_c
 
 
 def test_a_reject_of_what_one_does_not_hold_changes_nothing(make_source, folder):
-    """It has read on, or never asked: the chunk stays, the line goes on."""
+    """A session that rejects a chunk which it has finished changes nothing, and goes on."""
     source = make_source()
     manifest = source.manifest(str(folder))
     session = source.open_session(spec_of(manifest))
@@ -266,7 +275,9 @@ def test_a_reject_of_what_one_does_not_hold_changes_nothing(make_source, folder)
 
 
 def test_a_changed_object_is_an_error_of_its_reader(make_source, folder):
-    """The bytes of another version are never delivered; the error names the object."""
+    """An object that changed since it was indexed is an error of its reader that names it, and its bytes are not
+    delivered.
+    """
     source = make_source()
     manifest = source.manifest(str(folder))
     victim = manifest.name(0).object_key
@@ -279,7 +290,9 @@ def test_a_changed_object_is_an_error_of_its_reader(make_source, folder):
 
 
 def test_an_error_ahead_does_not_stop_what_is_before_it(make_source, folder, read_chunk):
-    """A failing look-ahead becomes an error when its reader gets there, not before."""
+    """An error of a chunk that is read ahead is raised when its reader gets there, and the chunks before it are
+    delivered.
+    """
     source = make_source()
     manifest = source.manifest(str(folder))
     last = manifest.chunks - 1
@@ -297,7 +310,9 @@ def test_an_error_ahead_does_not_stop_what_is_before_it(make_source, folder, rea
 
 
 def test_sessions_of_one_job_that_disagree_are_refused(make_source, folder):
-    """Another seed on one rank would repeat samples silently: it is a StateError that names the field."""
+    """Sessions of one job with different orders are refused by a StateError that names the field, because samples would
+    be repeated.
+    """
     source = make_source()
     manifest = source.manifest(str(folder))
     first = source.open_session(spec_of(manifest, consumer="rank 0", order_id="a" * 32))
@@ -308,7 +323,7 @@ def test_sessions_of_one_job_that_disagree_are_refused(make_source, folder):
 
 
 def test_loaders_of_one_rank_may_differ(make_source, folder):
-    """One of them goes on from a state, the other begins: nobody's samples are repeated for it."""
+    """Several loaders of one rank may have different orders, as when one goes on from a state."""
     source = make_source()
     manifest = source.manifest(str(folder))
     sessions = [
@@ -323,7 +338,7 @@ def test_loaders_of_one_rank_may_differ(make_source, folder):
 
 
 def test_a_session_that_cannot_fit_is_refused_with_the_numbers(make_source, folder):
-    """All chunks open at once do not fit into a fraction of them."""
+    """A session whose open chunks exceed the cache is refused by an error with the sizes."""
     source = make_source(cache_bytes=(512 << 10) + 1_000_000)
     manifest = source.manifest(str(folder))
     session = source.open_session(spec_of(manifest))
@@ -335,7 +350,7 @@ def test_a_session_that_cannot_fit_is_refused_with_the_numbers(make_source, fold
 
 
 def test_a_reader_waits_for_room_that_another_will_give_back(make_source, folder):
-    """One session prefetched all that the cache can hold: the other waits until that is read, and is not refused."""
+    """A session waits for space that another session holds and will free, and is not refused."""
     source = make_source(cache_bytes=(512 << 10) + 1_800_000)
     manifest = source.manifest(str(folder))
     greedy, late = (source.open_session(spec_of(manifest, consumer=f"rank {rank}")) for rank in range(2))
@@ -353,7 +368,7 @@ def test_a_reader_waits_for_room_that_another_will_give_back(make_source, folder
 
 
 def test_single_samples_come_straight_from_the_store(make_source, folder):
-    """A look at one sample reads its bytes and nothing else."""
+    """Reading a single sample fetches its bytes from the store and nothing else."""
     source = make_source()
     manifest = source.manifest(str(folder))
     chunk, start, stop = (int(column[0]) for column in manifest.locate(np.array([7])))
@@ -364,14 +379,14 @@ def test_single_samples_come_straight_from_the_store(make_source, folder):
 
 @pytest.mark.parametrize("dataset", ["0" * 32, "../../etc", ""])
 def test_an_unknown_dataset_is_a_manifest_error(make_source, dataset):
-    """No such digest, or no digest at all."""
+    """An unknown dataset, or a digest that is none, is a ManifestError."""
     source = make_source()
     with pytest.raises(ManifestError):
         source.open_session(OpenSession(0, "", dataset=dataset, consumer="rank 0")).wait(0, 60)
 
 
 def test_the_same_prefix_is_not_indexed_twice(make_source, folder):
-    """A second request for the same listing finds the first one's manifest; a changed listing does not."""
+    """A listing that has not changed is not indexed again, and one that has changed is."""
     source = make_source()
     first = source.manifest(str(folder))
     assert source.manifest(str(folder)).digest == first.digest

@@ -1,4 +1,6 @@
-"""What libcurl must do beyond the contract: signatures, odd answers, every way of ending, TLS, proxies."""
+"""What libcurl must do beyond the contract: signatures, odd answers, every way of ending, TLS and proxies, with real
+servers.
+"""
 
 from __future__ import annotations
 
@@ -69,7 +71,7 @@ def _record(url: str, version: str = "etag:x") -> ObjectRecord:
 
 @asynccontextmanager
 async def opened(root: str, options: Mapping[str, object]) -> AsyncIterator[ObjectStore]:
-    """A store that reads by libcurl."""
+    """Opens a store that reads by libcurl."""
     store = open_store(root, options, client="curl")
     assert isinstance(store, CurlStore)
     try:
@@ -80,7 +82,7 @@ async def opened(root: str, options: Mapping[str, object]) -> AsyncIterator[Obje
 
 @asynccontextmanager
 async def bucket(options: Mapping[str, object] | None = None) -> AsyncIterator[tuple[TellingServer, ObjectStore]]:
-    """A bucket at a server that says what it is told."""
+    """Opens a bucket at a server that answers as the test says."""
     async with telling() as server:
         given = {**KEYS, "endpoint_url": f"http://127.0.0.1:{server.port}", **(options or {})}
         async with opened("s3://bucket", given) as store:
@@ -89,7 +91,7 @@ async def bucket(options: Mapping[str, object] | None = None) -> AsyncIterator[t
 
 @asynccontextmanager
 async def web(options: Mapping[str, object] | None = None) -> AsyncIterator[tuple[TellingServer, ObjectStore, str]]:
-    """A web server that says what it is told, and its url."""
+    """Opens a web server that answers as the test says, and yields its url."""
     async with telling() as server:
         root = f"http://127.0.0.1:{server.port}"
         async with opened(root, options or {}) as store:
@@ -97,7 +99,7 @@ async def web(options: Mapping[str, object] | None = None) -> AsyncIterator[tupl
 
 
 async def good(store: ObjectStore, url: str = "s3://bucket/o") -> bool:
-    """Whether a read of a good server has the right bytes."""
+    """Returns whether a read has the right bytes."""
     return await read(store, _record(url), 1000, 301_000) == RAMP[1000:301_000]
 
 
@@ -105,7 +107,7 @@ async def good(store: ObjectStore, url: str = "s3://bucket/o") -> bool:
 
 
 def _as_boto_signs(asked: Asked, port: int) -> str:
-    """The Authorization that botocore writes for the same request at the same moment."""
+    """Returns the Authorization that botocore writes for the same request at the same moment."""
     headers = asked.headers
     found = re.search(r"SignedHeaders=([^,]+)", headers["authorization"])
     assert found is not None
@@ -136,7 +138,9 @@ ODD_KEYS = (
 
 
 def test_every_key_is_asked_for_and_signed_as_boto_does() -> None:
-    """Path and signature, for keys of any characters, with a session token."""
+    """A key of any characters is requested under the path and with the signature that botocore makes, session token
+    included.
+    """
 
     async def asked_for(key: str) -> None:
         server.asked.clear()
@@ -169,7 +173,9 @@ UPLOADS = """<ListMultipartUploadsResult xmlns="http://s3.amazonaws.com/doc/2006
 
 
 async def test_unfinished_uploads_are_listed_and_removed() -> None:
-    """Page by page, with keys and ids of any characters; each request is signed as boto does."""
+    """Unfinished uploads are listed in pages and removed, with keys and ids of any characters and signatures as
+    botocore makes them.
+    """
     pages = [
         UPLOADS.format(more="true", key="a/%C3%BC+%2B", id="i+/=1"),
         UPLOADS.format(more="false", key="a/b", id="2"),
@@ -203,7 +209,9 @@ async def test_unfinished_uploads_are_listed_and_removed() -> None:
 
 
 async def test_moto_takes_the_signature_and_no_other(moto_endpoint: str) -> None:
-    """A server that checks signatures serves the right secret and refuses the wrong one."""
+    """A server that checks signatures serves a read with the right secret and refuses one with another, which is not
+    shown.
+    """
     told = {"aws_access_key_id": "testing", "aws_secret_access_key": "testing", "region_name": "us-east-1"}
     iam = Session().create_client("iam", endpoint_url=moto_endpoint, **told)
     iam.create_user(UserName="reader")
@@ -230,14 +238,14 @@ async def test_moto_takes_the_signature_and_no_other(moto_endpoint: str) -> None
 
 
 def _moto_checks(endpoint: str, *, after: str) -> None:
-    """Whether moto looks at signatures: after so many requests."""
+    """Makes moto check signatures after so many requests."""
     request = urllib.request.Request(f"{endpoint}/moto-api/reset-auth", after.encode(), {"Content-Type": "text/plain"})
     with urllib.request.urlopen(request) as response:
         assert response.status == 200
 
 
 async def test_anonymous_requests_are_not_signed() -> None:
-    """Neither Authorization nor a date."""
+    """Anonymous requests have neither Authorization nor a date of AWS."""
     async with bucket({"key": None, "secret": None, "token": None, "anon": True}) as (server, store):
         assert await good(store)
         assert not {"authorization", "x-amz-date", "x-amz-security-token"} & set(server.asked[0].headers)
@@ -245,7 +253,8 @@ async def test_anonymous_requests_are_not_signed() -> None:
 
 @pytest.mark.parametrize("boto", [True, False])
 async def test_endpoint_region_and_keys_of_the_environment(boto: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """AWS_ENDPOINT_URL, AWS_REGION and the three of the credentials, without an option; libcurl and obstore alike.
+    """Endpoint, region and keys of the environment are used without an option, by libcurl and obstore, with and without
+    botocore.
 
     The sidecar's image has no botocore.
     """
@@ -271,7 +280,9 @@ async def test_endpoint_region_and_keys_of_the_environment(boto: bool, monkeypat
 async def test_keys_of_the_options_come_with_their_own_token_only(
     token: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """AWS_SESSION_TOKEN belongs to the environment's keys; libcurl and obstore alike."""
+    """Keys of the options are sent with their own session token only, since AWS_SESSION_TOKEN belongs to the
+    environment's keys.
+    """
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "another")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "another")
     monkeypatch.setenv("AWS_SESSION_TOKEN", "another")
@@ -288,7 +299,9 @@ async def test_keys_of_the_options_come_with_their_own_token_only(
 
 
 async def test_a_profile_has_keys_and_region(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As boto finds them; a refresh finds those that were written meanwhile, also for requests by the same handles."""
+    """A profile gives keys and region as botocore finds them; after a refresh its new ones are used, by the same
+    handles too.
+    """
     file = tmp_path / "config"
     file.write_text("[profile mine]\nregion = here-1\naws_access_key_id = first\naws_secret_access_key = s\n")
     monkeypatch.setenv("AWS_CONFIG_FILE", str(file))
@@ -305,7 +318,7 @@ async def test_a_profile_has_keys_and_region(tmp_path: Path, monkeypatch: pytest
 
 
 async def test_a_profile_that_is_not_there_is_a_config_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ours, not boto's."""
+    """A profile that does not exist is a ConfigError of streamer that names botocore's error."""
     async with opened("s3://bucket", {"profile": "nobody"}) as store:
         with pytest.raises(ConfigError, match="ProfileNotFound"):
             await read(store, _record("s3://bucket/o"), 0, 9)
@@ -327,7 +340,9 @@ _GOOD = {
 
 @pytest.mark.parametrize("name", _GOOD)
 async def test_good_answers_of_other_forms(name: str) -> None:
-    """The same ten bytes."""
+    """Correct answers of other forms give the same ten bytes: chunked, with trailers, informational or with a weakened
+    ETag.
+    """
     async with web() as (server, store, root):
         server.says(_GOOD[name])
         assert await read(store, _record(f"{root}/o"), 0, 10) == RAMP[:10]
@@ -365,7 +380,7 @@ _BAD: dict[str, tuple[bytes, type[StoreError], str]] = {
 
 @pytest.mark.parametrize("name", _BAD)
 async def test_bad_answers_are_our_errors(name: str) -> None:
-    """Each of its type, nothing foreign; the next good answer is read as ever."""
+    """A wrong answer is an error of its own type, and does not affect the next read."""
     reply, error, text = _BAD[name]
     async with web() as (server, store, root):
         assert await read(store, _record(f"{root}/o"), 0, 10) == RAMP[:10]  # nothing of it counts for the next
@@ -388,7 +403,7 @@ async def test_bad_answers_are_our_errors(name: str) -> None:
     ],
 )
 async def test_what_cannot_be_sent_is_compared(version: str, sent: str | None) -> None:
-    """A tag that is weak, not ASCII or a line of its own is no header; what comes is compared all the same."""
+    """A version that cannot be sent as If-Match is not sent, and is compared with the ETag that comes."""
     async with web() as (server, store, root):
         with pytest.raises(ObjectChangedError):
             await read(store, _record(f"{root}/o", version), 0, 10)
@@ -398,7 +413,7 @@ async def test_what_cannot_be_sent_is_compared(version: str, sent: str | None) -
 
 @pytest.mark.parametrize("asked", ["7", "nan", "inf", "-5", "Wed, 21 Oct 2037 07:28:00 GMT"])
 async def test_only_a_number_of_seconds_closes_the_window(asked: str) -> None:
-    """Of Retry-After."""
+    """Only a number of seconds in Retry-After is taken; dates and other numbers are not."""
     async with bucket() as (server, store):
         server.says(_status("503 Slow Down", f"Retry-After: {asked}"))
         with pytest.raises(ThrottledError) as caught:
@@ -415,7 +430,9 @@ _ENDLESS = {
 
 @pytest.mark.parametrize("name", _ENDLESS)
 async def test_what_does_not_end_is_ended(name: str) -> None:
-    """By an error, long before memory is; no byte is taken beyond what was asked for."""
+    """Headers, refusals and bodies without end are ended by an error, and no byte beyond those asked for is
+    delivered.
+    """
     begin, more, error = _ENDLESS[name]
 
     async def script(asked: Asked, writer: asyncio.StreamWriter) -> None:
@@ -438,7 +455,9 @@ async def test_what_does_not_end_is_ended(name: str) -> None:
 
 
 async def test_a_redirect_takes_the_range_and_not_the_headers() -> None:
-    """The user's headers stay at the host that they are for; on it they go along."""
+    """A redirect to another host is followed with the range and without the user's headers; one on the same host takes
+    them along.
+    """
     private = {"Authorization": "Bearer t", "X-Api-Key": "k", "Cookie": "c=1", "X-Empty": ""}
     async with telling() as other, web({"headers": private}) as (server, store, root):
         there = f"http://localhost:{other.port}/there?signed=1%2F2#part"
@@ -459,7 +478,7 @@ async def test_a_redirect_takes_the_range_and_not_the_headers() -> None:
 
 
 async def test_redirects_end() -> None:
-    """After ten."""
+    """More than ten redirects of a web server are an error."""
     async with web() as (server, store, root):
         server.says(_status("302 Found", "Location: /again"))
         with pytest.raises(StoreError, match="redirects too often"):
@@ -469,7 +488,7 @@ async def test_redirects_end() -> None:
 
 @pytest.mark.parametrize("line", ["301 Moved Permanently", "307 Temporary Redirect"])
 async def test_a_bucket_elsewhere_is_said_and_not_followed(line: str) -> None:
-    """No keys go to another host."""
+    """A bucket that redirects elsewhere is an error, and no keys are sent to the other host."""
     async with telling() as other, bucket() as (server, store):
         server.says(_status(line, f"Location: http://127.0.0.1:{other.port}/bucket/o"))
         with pytest.raises(StoreError, match="another region"):
@@ -479,7 +498,9 @@ async def test_a_bucket_elsewhere_is_said_and_not_followed(line: str) -> None:
 
 @pytest.mark.parametrize("hosts", [["localhost"], ["*.internal", "LOCAL*"], ("10.0.0.0/8", "127.0.0.0/8")])
 async def test_a_cluster_of_caches_sends_to_its_own_servers(hosts: Sequence[str]) -> None:
-    """With range and version; without keys and signature, which are for the endpoint."""
+    """A cluster of caches may redirect to hosts that `redirects` names: range and version are sent there, keys and
+    signature are not.
+    """
     name = "127.0.0.1" if "/" in hosts[0] else "localhost"
     async with telling() as other, telling() as server:
         there = f"http://{name}:{other.port}/there?pid=t1&utm=2"
@@ -497,7 +518,7 @@ async def test_a_cluster_of_caches_sends_to_its_own_servers(hosts: Sequence[str]
 
 @pytest.mark.parametrize("hosts", [["*.internal"], ["10.0.0.0/8"], ["127.0.0.1"]])
 async def test_a_server_that_is_none_of_the_cluster_is_not_asked(hosts: Sequence[str]) -> None:
-    """The error says which host, and which option."""
+    """A redirect to a host that `redirects` does not name is an error with the host and the option."""
     async with telling() as other, bucket({"redirects": hosts}) as (server, store):
         server.says(_status("307 Temporary Redirect", f"Location: http://localhost:{other.port}/o"))
         with pytest.raises(StoreError, match=re.escape("storage_options={'redirects': ['localhost']}")):
@@ -506,7 +527,7 @@ async def test_a_server_that_is_none_of_the_cluster_is_not_asked(hosts: Sequence
 
 
 async def test_a_cluster_of_caches_that_redirects_for_ever() -> None:
-    """Three times, then it is an error."""
+    """More than three redirects of a cluster of caches are an error."""
     async with bucket({"redirects": ["127.0.0.1"]}) as (server, store):
         server.says(_status("308 Permanent Redirect", "Location: /again"))
         with pytest.raises(StoreError, match="redirects too often"):
@@ -516,14 +537,14 @@ async def test_a_cluster_of_caches_that_redirects_for_ever() -> None:
 
 @pytest.mark.parametrize("hosts", ["localhost", [""], ["10.0.0.0/99"], [7], {"localhost": 1}])
 def test_what_is_no_list_of_hosts(hosts: object) -> None:
-    """Said before any request."""
+    """A value of `redirects` that is no list of hosts is refused before any request."""
     with pytest.raises(ConfigError, match="redirects="):
         open_store("s3://bucket", {"redirects": hosts})
 
 
 @pytest.mark.parametrize("given", [{"client": "obstore"}, {"client": "fsspec"}])
 def test_others_than_libcurl_follow_no_redirects(given: dict[str, Any]) -> None:
-    """So they refuse the option."""
+    """Clients other than libcurl refuse `redirects`, because they follow none."""
     with pytest.raises(ConfigError, match="only libcurl follows redirects"):
         open_store("s3://bucket", {"redirects": ["localhost"]}, **given)
 
@@ -533,7 +554,7 @@ def test_others_than_libcurl_follow_no_redirects(given: dict[str, Any]) -> None:
 
 @pytest.fixture(scope="module")
 def authority() -> trustme.CA:
-    """Signs the certificates of these tests."""
+    """The authority of the certificates of these tests."""
     return trustme.CA()
 
 
@@ -547,7 +568,7 @@ def _context(certificate: trustme.LeafCert) -> ssl.SSLContext:
 async def secure(
     authority: trustme.CA, folder: Path, certificate: trustme.LeafCert | None = None
 ) -> AsyncIterator[tuple[TellingServer, ObjectStore]]:
-    """A bucket behind TLS, whose authority is trusted."""
+    """Opens a bucket behind TLS, whose authority is trusted."""
     authority.cert_pem.write_to_path(str(folder / "ca.pem"))
     async with telling(_context(certificate or authority.issue_cert("127.0.0.1"))) as server:
         told = {"endpoint_url": f"https://127.0.0.1:{server.port}", "client_kwargs": {"verify": str(folder / "ca.pem")}}
@@ -557,7 +578,7 @@ async def secure(
 
 @pytest.mark.parametrize("turns", range(4))
 async def test_cancelled_while_connecting(turns: int, authority: trustme.CA, tmp_path: Path) -> None:
-    """So many turns of the loop after it began, on the way to the TLS handshake's end."""
+    """A read that is cancelled while it connects raises CancelledError, and the next read gets its bytes."""
     async with secure(authority, tmp_path) as (_, store):
         assert await good(store)  # what is found once is found
         reading = asyncio.create_task(store.get(Get(_record("s3://bucket/o"), 0, 10, fresh=True), bytearray().extend))
@@ -570,7 +591,7 @@ async def test_cancelled_while_connecting(turns: int, authority: trustme.CA, tmp
 
 
 async def test_cancelled_in_a_handshake_that_never_ends() -> None:
-    """The server takes the connection and says nothing."""
+    """A read can be cancelled in a TLS handshake that the server never answers."""
     async with telling() as server:
         endpoint = f"https://127.0.0.1:{server.port}"
         async with opened("s3://bucket", {**KEYS, "endpoint_url": endpoint}) as store:
@@ -583,7 +604,7 @@ async def test_cancelled_in_a_handshake_that_never_ends() -> None:
 
 
 async def test_cancelled_before_the_first_byte() -> None:
-    """The request is abandoned; the handle serves the next."""
+    """A read that is cancelled before its first byte is dropped, and the next read gets its bytes."""
     async with bucket() as (server, store):
 
         async def script(asked: Asked, writer: asyncio.StreamWriter) -> None:
@@ -601,7 +622,9 @@ async def test_cancelled_before_the_first_byte() -> None:
 
 @pytest.mark.parametrize("at", [1, 10, len(RAMP)])
 async def test_cancelled_by_the_very_piece(at: int, authority: trustme.CA, tmp_path: Path) -> None:
-    """As soon as so many bytes have come, the last one included: cancelled, and nothing is taken afterwards."""
+    """A read that is cancelled by the receiver of a piece, even the last one, is cancelled and delivers no further
+    piece.
+    """
     async with secure(authority, tmp_path) as (_, store):
         taken, seen = 0, 0
 
@@ -620,7 +643,7 @@ async def test_cancelled_by_the_very_piece(at: int, authority: trustme.CA, tmp_p
 
 
 async def test_cancelled_at_any_moment(authority: trustme.CA, tmp_path: Path) -> None:
-    """Hundreds of reads, most of them cancelled somewhere: those that end have their own bytes."""
+    """Of hundreds of reads that are cancelled at any moment, those that end have their own bytes."""
     fate = random.Random(5)
     ended = 0
 
@@ -645,10 +668,10 @@ async def test_cancelled_at_any_moment(authority: trustme.CA, tmp_path: Path) ->
 
 
 async def test_what_take_raises_arrives() -> None:
-    """Itself, without a cause; the handle serves the next."""
+    """An error of the receiver is raised to the caller unchanged, and the next read gets its bytes."""
 
     class OwnError(Exception):
-        """Nobody else's."""
+        """Stands for an error of the caller's own."""
 
     def take(piece: bytes | memoryview) -> None:
         raise OwnError
@@ -661,7 +684,7 @@ async def test_what_take_raises_arrives() -> None:
 
 
 async def test_closed_while_it_reads() -> None:
-    """The reader is told, and is not cancelled; a store that is used again opens again."""
+    """A read whose store is closed raises ClosedError, and a closed store that is used again opens again."""
     async with bucket() as (server, store):
 
         async def script(asked: Asked, writer: asyncio.StreamWriter) -> None:
@@ -678,7 +701,7 @@ async def test_closed_while_it_reads() -> None:
 
 
 async def test_refreshed_while_it_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The request under way ends well; the next has the keys and the region that were found since."""
+    """A request under way while the store is refreshed ends well, and the next one has the new keys and region."""
     file = tmp_path / "config"
     file.write_text("[default]\nregion = here-1\naws_access_key_id = first\naws_secret_access_key = s\n")
     monkeypatch.setenv("AWS_CONFIG_FILE", str(file))
@@ -702,7 +725,7 @@ async def test_refreshed_while_it_reads(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 async def test_three_hundred_at_once() -> None:
-    """Each has its own bytes."""
+    """Three hundred reads at once each have their own bytes."""
     async with bucket() as (_, store):
         found = await asyncio.gather(
             *(read(store, _record("s3://bucket/o"), i * 1000, i * 1000 + 999) for i in range(300))
@@ -714,7 +737,7 @@ async def test_three_hundred_at_once() -> None:
 
 
 async def test_connections_are_used_again_unless_a_fresh_one_is_asked_for() -> None:
-    """By the number that the server gives them."""
+    """A connection is used again unless a fresh one is asked for."""
     async with bucket() as (server, store):
         for fresh in (False, False, True, False):
             await store.get(Get(_record("s3://bucket/o"), 0, 10, fresh=fresh), bytearray().extend)
@@ -726,7 +749,9 @@ async def test_connections_are_used_again_unless_a_fresh_one_is_asked_for() -> N
 
 @pytest.mark.parametrize("how", ["while idle", "as it is asked"])
 async def test_a_connection_that_was_closed_is_no_error(how: str) -> None:
-    """libcurl asks again over another one."""
+    """A connection that the server has closed, or closes at the request, is no error: libcurl sends it over another
+    one.
+    """
     async with bucket() as (server, store):
 
         async def script(asked: Asked, writer: asyncio.StreamWriter) -> None:
@@ -746,7 +771,7 @@ async def test_a_connection_that_was_closed_is_no_error(how: str) -> None:
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 async def test_a_fork_neither_reads_nor_says_goodbye(authority: trustme.CA, tmp_path: Path) -> None:
-    """A child is refused and its close leaves the connection to the parent, which reads on over it."""
+    """A forked child is refused a read, and its close leaves the connection to the parent, which reads on over it."""
     async with secure(authority, tmp_path) as (server, store):
         assert await good(store)
         child = os.fork()
@@ -763,7 +788,9 @@ async def test_a_fork_neither_reads_nor_says_goodbye(authority: trustme.CA, tmp_
 
 
 def _in_the_child(store: ObjectStore) -> int:
-    """0 where all is as it must be; no loop runs, each call ends before it would wait."""
+    """Returns 0 if a read is refused and a close ends at once; no loop runs, so that each call ends before it would
+    wait.
+    """
     try:
         store.get(Get(_record("s3://bucket/o"), 0, 10), bytearray().extend).__await__().send(None)  # type: ignore[attr-defined]
     except StoreError as error:
@@ -778,7 +805,7 @@ def _in_the_child(store: ObjectStore) -> int:
 
 
 async def test_an_address_of_the_sixth_version() -> None:
-    """As an endpoint and as a web server."""
+    """An IPv6 address is reached as an endpoint of S3 and as a web server."""
     try:
         async with telling(host="::1") as server:
             root = f"http://[::1]:{server.port}"
@@ -806,7 +833,7 @@ async def test_an_address_of_the_sixth_version() -> None:
 async def test_proxies_of_the_environment(
     variables: dict[str, str], proxied: bool, client: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """libcurl goes where obstore goes."""
+    """Proxies of the environment are used by libcurl as they are by obstore."""
     async with telling() as proxy, telling() as server:
         for name, value in variables.items():
             monkeypatch.setenv(name, value.format(f"http://user:word@127.0.0.1:{proxy.port}"))
@@ -828,7 +855,7 @@ def _years_ago(years: int) -> datetime.datetime:
 
 @pytest.mark.parametrize("name", ["trusted", "of another name", "expired", "of another authority", "its own"])
 async def test_certificates(name: str, authority: trustme.CA, tmp_path: Path) -> None:
-    """A private authority's is taken; each of the others is refused with its reason, before a request is sent."""
+    """A certificate of a private authority is accepted; others are refused with the reason before a request is sent."""
     certificate = {
         "trusted": lambda: authority.issue_cert("127.0.0.1"),
         "of another name": lambda: authority.issue_cert("elsewhere.example"),
@@ -849,7 +876,7 @@ async def test_certificates(name: str, authority: trustme.CA, tmp_path: Path) ->
 async def test_the_environment_names_authorities(
     authority: trustme.CA, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """SSL_CERT_FILE, where no option does."""
+    """SSL_CERT_FILE names the trusted authorities where no option does."""
     authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
     async with telling(_context(authority.issue_cert("127.0.0.1"))) as server:
         url = f"https://127.0.0.1:{server.port}"
@@ -863,7 +890,7 @@ async def test_the_environment_names_authorities(
 
 @pytest.mark.parametrize(("content", "text"), [("no certificate", "has no certificates"), (None, "cannot be read")])
 async def test_a_file_of_authorities_that_is_none(content: str | None, text: str, tmp_path: Path) -> None:
-    """A ConfigError, not what obstore raises."""
+    """A file of authorities that is missing or has no certificate is a ConfigError."""
     if content is not None:
         (tmp_path / "ca.pem").write_text(content)
     options = {**KEYS, "endpoint_url": "https://127.0.0.1:1", "client_kwargs": {"verify": str(tmp_path / "ca.pem")}}
@@ -874,7 +901,9 @@ async def test_a_file_of_authorities_that_is_none(content: str | None, text: str
 
 
 async def test_a_listing_of_other_folders_is_an_error() -> None:
-    """A gateway that ignores the prefix: the objects of the whole bucket were samples."""
+    """A listing with objects outside the folder that was asked for is an error; with a gateway that ignores prefixes
+    they were samples.
+    """
     entry = b"<Contents><Key>%b</Key><Size>3</Size><ETag>v</ETag></Contents>"
     page = b"<ListBucketResult>%b%b</ListBucketResult>" % (entry % b"train/0.jpg", entry % b"secret/0.jpg")
     async with bucket() as (server, store):
@@ -888,7 +917,7 @@ async def test_a_listing_of_other_folders_is_an_error() -> None:
 
 @pytest.mark.parametrize("tokens", [["a", "a"], ["a", "b", "a"]])
 async def test_a_listing_that_goes_in_circles_is_an_error(monkeypatch: pytest.MonkeyPatch, tokens: list[str]) -> None:
-    """A token that comes again: the listing was cut off there, or had no end."""
+    """A listing whose continuation token comes again is an error, because it was cut off there or had no end."""
     pages = iter([ListedPage([_record(f"s3://bucket/{token}")], False, token) for token in tokens])
     monkeypatch.setattr(listing, "parse_page", lambda root, body: next(pages))
     async with bucket() as (server, store):
@@ -899,7 +928,7 @@ async def test_a_listing_that_goes_in_circles_is_an_error(monkeypatch: pytest.Mo
 
 
 async def test_a_listing_of_empty_pages_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each of which names another one: nothing would be said, and nothing done."""
+    """A listing of many empty pages in a row is an error, because each names another one."""
     numbers = itertools.count()
     monkeypatch.setattr(curl_store, "_MAX_EMPTY_PAGES", 50)
     monkeypatch.setattr(listing, "parse_page", lambda root, body: ListedPage([], True, str(next(numbers))))
@@ -911,7 +940,7 @@ async def test_a_listing_of_empty_pages_ends(monkeypatch: pytest.MonkeyPatch) ->
 
 
 async def test_a_listing_without_an_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before it fills the memory: each page has other objects, and names another page."""
+    """A listing without an end is given up before it fills the memory."""
     numbers = itertools.count()
     monkeypatch.setattr(fetcher, "_FEW_OBJECTS", 100)
     monkeypatch.setattr(fetcher, "usable_memory_bytes", lambda: 2 * 400 * 1000)

@@ -1,4 +1,4 @@
-"""A store that lists other ETags than its reads answer: what it is, and how to read it all the same."""
+"""A gateway that lists other ETags than its reads answer, on a real server: the error, and `pin="size"`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ LISTING = (
 
 
 class Gateway:
-    """Its listings name the ETag "whole", its heads and reads "part"."""
+    """Stands for a gateway of S3 whose listings have the ETag "whole", and its heads and reads "part".
+
+    It has one object, may refuse If-Match, and checks no signature.
+    """
 
     def __init__(self, server: TellingServer) -> None:
         self.listed, self.size = "whole", len(RAMP)
@@ -45,20 +48,22 @@ class Gateway:
             writer.write(answer(int(first), int(last) + 1, tag='"part"'))
 
     def open(self, **options: object) -> ObjectStore:
-        """A store that reads it."""
+        """Opens a store that reads from the gateway."""
         return open_store("s3://bucket", {"key": "k", "secret": "s", "endpoint_url": self.url, **options})
 
 
 @pytest.fixture
 async def gateway() -> AsyncIterator[Gateway]:
-    """In front of a bucket with one object."""
+    """A gateway in front of a bucket with one object."""
     async with telling() as server:
         yield Gateway(server)
 
 
 @pytest.mark.parametrize("refuses", [None, 412])
 async def test_indexing_again_does_not_help(gateway: Gateway, refuses: int | None) -> None:
-    """The error says so, whether the gateway takes If-Match or not; a real change is still one."""
+    """A gateway that lists other ETags than its reads answer is named as the cause, since indexing again does not help;
+    a real change is still one.
+    """
     gateway.refuses = refuses
     store = gateway.open()
     try:
@@ -74,7 +79,7 @@ async def test_indexing_again_does_not_help(gateway: Gateway, refuses: int | Non
 
 
 async def test_a_web_server_whose_heads_and_reads_disagree() -> None:
-    """The head has the manifest's version, the body has not."""
+    """A web server whose heads and reads have different ETags is named as the cause, by libcurl and by obstore."""
     async with telling() as server:
 
         async def script(asked: Asked, writer: asyncio.StreamWriter) -> None:
@@ -97,7 +102,7 @@ async def test_a_web_server_whose_heads_and_reads_disagree() -> None:
 
 
 async def test_pinned_by_size(gateway: Gateway) -> None:
-    """Reads go on, without If-Match, as long as the size is the same."""
+    """With `pin="size"` reads go on without If-Match as long as the size is the same."""
     gateway.refuses = 501
     store = gateway.open(pin="size")
     try:
@@ -113,7 +118,7 @@ async def test_pinned_by_size(gateway: Gateway) -> None:
 
 
 async def test_a_store_without_if_match(gateway: Gateway) -> None:
-    """501 is no outage: it is final, and says what to do."""
+    """A store that answers If-Match with 501 is a final error that names `pin="size"`."""
     gateway.refuses = 501
     store = gateway.open()
     try:
@@ -125,7 +130,7 @@ async def test_a_store_without_if_match(gateway: Gateway) -> None:
 
 
 def test_other_pins_are_refused() -> None:
-    """There is one; and none of what fsspec reads."""
+    """A `pin` other than "size" is refused, and so is "size" for a store that fsspec reads."""
     with pytest.raises(ConfigError, match="pin='time' in storage_options: only 'size'"):
         open_store("s3://bucket", {"pin": "time"})
     with pytest.raises(ConfigError, match="pin='size' is of S3, Google, Azure and web servers"):

@@ -1,4 +1,4 @@
-"""`streamer doctor URL`: what it says of servers that it can and cannot read."""
+"""`streamer doctor URL`: its findings about servers that can and cannot be read."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.usefixtures("warm_runtime")
 
 
 class _Clock(BaseHTTPRequestHandler):
-    """Has one object, and a clock that may be wrong."""
+    """Stands for a web server with one object and a clock that may be wrong."""
 
     ahead = timedelta()
 
@@ -40,7 +40,7 @@ class _Clock(BaseHTTPRequestHandler):
         self.wfile.write(content)
 
     def log_message(self, *words: object) -> None:
-        """The tests read no log of requests."""
+        """Logs nothing, since the tests read no log of requests."""
 
 
 @contextmanager
@@ -62,7 +62,9 @@ def _by_subject(found: list[Finding]) -> dict[str, Finding]:
 
 @pytest.mark.parametrize(("ahead", "state"), [(timedelta(), "ok"), (timedelta(minutes=20), "problem")])
 async def test_a_web_server_and_its_clock(ahead: timedelta, state: str) -> None:
-    """A byte is read; a clock that is wrong by minutes is a problem that is named with its size."""
+    """`streamer doctor` reads a byte of a web server, and names a clock that is wrong by minutes with the
+    difference.
+    """
     with _web_server(ahead) as root:
         found = _by_subject(await url_findings(StoreRoot.resolve(f"{root}/x.bin"), f"{root}/x.bin"))
     assert (found["url"].state, found["read"].state) == ("ok", "ok")
@@ -72,7 +74,7 @@ async def test_a_web_server_and_its_clock(ahead: timedelta, state: str) -> None:
 
 
 async def test_an_endpoint_that_does_not_answer(unused_tcp_port: int) -> None:
-    """The problem names host and port, and no key."""
+    """`streamer doctor` names the host and port of an endpoint that does not answer, and shows no key."""
     options = {"key": "AKIAEXAMPLE", "secret": "hidden", "endpoint_url": f"http://127.0.0.1:{unused_tcp_port}"}
     found = _by_subject(await url_findings(StoreRoot.resolve("s3://bucket/train/", options), "s3://bucket/train/"))
     assert found["endpoint"].state == "problem"

@@ -1,4 +1,6 @@
-"""Keys that expire, from each kind of issuer that boto knows; their answers are emulated (tests/clouds/issuers.py)."""
+"""Keys that expire, from each kind of issuer that botocore knows; their answers are emulated
+(tests/clouds/issuers.py).
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ PATIENT = FetchConfig(backoff_start_seconds=0.05, backoff_max_seconds=0.2)
 
 @pytest.fixture
 def issuer(moto_endpoint: str) -> Iterator[Issuer]:
-    """An issuer, and a gate before a bucket `expiring` of moto's."""
+    """An issuer, and a gate that checks its keys in front of the bucket `expiring` of moto."""
     told = {"aws_access_key_id": "testing", "aws_secret_access_key": "testing", "region_name": "us-east-1"}
     client = Session().create_client("s3", endpoint_url=moto_endpoint, **told)
     client.create_bucket(Bucket="expiring")
@@ -49,7 +51,9 @@ async def store(request: pytest.FixtureRequest) -> AsyncIterator[ObjectStore]:
 async def test_keys_are_found_and_renewed(
     issuer: Issuer, store: ObjectStore, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A put, a listing and a read with keys of a minute; after their end, once refreshed, a read with new ones."""
+    """Keys of an issuer serve a put, a listing and a read, and after they are revoked and the store is refreshed, new
+    ones serve.
+    """
     set_up(kind, issuer, tmp_path, monkeypatch)
     monkeypatch.setattr(key_ring, "_WAIT_SECONDS", 60.0)  # however long a busy machine takes to start a program
     await store.put(URL, b"content")
@@ -67,7 +71,7 @@ async def test_keys_are_found_and_renewed(
 async def test_an_issuer_that_refuses(
     issuer: Issuer, store: ObjectStore, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is the issuer that is named, not an answer of the store, which nobody asked."""
+    """An issuer that refuses is named by the error, and the store is not said to have answered."""
     set_up(kind, issuer, tmp_path, monkeypatch)
     issuer.refuses = "AccessDenied"
     with pytest.raises(StoreError) as caught:
@@ -83,7 +87,7 @@ async def test_an_issuer_that_refuses(
 async def test_the_doctor_names_their_source_and_their_end(
     issuer: Issuer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Neither key nor token is shown; an end within ten minutes is a warning."""
+    """`streamer doctor` names the source and the expiry of keys without showing them, and a refusal of their issuer."""
     set_up("IRSA", issuer, tmp_path, monkeypatch)
     (first, *_) = await url_findings(StoreRoot.resolve("s3://expiring/train/"), "s3://expiring/train/")
     assert (first.subject, first.state) == ("credentials", "warning")
@@ -97,7 +101,7 @@ async def test_the_doctor_names_their_source_and_their_end(
 
 
 def test_the_doctor_names_whose_they_are(issuer: Issuer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """STS says it, and is asked for the keys of AWS's own endpoint only."""
+    """`streamer doctor` names whose the keys are, as STS answers, and asks STS for keys of AWS's own endpoint only."""
     set_up("IRSA", issuer, tmp_path, monkeypatch)
     url = "s3://expiring/train/"
     named = [finding.subject for finding in credential_findings(StoreRoot.resolve(url))]
@@ -112,7 +116,9 @@ def test_the_doctor_names_whose_they_are(issuer: Issuer, tmp_path: Path, monkeyp
 async def test_an_issuer_that_is_not_ready_is_waited_for(
     issuer: Issuer, store: ObjectStore, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As a store is: some looks fail, and the listing succeeds when it is well. A machine's metadata server, too."""
+    """An issuer that is down, a metadata server too, is an error at first, and is waited for by a fetcher as a store
+    is.
+    """
     set_up(kind, issuer, tmp_path, monkeypatch)
     monkeypatch.setattr(key_ring, "_AGAIN_SECONDS", (0.05, 0.1))
     monkeypatch.setattr(key_ring, "_WAIT_SECONDS", 60.0)
@@ -143,7 +149,7 @@ async def test_no_read_waits_for_a_renewal(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """STS that does not answer, or answers 503, while the keys are valid: reads go on with those, in other threads."""
+    """Reads go on with valid keys while their renewal is slow or fails with 503."""
     set_up("assume role", issuer, tmp_path, monkeypatch)
     await store.put(URL, b"content")
     (record,) = (await listed(store, "s3://expiring/train/")).values()
@@ -169,7 +175,7 @@ async def test_no_read_waits_for_a_renewal(
 async def test_keys_that_end_while_their_issuer_is_away(
     issuer: Issuer, store: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The error names the issuer, not the store, and comes before the patience with the store ends."""
+    """Keys that expire while their issuer does not answer are an error that names the issuer, after a second or two."""
     set_up("assume role", issuer, tmp_path, monkeypatch)
     await store.put(URL, b"content")
     (record,) = (await listed(store, "s3://expiring/train/")).values()
@@ -185,7 +191,11 @@ async def test_keys_that_end_while_their_issuer_is_away(
 async def test_a_container_behind_a_hop_limit_of_one(
     store: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, issuer: Issuer
 ) -> None:
-    """The connection is taken, and no answer to PUT arrives ("Use the Instance Metadata Service", considerations)."""
+    """In a container behind a hop limit of 1 the metadata server answers no PUT, and the error says how to raise the
+    limit.
+
+    Source: "Use the Instance Metadata Service", considerations.
+    """
     set_up("instance role", issuer, tmp_path, monkeypatch)
     issuer.well.clear()
     with pytest.raises(StoreError):
@@ -201,7 +211,7 @@ async def test_a_container_behind_a_hop_limit_of_one(
 async def test_a_sign_in_that_has_ended(
     issuer: Issuer, store: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The message has the command."""
+    """An SSO sign-in that has ended is an error with the command to sign in."""
     set_up("SSO", issuer, tmp_path, monkeypatch)
     issuer.refuses = "UnauthorizedException"
     with pytest.raises(AccessDeniedError, match=r"no sign-in is valid .*; sign in: aws sso login"):
@@ -211,7 +221,9 @@ async def test_a_sign_in_that_has_ended(
 def test_the_doctor_sends_keys_of_another_store_not_to_aws(
     issuer: Issuer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A profile may name the endpoint of S3 alone, as R2 and MinIO are set up: their keys are nothing for STS."""
+    """`streamer doctor` does not send keys of another store to STS: a profile may name an endpoint of S3 alone, as for
+    R2 and MinIO.
+    """
     set_up("IRSA", issuer, tmp_path, monkeypatch)
     monkeypatch.delenv("AWS_ENDPOINT_URL_S3")
     (tmp_path / "config").write_text(

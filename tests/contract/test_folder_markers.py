@@ -1,4 +1,4 @@
-"""Folder markers: empty objects whose key ends in "/".
+"""Folder markers: empty objects whose key ends in "/", in a bucket of a moto server.
 
 The S3 console makes one for "Create folder" (https://docs.aws.amazon.com/AmazonS3/latest/userguide/using-folders.html),
 Google's console does the same.
@@ -31,7 +31,7 @@ CONTENTS = {
 
 @pytest.fixture
 def options(moto_endpoint: str) -> Iterator[dict[str, object]]:
-    """A bucket `marked` with CONTENTS."""
+    """Options of a bucket `marked` with CONTENTS."""
     told = {"aws_access_key_id": "testing", "aws_secret_access_key": "testing", "region_name": "us-east-1"}
     client = Session().create_client("s3", endpoint_url=moto_endpoint, **told)
     client.create_bucket(Bucket="marked")
@@ -47,7 +47,7 @@ def options(moto_endpoint: str) -> Iterator[dict[str, object]]:
 @pytest.mark.usefixtures("warm_runtime")
 @pytest.mark.parametrize("client", ["obstore", "curl", "fsspec"])
 async def test_a_listing_has_no_markers(options: dict[str, object], client: str) -> None:
-    """Empty objects are listed, markers are not: neither of the folder itself nor of others, empty ones too."""
+    """A listing has empty objects and no folder markers, neither of the folder itself nor of folders below it."""
     store = open_store("s3://marked", options, client=client)  # type: ignore[arg-type]
     try:
         for url in ("s3://marked/train/", "s3://marked/train", "s3://marked/train/**"):
@@ -58,7 +58,7 @@ async def test_a_listing_has_no_markers(options: dict[str, object], client: str)
 
 
 def test_the_classes_are_those_without_markers(options: dict[str, object], tmp_path: Path) -> None:
-    """Class folders that a console made: their classes and labels, not one class for the folder above them."""
+    """Class folders with markers give their own classes and labels, and not one class for the folder above them."""
     dataset = StreamingDataset(
         "s3://marked/photos/", storage_options=options, cache_dir=tmp_path / "cache", shuffle=False, decode=None
     )
@@ -68,7 +68,7 @@ def test_the_classes_are_those_without_markers(options: dict[str, object], tmp_p
 
 
 def test_tars_below_a_marker(options: dict[str, object], tmp_path: Path) -> None:
-    """The marker beside the tars is no file of another format."""
+    """A folder marker beside tars does not count as a file of another format."""
     dataset = StreamingDataset("s3://marked/shards/", storage_options=options, cache_dir=tmp_path / "cache")
     assert len(dataset) == 3
     dataset.close()

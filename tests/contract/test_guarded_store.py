@@ -1,4 +1,6 @@
-"""A store for urls of clients connects to no address of this machine, whatever names and redirects lead there."""
+"""A store for urls of clients connects to no address of this machine, whatever names and redirects lead to a real
+server there.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ CONTENT = b"what another service of this machine says"
 
 
 class Neighbour(BaseHTTPRequestHandler):
-    """Answers ranges; `/away` is a redirect to another address of this machine."""
+    """Stands for another service of this machine: it answers ranges, and `/away` with a redirect to another address of
+    it.
+    """
 
     seen: list[str]
 
@@ -42,11 +46,12 @@ class Neighbour(BaseHTTPRequestHandler):
     do_HEAD = do_PUT = do_GET
 
     def log_message(self, *_: object) -> None:
-        """Not to the log of the tests."""
+        """Logs nothing."""
 
 
 @pytest.fixture
 def port() -> Iterator[int]:
+    """The port of another service, which listens at all addresses of this machine."""
     Neighbour.seen = []
     server = ThreadingHTTPServer(("", 0), Neighbour)
     thread = threading.Thread(target=server.serve_forever)
@@ -58,7 +63,7 @@ def port() -> Iterator[int]:
 
 
 async def read(url: str, *, refuse_local: bool, **options: object) -> bytes:
-    """The content of an object at a url; its listing is not asked."""
+    """Returns the content of an object at a url, without a listing."""
     store = open_store(url, options, refuse_local=refuse_local)
     pieces: list[bytes] = []
     try:
@@ -71,7 +76,7 @@ async def read(url: str, *, refuse_local: bool, **options: object) -> bytes:
 
 @pytest.mark.parametrize("host", ["127.1", "0x7f000001", "2130706433", "0"])
 async def test_names_of_this_machine(host: str, port: int) -> None:
-    """No literal address, but they resolve to one: refused before a connection is made, and not tried again."""
+    """A name that resolves to this machine is refused before a connection is made."""
     url = f"http://{host}:{port}/a"
     assert await read(url, refuse_local=False) == CONTENT
     Neighbour.seen.clear()
@@ -81,7 +86,9 @@ async def test_names_of_this_machine(host: str, port: int) -> None:
 
 
 async def test_a_redirect_to_this_machine(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A web server elsewhere may send its clients here. 127.0.0.1 plays it: only 127.0.0.2 counts as ours."""
+    """A redirect to this machine is refused, as another web server may send; 127.0.0.1 stands for it, and only
+    127.0.0.2 counts as local.
+    """
     monkeypatch.setattr(guard, "_OWN_NETWORKS", (ip_network("127.0.0.2/32"),))
     url = f"http://127.0.0.1:{port}/away"
     assert await read(url, refuse_local=False) == CONTENT
@@ -93,7 +100,9 @@ async def test_a_redirect_to_this_machine(port: int, monkeypatch: pytest.MonkeyP
 
 
 async def test_a_version_is_not_read_through_a_redirect(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A manifest may pin an object by its version id; only obstore reads those, and follows its server anywhere."""
+    """An object pinned by its version id is refused for clients of a service, because only obstore reads those and
+    follows every redirect.
+    """
     monkeypatch.setattr(guard, "_OWN_NETWORKS", (ip_network("127.0.0.2/32"),))
     options = {"key": "k", "secret": "s", "endpoint_url": f"http://127.0.0.1:{port}"}
     target = ObjectRecord("s3://bucket/away", len(CONTENT), "version:1")
@@ -107,7 +116,9 @@ async def test_a_version_is_not_read_through_a_redirect(port: int, monkeypatch: 
 
 
 async def test_what_obstore_asks(port: int, tmp_path: Path) -> None:
-    """Heads, listings and puts of a client's endpoint, and objects with a version id."""
+    """Heads, listings, puts and reads of versions at a client's endpoint on this machine are refused without a
+    connection.
+    """
     options = {"key": "k", "secret": "s", "endpoint_url": f"http://127.1:{port}"}
     url = "s3://bucket/a"
     (tmp_path / "file").write_bytes(CONTENT)

@@ -21,7 +21,7 @@ OLD, NEW = bytes(range(200)), bytes(reversed(range(200)))
 
 @pytest.fixture
 def hub() -> Iterator[Hub]:
-    """With a dataset of two files."""
+    """A hub with a dataset of two files."""
     with running_hub() as hub:
         hub.commit(train__a=OLD, train__b_dot_bin=OLD)
         yield hub
@@ -29,14 +29,16 @@ def hub() -> Iterator[Hub]:
 
 @pytest.fixture
 async def store(hub: Hub) -> AsyncIterator[ObjectStore]:
-    """Signed in."""
+    """A store of the dataset with the right token."""
     store = open_store(ROOT, {"endpoint": hub.url, "token": TOKEN})
     yield store
     await store.aclose()
 
 
 async def test_a_branch_that_moves_changes_no_read(hub: Hub, store: ObjectStore) -> None:
-    """The old bytes of equal size are read from the old commit; a listing of now has the new one's."""
+    """After a push, old records are read from the old commit and a new listing has the new one; the token stays with
+    the hub.
+    """
     old = await listed(store, f"{ROOT}/train/")
     assert [record.version for record in old.values()] == [f"commit:{1:040x}"] * 2
     hub.commit(train__a=NEW)
@@ -49,7 +51,7 @@ async def test_a_branch_that_moves_changes_no_read(hub: Hub, store: ObjectStore)
 
 
 async def test_a_push_during_a_listing(hub: Hub, store: ObjectStore) -> None:
-    """All of a listing is of one commit, that of its beginning, for a branch and for a folder."""
+    """All records of a listing are of one commit, that of its beginning, if a push comes during it."""
     hub.commits_before_tree.append({"train__a": NEW, "train__b_dot_bin": NEW})
     old = await listed(store, f"{ROOT}/train/")
     assert sorted(old) == [f"{ROOT}/train/a", f"{ROOT}/train/b.bin"]
@@ -61,7 +63,7 @@ async def test_a_push_during_a_listing(hub: Hub, store: ObjectStore) -> None:
 
 
 async def test_without_its_token(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
-    """That of HF_TOKEN is taken; a wrong one is refused."""
+    """Without a token option the one of HF_TOKEN is used, and a wrong one is denied."""
     for token in (TOKEN, "hf_other"):
         monkeypatch.setenv("HF_TOKEN", token)
         store = open_store(ROOT, {"endpoint": hub.url})
@@ -77,7 +79,7 @@ async def test_without_its_token(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 async def test_the_hub_is_asked_once_per_file(hub: Hub, store: ObjectStore) -> None:
-    """As long as the address to which it redirects holds; one that ends soon, or is refused, is asked for anew."""
+    """The hub is asked once per file, as long as the address to which it redirects is valid and accepted."""
     record = (await listed(store, f"{ROOT}/train/"))[f"{ROOT}/train/a"]
 
     async def asked(ranges: int) -> int:

@@ -42,7 +42,7 @@ def issuer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[TokenIss
 
 @asynccontextmanager
 async def reading(cloud: str, **more: object) -> AsyncIterator[tuple[TellingServer, ObjectStore, ObjectRecord]]:
-    """A store of each cloud, with more options, and an object in it."""
+    """Opens a store of each cloud, with more options, and an object in it."""
 
     async def script(asked: Asked, writer: asyncio.StreamWriter) -> None:
         writer.write(answer(0, 10, "Last-Modified: Tue, 24 Nov 2026 00:00:00 GMT"))
@@ -73,7 +73,7 @@ def _tokens(asked: list[Asked]) -> list[str]:
 async def test_a_machine_with_an_identity_reads(
     cloud: str, issuer: TokenIssuer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With a token of its metadata server, for all requests; once refreshed, with another one."""
+    """A machine with an identity reads with one token of its metadata server, and after a refresh with another one."""
     monkeypatch.setattr(key_ring, "_WAIT_SECONDS", 60.0)  # however long a busy machine takes to import the library
     async with reading(cloud) as (server, store, record):
         for _ in range(3):
@@ -87,7 +87,9 @@ async def test_a_machine_with_an_identity_reads(
 async def test_federation_with_impersonation(
     issuer: TokenIssuer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The token of another cloud is exchanged, and the account's token is what the store sees."""
+    """With workload identity federation the token of another cloud is exchanged, and the store sees the impersonated
+    account's token.
+    """
     federated(issuer, tmp_path, monkeypatch)
     async with reading("gs") as (server, store, record):
         assert await read(store, record, 0, 10) == RAMP[:10]
@@ -96,7 +98,9 @@ async def test_federation_with_impersonation(
 
 
 async def test_a_users_sign_in_as_an_option(issuer: TokenIssuer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As gcsfs takes it, by obstore, without the machine's own identity; other issuers that it names are not asked."""
+    """A user's sign-in given as `token` is used by obstore at Google's issuer; an issuer that the option names is not
+    asked.
+    """
     monkeypatch.setattr(google_tokens, "_USER_ISSUER", f"{issuer.url}/user/token")
     user = {"client_id": "c", "client_secret": "s", "refresh_token": "r", "token_uri": "http://127.0.0.1:1/token"}
     async with reading("gs", token=user) as (server, store, record):
@@ -107,7 +111,7 @@ async def test_a_users_sign_in_as_an_option(issuer: TokenIssuer, monkeypatch: py
 
 
 async def test_a_users_sign_in_that_is_refused(issuer: TokenIssuer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Said at once, with what to do."""
+    """A user's sign-in that Google refuses is denied at once, with the command to sign in."""
     monkeypatch.setattr(google_tokens, "_USER_ISSUER", f"{issuer.url}/refused/token")
     async with reading("gs", token={"client_id": "c", "client_secret": "s", "refresh_token": "r"}) as (
         _,
@@ -121,7 +125,7 @@ async def test_a_users_sign_in_that_is_refused(issuer: TokenIssuer, monkeypatch:
 @pytest.mark.parametrize("cloud", CLOUDS)
 @pytest.mark.parametrize("status", [503, 410, 429])
 async def test_a_metadata_server_that_is_not_ready_is_waited_for(cloud: str, status: int, issuer: TokenIssuer) -> None:
-    """As a store is: the first look fails, another one succeeds."""
+    """A metadata server that is not ready is an error at first, and is waited for by a fetcher as a store is."""
     issuer.status = status
     async with reading(cloud) as (_, store, record):
         with pytest.raises(
@@ -138,7 +142,7 @@ async def test_a_metadata_server_that_is_not_ready_is_waited_for(cloud: str, sta
 async def test_a_failed_renewal_leaves_the_old_token(
     cloud: str, issuer: TokenIssuer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Which is valid for some minutes more: no read fails, and a warning says what happened."""
+    """A failed renewal leaves the old token, which is valid for some minutes: reads go on, and a warning is logged."""
     issuer.seconds = 200.0
     async with reading(cloud) as (server, store, record):
         assert await read(store, record, 0, 10) == RAMP[:10]
@@ -155,7 +159,7 @@ async def test_a_failed_renewal_leaves_the_old_token(
 
 
 async def test_a_machine_without_an_identity(issuer: TokenIssuer) -> None:
-    """Azure says so with 400; no wait."""
+    """A machine without an identity, to which Azure's metadata server answers 400, is denied without waiting."""
     issuer.status = 400
     async with reading("az") as (_, store, record):
         with pytest.raises(AccessDeniedError, match=r"no credentials were found.*answered 400") as caught:
@@ -164,7 +168,7 @@ async def test_a_machine_without_an_identity(issuer: TokenIssuer) -> None:
 
 
 def test_a_sign_in_of_azure(issuer: TokenIssuer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`az login` alone is enough."""
+    """A sign-in by `az login` is enough to read from Azure."""
     issuer.status = 400
     (tmp_path / "az").write_text('#!/bin/sh\necho \'{"accessToken": "of-az", "expires_on": 4000000000}\'\n')
     (tmp_path / "az").chmod(0o755)
@@ -175,7 +179,9 @@ def test_a_sign_in_of_azure(issuer: TokenIssuer, tmp_path: Path, monkeypatch: py
 def test_federation_without_the_library_is_refused(
     issuer: TokenIssuer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By name, and so is a file of such a type as an option."""
+    """Credentials of workload identity federation are refused without google-auth, and as an option, by an error that
+    names their type.
+    """
     path = federated(issuer, tmp_path, monkeypatch)
     with pytest.raises(ConfigError, match=r"external_account.*GOOGLE_APPLICATION_CREDENTIALS, not from"):
         google_tokens.find("gs://bucket", {"application_credentials": str(path)})
@@ -185,7 +191,7 @@ def test_federation_without_the_library_is_refused(
 
 
 def test_a_federation_that_is_refused(issuer: TokenIssuer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No account to impersonate: the issuer's refusal, not an answer of the store."""
+    """A federation without an account to impersonate is an error that names the issuer's refusal."""
     path = federated(issuer, tmp_path, monkeypatch)
     path.write_text(path.read_text().replace(":generateAccessToken", ":nothing"))
     with pytest.raises(AccessDeniedError, match="issuer of the credentials refuses: RefreshError"):
@@ -196,7 +202,7 @@ def test_a_federation_that_is_refused(issuer: TokenIssuer, tmp_path: Path, monke
 async def test_the_emulator_of_the_environment(
     issuer: TokenIssuer, monkeypatch: pytest.MonkeyPatch, scheme: str
 ) -> None:
-    """STORAGE_EMULATOR_HOST is asked, without the token of this machine; an endpoint of the options goes before it."""
+    """STORAGE_EMULATOR_HOST is read without the machine's token, and an endpoint in the options goes before it."""
     async with reading("gs") as (named, _, target), telling() as emulator:
         emulator.script = named.script
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", f"{scheme}127.0.0.1:{emulator.port}")

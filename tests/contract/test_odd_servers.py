@@ -1,4 +1,4 @@
-"""Stores and web servers whose answers are allowed, but not what most of them say."""
+"""Stores and web servers whose answers are allowed and unusual, on a server that the tests control."""
 
 from __future__ import annotations
 
@@ -24,19 +24,22 @@ _FORBIDDEN = b"HTTP/1.1 403 No\r\nContent-Length: 0\r\n\r\n"
 
 @pytest.fixture
 async def server(warm_runtime: None) -> AsyncIterator[TellingServer]:
-    """A store."""
+    """A server that answers as the test says."""
     async with telling() as server:
         yield server
 
 
 async def _answer(asked: Asked, writer: asyncio.StreamWriter, *lines: str) -> None:
+    """Answers as a correct server does, with these further header lines."""
     head, blank, body = asked.good().partition(b"\r\n\r\n")
     writer.write(b"\r\n".join([head, *(line.encode() for line in lines)]) + blank + body)
 
 
 @pytest.mark.parametrize("client", ["curl", "obstore", "fsspec"])
 async def test_braces_without_the_right_to_list(server: TellingServer, client: str) -> None:
-    """They name every object, so each is asked for; a missing one is named, and other patterns need the right."""
+    """Objects that braces name are requested one by one where listing is forbidden; a missing one is named, and globs
+    are denied.
+    """
 
     async def script(asked: Asked, writer: asyncio.StreamWriter) -> None:
         if "list-type" in asked.path:
@@ -75,7 +78,9 @@ async def test_braces_without_the_right_to_list(server: TellingServer, client: s
     ],
 )
 async def test_dates_of_other_forms(server: TellingServer, date: str) -> None:
-    """RFC 9110 5.6.7 has three forms, servers have more; the ETag is enough."""
+    """A Last-Modified of any form, or none that can be read, is accepted beside an ETag (RFC 9110 5.6.7 has three
+    forms).
+    """
     server.script = lambda asked, writer: _answer(asked, writer, f"Last-Modified: {date}")
     root = f"http://127.0.0.1:{server.port}"
     store = open_store(root, {})
@@ -100,7 +105,9 @@ async def test_dates_of_other_forms(server: TellingServer, date: str) -> None:
 async def test_a_date_without_an_etag(
     server: TellingServer, caplog: pytest.LogCaptureFixture, date: str, is_dated: bool
 ) -> None:
-    """Each form is the same version; without any, a line says that a change of equal size is not seen."""
+    """Without an ETag each form of a date gives the same version, and no date is warned about, because a change of
+    equal size is not seen.
+    """
 
     async def script(asked: Asked, writer: asyncio.StreamWriter) -> None:
         writer.write(re.sub(rb"ETag: [^\r]*", f"Last-Modified: {date}".encode(), asked.good(), count=1))
@@ -122,7 +129,9 @@ async def test_a_date_without_an_etag(
     ("name", "is_read"), [("a.json", False), ("a.tar", False), ("a.tar.gz", True), ("a.TGZ", True)]
 )
 async def test_a_web_server_that_sends_files_compressed(server: TellingServer, name: str, is_read: bool) -> None:
-    """Lengths and ranges are then not those of the file; many servers say so of files that are compressed anyway."""
+    """A file that a web server sends compressed is refused, because lengths and ranges are not the file's; a file
+    compressed by itself is read.
+    """
     server.script = lambda asked, writer: _answer(asked, writer, "Content-Encoding: gzip")
     root = f"http://127.0.0.1:{server.port}"
     store = open_store(root, {})
@@ -138,7 +147,7 @@ async def test_a_web_server_that_sends_files_compressed(server: TellingServer, n
 
 
 def test_google_unpacks_what_is_stored_so() -> None:
-    """It was waited for like an outage."""
+    """An object that Google decompresses on the way is a final error that says so, and was waited for as an outage."""
     error = RuntimeError("Generic GCS error: Content-Length Header missing from response")
     found = map_error("gs://b/a.txt", error, None)
     assert "Content-Encoding: gzip" in str(found)
@@ -147,7 +156,7 @@ def test_google_unpacks_what_is_stored_so() -> None:
 
 
 async def test_a_host_with_an_ipv6_address() -> None:
-    """Its brackets are no glob."""
+    """A web server at an IPv6 address is listed by braces and read, since its square brackets are no glob."""
     try:
         async with telling(host="::1") as server:
             root = f"http://[::1]:{server.port}"
@@ -164,7 +173,7 @@ async def test_a_host_with_an_ipv6_address() -> None:
 
 @pytest.fixture
 def socks() -> Iterator[tuple[int, list[str]]]:
-    """A proxy that resolves names, like `ssh -D`: its port, and the hosts that it was asked for."""
+    """Stands for a SOCKS proxy that resolves names, as `ssh -D`: its port, and the hosts that it was asked for."""
     hosts: list[str] = []
     listener = socket.create_server(("127.0.0.1", 0), backlog=16)
 
@@ -222,7 +231,7 @@ def socks() -> Iterator[tuple[int, list[str]]]:
 async def test_a_web_server_behind_a_socks_proxy(
     server: TellingServer, socks: tuple[int, list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Heads went by a client that has no SOCKS."""
+    """A web server behind a SOCKS proxy is asked for its heads and ranges through the proxy."""
     port, hosts = socks
     for name in ("http_proxy", "HTTP_PROXY", "no_proxy", "NO_PROXY"):
         monkeypatch.delenv(name, raising=False)

@@ -1,4 +1,4 @@
-"""What a refusal becomes: the store's own sentence, one advice per code, and what waiting does not mend is final."""
+"""What a refusal of a store becomes: the store's own text, one advice for each code, and whether it is final."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ every_client = pytest.mark.parametrize("client", ["curl", "obstore", "fsspec"])
 
 @pytest.fixture
 async def server() -> AsyncIterator[TellingServer]:
-    """A store."""
+    """A server that answers as the test says."""
     async with telling() as server:
         yield server
 
 
 async def refused(server: TellingServer, client: str, status: int, code: str, message: str) -> StoreError:
-    """What a read raises where the store answers so, in XML."""
+    """Returns the error of a read where the store answers so, in XML."""
     body = f"<?xml version='1.0'?><Error><Code>{code}</Code><Message>{message}</Message></Error>".encode()
     head = f"HTTP/1.1 {status} No\r\nContent-Type: application/xml\r\nContent-Length: {len(body)}\r\n\r\n"
     server.says(head.encode() + body)
@@ -47,7 +47,7 @@ async def refused(server: TellingServer, client: str, status: int, code: str, me
 
 @every_client
 async def test_the_sentence_of_the_store(server: TellingServer, client: str) -> None:
-    """It names the role, the action and the key of KMS; it is cut, and has no secret."""
+    """The text of a store's refusal is in the error, with its role, action and KMS key; it is cut and has no secret."""
     error = await refused(server, client, 403, "AccessDenied", KMS)
     assert isinstance(error, AccessDeniedError)
     assert (
@@ -72,7 +72,7 @@ async def test_the_sentence_of_the_store(server: TellingServer, client: str) -> 
     ],
 )
 async def test_one_advice_per_code(server: TellingServer, client: str, status: int, code: str, advice: str) -> None:
-    """Not the one for all refusals."""
+    """Each code of a refusal has its own advice, with the store's text."""
     error = await refused(server, client, status, code, "Told by the store.")
     assert advice in str(error)
     assert "bucket's policy" not in str(error)
@@ -81,7 +81,9 @@ async def test_one_advice_per_code(server: TellingServer, client: str, status: i
 
 @pytest.mark.parametrize("how", ["HEAD is refused", "no length", "no ranges either"])
 async def test_a_web_server_without_head(server: TellingServer, how: str) -> None:
-    """A byte is read instead; a server that serves no ranges either is final, and says so."""
+    """A web server without HEAD or length is asked for a byte instead; one that serves no ranges either is a final
+    error.
+    """
 
     async def script(asked: Asked, writer: asyncio.StreamWriter) -> None:
         if asked.head.startswith(b"HEAD") and how == "no length":
@@ -110,6 +112,8 @@ async def test_a_web_server_without_head(server: TellingServer, how: str) -> Non
 
 @pytest.mark.parametrize("error", [ModuleNotFoundError("No module named 'x'"), AttributeError("x"), TypeError("x")])
 def test_what_a_foreign_library_cannot_do_is_final(error: Exception) -> None:
-    """It was waited for like an outage; what it could not parse is worth another try."""
+    """A missing module or attribute of another library is a final ConfigError, and was waited for as an outage; text it
+    could not decode is retried.
+    """
     assert isinstance(fsspec_errors.map_error("hdfs://h/x", error, None), ConfigError)
     assert retryable(fsspec_errors.map_error("hdfs://h/x", UnicodeDecodeError("utf-8", b"", 0, 1, "x"), None))

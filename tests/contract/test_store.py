@@ -38,7 +38,7 @@ KINDS = ("local", "memory", "s3fs", "obstore", "curl")
 
 @pytest.fixture(params=KINDS)
 async def kind(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Kind]:
-    """Each store, holding FILES."""
+    """Each kind of store, holding FILES."""
     options: dict[str, object] = {}
     missing = FILES
     if request.param == "local":
@@ -86,7 +86,7 @@ def _make_bucket(endpoint: str, name: str, files: Mapping[str, bytes] = MappingP
 
 
 async def test_kinds_are_what_they_say(kind: Kind, request: pytest.FixtureRequest) -> None:
-    """Each parameter opens the store that it names."""
+    """Each url and client of the contract opens the class of store that it names."""
     expected = {
         "local": LocalStore,
         "memory": FsspecStore,
@@ -99,12 +99,12 @@ async def test_kinds_are_what_they_say(kind: Kind, request: pytest.FixtureReques
 
 
 class TestContract(StoreContract):
-    """The stores that need no cloud."""
+    """The contract for the stores that need no cloud."""
 
 
 @pytest.mark.parametrize("client", ["obstore", "curl", "fsspec"])
 async def test_no_such_bucket(moto_endpoint: str, client: str) -> None:
-    """Listing and reading a bucket that does not exist name it."""
+    """Listing and reading a bucket that does not exist are errors that name it."""
     store = open_store("s3://nobody-has-this/", _s3_options(moto_endpoint), client=client)  # type: ignore[arg-type]
     try:
         with pytest.raises(ObjectNotFoundError, match="nobody-has-this"):
@@ -117,7 +117,7 @@ async def test_no_such_bucket(moto_endpoint: str, client: str) -> None:
 
 @asynccontextmanager
 async def answering(status: int, code: str, headers: dict[str, str] | None = None) -> AsyncIterator[str]:
-    """A server that answers everything with one S3 error."""
+    """Stands for a store that answers every request with one S3 error."""
 
     async def answer(request: web.Request) -> web.Response:
         body = f'<?xml version="1.0"?><Error><Code>{code}</Code><Message>m</Message></Error>'
@@ -153,7 +153,7 @@ SECRET = "wJalrXUtnFEMI-do-not-show"
     ],
 )
 async def test_answers_become_our_errors(client: str, status: int, code: str, error: type[StoreError]) -> None:
-    """Each status has its type; the message names the url and never the credentials."""
+    """Each status of a store has its type of error; the message names the url and never the credentials."""
     async with answering(status, code) as endpoint:
         options = {"key": "AKIAEXAMPLE", "secret": SECRET, "endpoint_url": endpoint}
         store = open_store("s3://bucket", options, client=client)  # type: ignore[arg-type]
@@ -169,7 +169,7 @@ async def test_answers_become_our_errors(client: str, status: int, code: str, er
 
 @pytest.mark.parametrize("client", ["curl", "fsspec"])
 async def test_retry_after_is_carried(client: str) -> None:
-    """What the store asks for in Retry-After arrives in the details (obstore hides the header)."""
+    """The seconds of Retry-After are in the details of the error (obstore hides the header)."""
     async with answering(503, "SlowDown", {"Retry-After": "7"}) as endpoint:
         store = open_store("s3://bucket", _s3_options(endpoint), client=client)  # type: ignore[arg-type]
         try:
@@ -182,7 +182,7 @@ async def test_retry_after_is_carried(client: str) -> None:
 
 @asynccontextmanager
 async def listening(headers: list[Mapping[str, str]]) -> AsyncIterator[str]:
-    """A server that has nothing, and writes down the headers it is asked with."""
+    """Stands for a store that has no objects: it keeps the headers of each request and answers 404."""
 
     async def answer(request: web.Request) -> web.Response:
         headers.append(request.headers)
@@ -209,7 +209,7 @@ async def listening(headers: list[Mapping[str, str]]) -> AsyncIterator[str]:
     ],
 )
 async def test_requester_pays(root: str, client: str, options: dict[str, object], header: tuple[str, str]) -> None:
-    """Every ranged read says who pays for it."""
+    """Every ranged read of a requester-pays bucket has the header that says who pays for it."""
     seen: list[Mapping[str, str]] = []
     credentials: dict[str, object] = {"token": "anon"} if root.startswith("gs") else {"key": "k", "secret": "s"}
     async with listening(seen) as endpoint:
@@ -225,7 +225,7 @@ async def test_requester_pays(root: str, client: str, options: dict[str, object]
 
 @pytest.mark.parametrize("client", ["obstore", "curl", "fsspec"])
 async def test_connection_refused(unused_tcp_port: int, client: str) -> None:
-    """Nobody listens: a StoreError without status that says to check the endpoint."""
+    """An endpoint where no process listens is a StoreError without status that says to check the endpoint."""
     options = _s3_options(f"http://127.0.0.1:{unused_tcp_port}")
     store = open_store("s3://bucket", options, client=client)  # type: ignore[arg-type]
     try:
@@ -237,7 +237,7 @@ async def test_connection_refused(unused_tcp_port: int, client: str) -> None:
 
 
 async def test_http_reads_with_the_version_of_its_head(tmp_path: Path) -> None:
-    """A plain web server: an object is found by HEAD, pinned by its ETag and read by ranges."""
+    """An object of a plain web server is found by HEAD, pinned by its ETag and read by ranges."""
     content = RAMP[:900_000]
     (tmp_path / "a file.bin").write_bytes(content)
     application = web.Application()
@@ -262,7 +262,7 @@ async def test_http_reads_with_the_version_of_its_head(tmp_path: Path) -> None:
 
 
 def test_unmapped_options_take_fsspec(caplog: pytest.LogCaptureFixture) -> None:
-    """An option that obstore does not know sends the root through fsspec and is named in the log, not its value."""
+    """An option that obstore does not know sends the root through fsspec and is named in the log, without its value."""
     options = {"key": "k", "secret": SECRET, "s3_additional_kwargs": {"SSECustomerKey": SECRET}}
     assert isinstance(open_store("s3://bucket", options), FsspecStore)
     assert "s3_additional_kwargs" in caplog.text
@@ -271,7 +271,7 @@ def test_unmapped_options_take_fsspec(caplog: pytest.LogCaptureFixture) -> None:
 
 @pytest.mark.parametrize("client", ["curl", "obstore"])
 def test_a_named_client_drops_no_option(client: Client) -> None:
-    """An option that it does not know is an error that names the option, not its value."""
+    """An option that the named client does not know is an error that names the option and not its value."""
     options = {"s3_additional_kwargs": {"SSECustomerKey": SECRET}}
     with pytest.raises(ConfigError, match="s3_additional_kwargs") as refused:
         open_store("s3://bucket", options, client=client)
@@ -279,7 +279,7 @@ def test_a_named_client_drops_no_option(client: Client) -> None:
 
 
 def test_an_unknown_client_is_refused() -> None:
-    """The error names the choices."""
+    """An unknown client is refused by an error that names the choices."""
     with pytest.raises(ConfigError, match="client='wget' is not one of auto, curl, obstore, fsspec"):
         open_store("s3://bucket", client="wget")  # type: ignore[arg-type]
 
@@ -288,7 +288,9 @@ def test_an_unknown_client_is_refused() -> None:
 def test_elsewhere_than_on_linux_obstore_reads(
     client: Client, kind: type[ObjectStore], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """libcurl's transfers are watched by epoll; where there is none, a configuration that names libcurl is an error."""
+    """On systems without epoll, which libcurl needs, obstore reads, and a configuration that names libcurl is
+    an error.
+    """
     monkeypatch.setattr("streamer.store.sys.platform", "darwin")
     assert type(open_store("s3://bucket", {}, client=client)) is kind
     with pytest.raises(ConfigError, match="Linux"):
@@ -296,7 +298,7 @@ def test_elsewhere_than_on_linux_obstore_reads(
 
 
 def test_unusable_urls() -> None:
-    """An empty url, or a bucket that is not there, names the rule."""
+    """An empty url and an S3 url without a bucket are refused."""
     with pytest.raises(ConfigError, match="bucket"):
         open_store("s3:///key")
     with pytest.raises(ConfigError):

@@ -1,4 +1,6 @@
-"""A web server that asks for a login gets that of the url or of netrc, and no message, no other host sees it."""
+"""Logins of web servers, in the url or in netrc, on a real server: they are used, not shown, and not sent to another
+host.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,7 @@ def _netrc(text: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_a_login_is_taken(
     server: TellingServer, client: str, where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By the head of the object and by its ranges, as long as the manifest has its url."""
+    """A login of the url or of netrc is sent with the head of an object and with its ranges, and is in no repr."""
     line = "machine 127.0.0.1 login anna password w@rd/1\n" if where == "netrc" else ""
     _netrc(line, tmp_path, monkeypatch)
     url = f"http://{IN_URL if where == 'url' else ''}127.0.0.1:{server.port}/a b"
@@ -75,7 +77,7 @@ async def test_a_login_is_taken(
 async def test_a_refusal_says_which_login(
     server: TellingServer, client: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not its password; without one, where it may be written."""
+    """The refusal of a login says whether it came from the url or from netrc, and does not show its password."""
     _netrc("machine 127.0.0.1 login anna password hush\n", tmp_path, monkeypatch)
     for user, says in (("", "with the login 'anna' of netrc"), ("bert:hush@", "with the login of the url")):
         url = f"http://{user}127.0.0.1:{server.port}/o"
@@ -91,7 +93,7 @@ async def test_a_refusal_says_which_login(
 
 @both
 async def test_another_host_gets_no_login(server: TellingServer, client: str) -> None:
-    """The server to which this one redirects."""
+    """The login of a web server is not sent to another host to which it redirects."""
     async with telling() as other:
         away = f"HTTP/1.1 302 Found\r\nLocation: http://127.0.0.1:{other.port}/o\r\nContent-Length: 0\r\n\r\n"
         server.says(away.encode())
@@ -157,7 +159,9 @@ async def test_another_origin_gets_no_header(client: str, by: str, head: str) ->
 
 
 class WebFolder:
-    """A server that takes uploads: what it has been sent, by path."""
+    """Stands for a web server that takes uploads, with WebDAV's folders and redirects: it keeps what it was sent, by
+    path.
+    """
 
     def __init__(self) -> None:
         self.files: dict[str, bytes] = {}
@@ -168,7 +172,7 @@ class WebFolder:
         self.port = 0
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One connection."""
+        """Answers the requests of one connection."""
         while head := (await reader.readuntil(b"\r\n\r\n")).decode("latin-1"):
             self.heads.append(head)
             method, path, _ = head.split(" ", 2)
@@ -197,7 +201,7 @@ class WebFolder:
 
 @contextlib.asynccontextmanager
 async def web_folder() -> AsyncIterator[WebFolder]:
-    """A running one."""
+    """Serves a WebFolder on a port of its own."""
     made = WebFolder()
     async with serving(made.serve) as port:
         made.port = port
@@ -209,7 +213,9 @@ async def web_folder() -> AsyncIterator[WebFolder]:
 async def test_an_upload_takes_no_header_to_another_origin(
     size: int, guarded: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The bytes go where the server says by 307, the user's headers to its own origin only."""
+    """An upload follows redirects 307 and 308 with its bytes, and with the user's headers to its own origin only; 302
+    is an error.
+    """
     monkeypatch.setattr(guard, "_OWN_NETWORKS", ())
     secret = {"X-Api-Key": "hush", "PRIVATE-TOKEN": "hush", "Authorization": "hush", "Cookie": "a=hush"}
     content = bytes(range(256)) * (size // 256) + b"end"
@@ -238,7 +244,7 @@ async def test_an_upload_takes_no_header_to_another_origin(
 
 
 async def test_folders_of_an_upload_are_made() -> None:
-    """Where the server asks for them, as WebDAV does."""
+    """The folders of an upload are made where the server asks for them, as WebDAV does."""
     async with web_folder() as server:
         server.asks_for_folders = True
         root = f"http://127.0.0.1:{server.port}"
@@ -252,7 +258,7 @@ async def test_folders_of_an_upload_are_made() -> None:
 
 
 def test_a_client_that_would_send_headers_on_is_refused() -> None:
-    """obstore withholds only what logs in; where it is the client, fsspec reads, or the choice is refused."""
+    """obstore as the named client refuses headers that it would send to other origins."""
     with pytest.raises(
         ConfigError, match=r"client='obstore' has no counterpart of the storage options headers.X-Api-Key"
     ):
@@ -261,7 +267,9 @@ def test_a_client_that_would_send_headers_on_is_refused() -> None:
 
 
 def test_whose_login_it_is(tmp_path: Path) -> None:
-    """The user's header goes first; a client's url gets none of the service's; a damaged file is none."""
+    """The user's Authorization goes before a login, a client's url gets none of the service's netrc, and a damaged
+    netrc is ignored.
+    """
     file = tmp_path / "logins"
     file.write_text("machine h login anna password hush\n")
     variables = {"NETRC": str(file)}
@@ -283,13 +291,15 @@ def test_whose_login_it_is(tmp_path: Path) -> None:
 
 
 def test_a_wrong_option_shows_no_login() -> None:
-    """The url of the message has none."""
+    """The error about a wrong option shows the url without its login."""
     with pytest.raises(ConfigError, match="http://h: storage_options has 'heders'"):
         open_store("http://u:hush@h/x", {"heders": {}})
 
 
 async def test_a_page_to_sign_in_is_not_the_file(server: TellingServer) -> None:
-    """A redirect to HTML is said to be one; a page that was asked for is read."""
+    """A redirect to an HTML page is an AccessDeniedError, since it asks to sign in; an HTML file that was asked for is
+    read.
+    """
     page = b"<html>Please sign in</html>"
 
     async def script(asked: Asked, writer: asyncio.StreamWriter) -> None:

@@ -1,4 +1,4 @@
-"""A peer that answers as a test wants."""
+"""A peer that answers as a test wants, for tests of hostile peers."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ Answer = Callable[[asyncio.StreamWriter], Awaitable[None]]
 
 
 def head(status: int = 200, **headers: object) -> bytes:
+    """Returns the header of an answer."""
     lines = [f"HTTP/1.1 {status} X", *(f"{name.replace('_', '-')}: {value}" for name, value in headers.items())]
     return "\r\n".join([*lines, "", ""]).encode()
 
 
 def sends(*pieces: bytes) -> Answer:
-    """Sends these and closes."""
+    """Returns an answer that sends these pieces and closes."""
 
     async def answer(writer: asyncio.StreamWriter) -> None:
         for piece in pieces:
@@ -29,6 +30,8 @@ def sends(*pieces: bytes) -> Answer:
 
 
 def sends_for_ever(first: bytes, piece: bytes, pause: float = 0.0) -> Answer:
+    """Returns an answer that sends the first piece once and the other one without end."""
+
     async def answer(writer: asyncio.StreamWriter) -> None:
         writer.write(first)
         while True:
@@ -40,13 +43,13 @@ def sends_for_ever(first: bytes, piece: bytes, pause: float = 0.0) -> Answer:
 
 
 async def silent(writer: asyncio.StreamWriter) -> None:
-    """Keeps the connection and says nothing."""
+    """Keeps the connection open and sends nothing."""
     await asyncio.Event().wait()
 
 
 @asynccontextmanager
 async def peer(answer: Answer) -> AsyncIterator[PeerMember]:
-    """A member whose answers to all requests are these."""
+    """Stands for a member of the group: it gives this answer to every request on a real socket, whatever is asked."""
 
     async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")

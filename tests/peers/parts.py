@@ -1,4 +1,4 @@
-"""A cache folder with chunks, and what an engine gives its peers, without an engine."""
+"""A cache folder with chunks, and real peer servers and clients on a fake engine."""
 
 from __future__ import annotations
 
@@ -30,22 +30,28 @@ _numbers = itertools.count()
 
 
 def key_of(number: int) -> bytes:
+    """Returns the key of the chunk with this number."""
     return hashlib.blake2b(str(number).encode(), digest_size=16).digest()
 
 
 def content_of(number: int, length: int) -> bytes:
+    """Returns the content of the chunk with this number."""
     return np.random.default_rng(number).bytes(length)
 
 
 def put_chunk(folder: CacheFolder, number: int, length: int = 1 << 20) -> bytes:
-    """Writes a chunk of two samples; returns its file's bytes."""
+    """Writes a chunk of two samples and returns its file's bytes."""
     content = content_of(number, length)
     write_chunk(ChunkBytes(key_of(number), [content], np.array([0, length // 3, length])), folder)
     return folder.chunk_path(key_of(number)).read_bytes()
 
 
 class FakeEngine:
-    """An engine's side of the server: answers by number of the chunk; writes it first where it says so."""
+    """Stands for the engine of a peer server: it answers by the number of the chunk, and writes the chunk first if told
+    to.
+
+    It fetches nothing and has no sessions.
+    """
 
     def __init__(self, folder: CacheFolder) -> None:
         self.folder = folder
@@ -62,7 +68,7 @@ class FakeEngine:
 
 
 class Asker:
-    """What asks peers, without a server of its own."""
+    """Stands for an engine that asks peers: it has a real client and a memory budget, and no server."""
 
     def __init__(self, client: PeerClient, memory: MemoryBudget) -> None:
         self.client, self.memory = client, memory
@@ -70,6 +76,7 @@ class Asker:
 
 @asynccontextmanager
 async def asker(token: str = TOKEN, memory_bytes: int = 64 << 20, tls_folder: Path | str = "") -> AsyncIterator[Asker]:
+    """Opens a client of peers, and asserts afterwards that it holds no memory."""
     memory = MemoryBudget(FetchConfig(memory_bytes=memory_bytes))
     async with PeerClient(f"asker {next(_numbers)}", token, memory, str(tls_folder)) as client:
         yield Asker(client, memory)
@@ -77,7 +84,9 @@ async def asker(token: str = TOKEN, memory_bytes: int = 64 << 20, tls_folder: Pa
 
 
 class Node:
-    """One engine without an engine."""
+    """Stands for an engine with peers: it has a real cache folder, server process and client, and a fake engine behind
+    them.
+    """
 
     def __init__(self, folder: CacheFolder, engine: FakeEngine, peers: Peers) -> None:
         self.folder, self.engine, self.peers = folder, engine, peers
@@ -89,6 +98,7 @@ class Node:
 async def node(
     path: Path, members: str = "127.0.0.1:1", *, listen: str = "127.0.0.1:0", **changes
 ) -> AsyncIterator[Node]:
+    """Opens a node with a server process of its own."""
     folder = open_folder(path / "cache")
     token, token_file = changes.pop("token", TOKEN), None
     if token is not None:
@@ -123,6 +133,7 @@ def certified(folder: Path, authority: trustme.CA) -> Path:
 
 
 def asked(number: int, length: int, *, fetch: bool = True, exact: bool = True, due_seconds: float = 0.0) -> Asked:
+    """Makes the request for a chunk of this file length, due in so many seconds."""
     due = asyncio.get_running_loop().time() + due_seconds
     return Asked(key_of(number), DATASET, length, exact, fetch, lambda: due, lambda: "job")
 
@@ -130,7 +141,7 @@ def asked(number: int, length: int, *, fetch: bool = True, exact: bool = True, d
 async def fetch(
     of: Node | Asker, member: PeerMember, asking: Asked, late: asyncio.Event | None = None
 ) -> bytes | object:
-    """The bytes of a chunk file, or the refusal."""
+    """Returns the bytes of a chunk file, or the refusal."""
     answer = await of.client.fetch_chunk(member, asking, late or asyncio.Event())
     if isinstance(answer, Refusal):
         return answer

@@ -1,4 +1,4 @@
-"""A peer that dies, hangs or comes back: readers lose a hedge, and the peer is asked once in each pause."""
+"""Peers that die, hang or come back, with real server processes that are killed and stopped."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ MOST_WAIT_SECONDS = 0.25 + STORE_SECONDS + 0.35
 
 
 class Readers:
-    """Read chunks one after the other: from the peer, from a store that takes 30 ms where it is late or refuses."""
+    """Stands for the readers of a node: they read chunks one by one from the peer.
+
+    From a store that takes 30 ms they read where the peer is late or refuses; the store is a sleep.
+    """
 
     def __init__(self, of: Asker, member, lengths: list[int]) -> None:
         self.of, self.member, self.lengths = of, member, lengths
@@ -66,7 +69,9 @@ class Readers:
 
 @pytest.mark.slow
 async def test_a_killed_server_costs_its_readers_nothing_but_the_store(tmp_path):
-    """kill -9: cut off, down, started again by its engine, asked again after a pause of a second."""
+    """Readers wait no longer than for the store when the peer's server is killed; its engine starts it again and they
+    ask it again.
+    """
     async with node(tmp_path / "a") as a, asker() as b:
         lengths = [len(put_chunk(a.folder, number)) for number in range(4)]
         readers = Readers(b, a.member, lengths)
@@ -81,7 +86,9 @@ async def test_a_killed_server_costs_its_readers_nothing_but_the_store(tmp_path)
 
 @pytest.mark.slow
 async def test_a_stopped_server_is_down_after_a_second_of_lost_races(tmp_path):
-    """SIGSTOP in the middle: nothing refuses, nothing answers. Then one probe in each pause until SIGCONT."""
+    """A peer's server that is stopped is down after a second of lost races, is probed once a pause, and is asked again
+    when it goes on.
+    """
     async with node(tmp_path / "a") as a, asker() as b:
         lengths = [len(put_chunk(a.folder, number)) for number in range(4)]
         readers = Readers(b, a.member, lengths)
@@ -102,7 +109,9 @@ async def test_a_stopped_server_is_down_after_a_second_of_lost_races(tmp_path):
 
 
 async def test_an_address_without_a_server_is_probed_once_in_each_pause():
-    """After 1, 2, 4 s and so on, up to one request a minute; never with a chunk."""
+    """A peer that breaks connections is down and is probed after 1 s and then 2 s, never with the request for a
+    chunk.
+    """
     requests: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue()
 
     async def connected(reader, writer):
@@ -125,7 +134,7 @@ async def test_an_address_without_a_server_is_probed_once_in_each_pause():
 
 @pytest.mark.slow
 async def test_the_server_ends_with_its_engine(tmp_path):
-    """However that ends: kill -9 of an engine whose server has not even been told its token, and of one that serves."""
+    """The server process of peers ends when its engine is killed, even before it has received its token."""
     program = (
         "import asyncio, os, sys; from pathlib import Path; from tests.peers.parts import node\n"
         "async def main():\n"

@@ -1,4 +1,4 @@
-"""Two peers, one of them greedy, over real sockets."""
+"""The share of each peer in a server's turns, over real sockets."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BEGUN, CHUNKS = 40, 200
 
 
 async def test_a_greedy_peer_leaves_the_other_its_share(tmp_path):
-    """128 requests at once against 32: each gets 40 % of the chunks or more, and few are sent at once."""
+    """A peer with 32 requests gets at least 40 % of the chunks beside one with 128, and at most 16 are sent at once."""
     async with node(tmp_path / "a", sends=16) as a:
         put_chunk(a.folder, 1, BYTES)
         got: list[str] = []

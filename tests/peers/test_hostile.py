@@ -1,4 +1,4 @@
-"""A peer that does not send what it should: a refusal, no wrong byte, nothing waits for it."""
+"""Peers that send what they should not: each is refused, and no wrong byte is used."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ ANSWERS = {
 
 @pytest.mark.parametrize("name", ANSWERS)
 async def test_what_is_no_chunk_is_refused(name):
-    """Another length, an endless body, garbage: none is taken for a chunk, none keeps memory."""
+    """An answer of another length, an endless body or garbage is refused as a chunk, and holds no memory afterwards."""
     answer, wanted = ANSWERS[name]
     async with asker() as b, peer(answer) as member, asyncio.timeout(20):
         found = await fetch(b, member, asked(1, LENGTH))
@@ -48,7 +48,7 @@ async def test_what_is_no_chunk_is_refused(name):
 
 
 async def test_thirty_wrong_answers_leave_a_peer_out(caplog):
-    """Until its engine is started again; said once."""
+    """A peer that has given thirty wrong answers is left out until its engine starts again, which is logged once."""
     async with asker() as b, peer(sends(head(500, content_length=0))) as member:
         for _ in range(29):
             assert await fetch(b, member, asked(1, LENGTH)) is Refusal.WRONG
@@ -61,7 +61,7 @@ async def test_thirty_wrong_answers_leave_a_peer_out(caplog):
 
 @pytest.mark.parametrize("answer", [silent, sends_for_ever(head(content_length=LENGTH), b"x", pause=0.05)])
 async def test_a_peer_that_is_silent_or_slow_is_late(answer):
-    """250 ms without what a peer sends in that time: the store is asked as well; after a second of that it is down."""
+    """A peer that sends nothing or too slowly is late after 250 ms, and is down after a second of lost races."""
     async with asker() as b, peer(answer) as member:
         loop, lates = asyncio.get_running_loop(), []
         while b.client.is_up(member):

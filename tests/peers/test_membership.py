@@ -1,4 +1,4 @@
-"""Who belongs: asked over real sockets."""
+"""The membership of engines, found over real sockets, by DNS and by Slurm's scontrol."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ pytestmark = pytest.mark.process
 
 
 def free_ports(count: int) -> list[int]:
+    """Returns ports that were free a moment ago."""
     sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
     ports = [each.getsockname()[1] for each in sockets]
     for each in sockets:
@@ -27,7 +28,7 @@ def free_ports(count: int) -> list[int]:
 
 @pytest.mark.slow
 async def test_engines_find_each_other_and_one_that_comes_later(tmp_path):
-    """All have the same list; none is a member of its own; one that goes stays a member, and is the same afterwards."""
+    """Engines with the same list find each other, and one that starts later; one that restarts is the same member."""
     ports = free_ports(3)
     listed = ",".join(f"127.0.0.1:{port}" for port in ports)
     listens = [f"127.0.0.1:{port}" for port in ports]
@@ -51,7 +52,7 @@ async def test_engines_find_each_other_and_one_that_comes_later(tmp_path):
 
 
 async def test_a_name_is_looked_up(tmp_path):
-    """dns: all addresses of a name, with one port."""
+    """A list `dns:NAME:PORT` has all addresses of the name with that port, and an unknown name is an OSError."""
     async with node(tmp_path / "b") as b:
         port = b.server.port
         assert f"127.0.0.1:{port}" in await parse_members(f"dns:localhost:{port}")()
@@ -71,7 +72,7 @@ SCONTROL = """#!/bin/sh
 
 @pytest.mark.parametrize("real", [False, True])
 async def test_the_nodes_of_a_slurm_job(tmp_path, monkeypatch, real):
-    """slurm: as scontrol expands the list of the job, with one port."""
+    """A list `slurm:PORT` has the nodes of the job as scontrol expands them, with that port."""
     if not real:
         tmp_path.joinpath("scontrol").write_text(SCONTROL)
         tmp_path.joinpath("scontrol").chmod(0o755)
@@ -94,7 +95,7 @@ async def test_the_nodes_of_a_slurm_job(tmp_path, monkeypatch, real):
     ],
 )
 def test_what_is_no_slurm_job(tmp_path, monkeypatch, nodes, script, said):
-    """The message says why, and what to do."""
+    """A list `slurm:PORT` outside a job of Slurm, or without scontrol, is an error that says why and what to do."""
     if script is not None:
         tmp_path.joinpath("scontrol").write_text(script)
         tmp_path.joinpath("scontrol").chmod(0o755)
@@ -110,7 +111,7 @@ def test_what_is_no_slurm_job(tmp_path, monkeypatch, nodes, script, said):
     "members", ["", "a", "slurm:", "slurm:x", "a:b", "dns:name", "a:1,,b:2", "a:1,b", "a:99999", "::1:7070"]
 )
 def test_what_is_no_list_of_members(members):
-    """The message says how one is written."""
+    """A text that is no list of members is a ConfigError."""
     with pytest.raises(ConfigError):
         parse_members(members)
 
@@ -125,7 +126,7 @@ def test_what_is_no_list_of_members(members):
     ],
 )
 async def test_a_peer_of_another_version_is_no_member(tmp_path, caplog, changes, said):
-    """One line in the log; the training goes on with the store."""
+    """A peer of another version, or another program at its address, is no member, which is logged once."""
     facts = {"protocol": 1, "placement": 1, "id": "x", "instance": "1", "limit_bytes": 1, "version": "9.9"}
     body = b"hello" if changes is None else json.dumps({**facts, **changes}).encode()
     answer = sends(head(content_length=len(body)), body)

@@ -1,4 +1,4 @@
-"""Every status of the protocol, asked for by hand; and what is no request."""
+"""The protocol of peers, asked by hand of a real server process: every status, and what is no request."""
 
 from __future__ import annotations
 
@@ -25,18 +25,22 @@ SHOWN = {"Authorization": f"Bearer {TOKEN}"}
 
 @contextlib.asynccontextmanager
 async def asking(of):
+    """Opens an HTTP session with the token at a node."""
     url = f"http://{of.member.address}"
     async with aiohttp.ClientSession(url, headers=SHOWN, timeout=aiohttp.ClientTimeout(10)) as session:
         yield session
 
 
 async def status(session, path, **more) -> int:
+    """Returns the status of a request."""
     async with session.request(more.pop("method", "GET"), path, **more) as answer:
         return answer.status
 
 
 async def test_each_status(tmp_path):
-    """200, 202, 404, 401, 405, 400: the table of the protocol."""
+    """A chunk is answered with 200, 202 if it is coming, 404 if it is not there, and wrong tokens, methods and headers
+    with 401, 405 and 400.
+    """
     async with node(tmp_path / "a") as a, asking(a) as session:
         assert await status(session, PATH) == 404
         a.engine.answers[key_of(1)] = "coming"
@@ -56,13 +60,16 @@ async def test_each_status(tmp_path):
 
 @pytest.mark.leaves_over("libuv opens one pipe for signals per process and keeps it")
 def test_a_busy_engine_answers_many_requests_in_one_turn(tmp_path):
-    """A turn of its loop takes 20 ms: with one answer in each, the last of 64 requests would wait for 1.3 s."""
+    """An engine answers many requests of peers in one turn of its event loop; with one in each, the last of 64 would
+    wait for 1.3 s.
+    """
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         asked = runner.run(asked_after_each_turn(tmp_path, 64))
     assert max(after - before for before, after in itertools.pairwise(asked)) >= 8, asked
 
 
 async def asked_after_each_turn(folder, requests: int) -> list[int]:
+    """Returns how many requests the engine had been asked after each turn of 20 ms."""
     async with node(folder / "a") as a:
         with contextlib.ExitStack() as connections:
             for number in range(requests):
@@ -78,7 +85,7 @@ async def asked_after_each_turn(folder, requests: int) -> list[int]:
 
 
 async def test_manifests(tmp_path):
-    """The files of a manifest by its digest, and no link in their place."""
+    """The files of a manifest are answered by its digest; a link in their place is answered with 404."""
     async with node(tmp_path / "a") as a, asking(a) as session:
         folder, path = a.folder.path / "manifests" / DATASET, f"/v1/manifests/{DATASET}"
         assert await status(session, f"{path}/root.json") == 404
@@ -95,7 +102,7 @@ async def test_manifests(tmp_path):
 
 
 async def test_facts(tmp_path):
-    """Who it is: what membership needs, and nothing of what it has."""
+    """The facts of a peer are what membership needs, and nothing of its cache."""
     async with node(tmp_path / "a") as a, asking(a) as session, session.get("/v1/peer") as answer:
         facts = json.loads(await answer.read())
     assert facts.pop("instance")
@@ -127,7 +134,7 @@ NO_KEYS = (
 
 
 async def test_keys_that_are_no_keys(tmp_path):
-    """Nothing but a key leads to a file."""
+    """A path that is not exactly a chunk key or a manifest file is answered with 400, and reads no file."""
     async with node(tmp_path / "a") as a, asking(a) as session:
         put_chunk(a.folder, 1)
         assert {path: await status(session, path) for path in NO_KEYS} == dict.fromkeys(NO_KEYS, 400)
@@ -135,7 +142,7 @@ async def test_keys_that_are_no_keys(tmp_path):
 
 
 async def test_odd_requests(tmp_path):
-    """A body, a due time that is no number, garbage: refused; the server answers on."""
+    """A request with a body, a bad due time, too long headers or garbage is refused, and the server goes on."""
     async with node(tmp_path / "a") as a, asking(a) as session:
         put_chunk(a.folder, 1)
         assert await status(session, PATH, data=b"x") == 400
@@ -159,21 +166,23 @@ def _send(address: str, raw: bytes) -> bytes:
 
 
 async def test_a_link_below_the_folder_is_not_followed(tmp_path):
-    """Only files that the engine has written."""
+    """A link in the place of a chunk file is not followed and is answered with 404."""
     async with node(tmp_path / "a") as a, asking(a) as session:
         a.folder.chunk_path(key_of(1)).symlink_to("/etc/hostname")
         assert await status(session, PATH) == 404
 
 
 async def test_a_file_larger_than_what_may_be_sent_is_not(tmp_path):
-    """The cache keeps room for files that are evicted while they are sent, and no more."""
+    """A chunk file larger than what may be sent at once is answered with 404, since the cache allows for no more while
+    it evicts.
+    """
     async with node(tmp_path / "a", send_bytes=1 << 20) as a, asking(a) as session:
         put_chunk(a.folder, 1, 1 << 20)
         assert await status(session, PATH) == 404
 
 
 async def test_a_leaving_server_sends_what_it_has_begun(tmp_path):
-    """The end of an engine is no broken chunk for its peers."""
+    """A server that ends with its engine first sends the chunk that it has begun."""
     async with contextlib.AsyncExitStack() as stack:
         a = await stack.enter_async_context(node(tmp_path / "a"))
         file = put_chunk(a.folder, 1, 16 << 20)

@@ -1,4 +1,4 @@
-"""What a client without the token gets: 401, no byte of a chunk, and no way to keep peers out."""
+"""Clients without the token of a real server: they get no byte of a chunk and cannot keep peers out."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.process
 
 
 async def test_peers_with_another_token_get_nothing(tmp_path, caplog):
-    """401, said once in the log of the one who asks; it is not asked again for a minute."""
+    """A peer with another token gets 401 and no byte, logs it once, and does not ask again for a minute."""
     async with node(tmp_path / "a") as a, asker("canary-another") as b:
         file = put_chunk(a.folder, 1)
         assert await fetch(b, a.member, asked(1, len(file))) is Refusal.DOWN
@@ -34,14 +34,16 @@ async def test_peers_with_another_token_get_nothing(tmp_path, caplog):
 
 @pytest.mark.parametrize("token", ["", None])
 async def test_no_peers_without_a_token(tmp_path, token):
-    """An open port that gives chunks to all is no default."""
+    """Peers without a token are a ConfigError, because the port would give chunks to all."""
     with pytest.raises(ConfigError, match="token"):
         async with node(tmp_path / "a", token=token):
             pass
 
 
 async def test_no_peers_with_a_token_that_all_users_can_read(tmp_path):
-    """Each of them could read every chunk; a group may read it, as of a Secret in Kubernetes."""
+    """A token file that all users can read is a ConfigError; one that a group can read is accepted, as of a Secret of
+    Kubernetes.
+    """
     with pytest.raises(ConfigError, match=r"mode 0644.*chmod o-r"):
         async with node(tmp_path / "a", token_mode=0o644):
             pass
@@ -51,7 +53,9 @@ async def test_no_peers_with_a_token_that_all_users_can_read(tmp_path):
 
 @pytest.mark.parametrize("encrypted", [False, True])
 async def test_the_token_is_nowhere(tmp_path, caplog, capfd, encrypted):
-    """Not in arguments or environment of the process, logs, errors, statistics, or the cache folder."""
+    """The token is not in arguments, environment, logs, errors, statistics or the cache folder of a server, with and
+    without TLS.
+    """
     caplog.set_level(logging.DEBUG)
     files = certified(tmp_path / "tls", trustme.CA()) if encrypted else ""
     async with node(tmp_path / "a", tls_folder=files or None) as a, asker(tls_folder=files) as b:
@@ -83,7 +87,9 @@ def _say(address: str, raw: bytes) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("count", "encrypted"), [(1_000, False), (8_000, False), (8_000, True)])
 async def test_slow_connections(tmp_path, count, encrypted):
-    """Connections that say nothing, or a byte: closed after seconds; peers are answered all the while."""
+    """Thousands of connections that send nothing, or one byte, are closed after seconds, and peers are answered
+    meanwhile.
+    """
     files = certified(tmp_path / "tls", trustme.CA()) if encrypted else ""
     async with node(tmp_path / "a", tls_folder=files or None) as a, asker(tls_folder=files) as b:
         file = put_chunk(a.folder, 1)

@@ -1,4 +1,4 @@
-"""Peers over TLS: who has a certificate of their authority and the token gets chunks; others get no byte of one."""
+"""Peers over TLS with real servers: only a certificate of their authority and the token get chunks."""
 
 from __future__ import annotations
 
@@ -27,17 +27,18 @@ pytestmark = pytest.mark.process
 
 @pytest.fixture(scope="module")
 def authority() -> trustme.CA:
+    """The authority of all peers of the module."""
     return trustme.CA()
 
 
 @pytest.fixture
 def folder(tmp_path: Path, authority: trustme.CA) -> Path:
-    """The files of an engine."""
+    """The TLS files of an engine."""
     return certified(tmp_path / "tls", authority)
 
 
 async def test_chunks_and_members_over_tls(tmp_path, authority, folder):
-    """As over plain HTTP; a second engine has a certificate of its own."""
+    """Chunks and members are exchanged over TLS as over plain HTTP, each engine with a certificate of its own."""
     other = certified(tmp_path / "other", authority)
     async with node(tmp_path / "a", tls_folder=folder) as a:
         file = put_chunk(a.folder, 1, 3 << 20)
@@ -50,7 +51,7 @@ async def test_chunks_and_members_over_tls(tmp_path, authority, folder):
 
 
 async def test_another_authority_or_none(tmp_path, caplog, folder):
-    """No connection for a certificate of another authority, for none, or for plain HTTP; no byte of a chunk."""
+    """A peer with a certificate of another authority, with none, or over plain HTTP gets no byte of a chunk."""
     stranger = certified(tmp_path / "stranger", trustme.CA())
     # As if it had stolen the name of the authority: it takes what answers, and shows what it has.
     certified(tmp_path / "trusting", trustme.CA())
@@ -75,7 +76,7 @@ async def test_another_authority_or_none(tmp_path, caplog, folder):
 
 
 def _without_certificate(member: PeerMember, folder: Path) -> bytes:
-    """What a client gets that shows the token and no certificate."""
+    """Returns what a client gets that shows the token and no certificate."""
     context = ssl.create_default_context(cafile=str(folder / tls.AUTHORITY))
     context.check_hostname = False
     host, _, port = member.address.rpartition(":")
@@ -88,7 +89,7 @@ def _without_certificate(member: PeerMember, folder: Path) -> bytes:
 
 
 async def test_an_impostor_gets_no_token(tmp_path, folder):
-    """A server with a certificate of another authority sees no request, hence no token."""
+    """A server with a certificate of another authority receives no request, hence no token."""
     files = certified(tmp_path / "impostor", trustme.CA())
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(files / tls.CERTIFICATE, files / tls.KEY)
@@ -106,7 +107,7 @@ async def test_an_impostor_gets_no_token(tmp_path, folder):
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed")
 def test_certificates_as_the_page_makes_them(tmp_path):
-    """Its commands make a folder that is accepted."""
+    """The commands of docs/scale-out.md make a folder of certificates that is accepted."""
     page = (Path(__file__).parents[2] / "docs" / "scale-out.md").read_text()
     (commands,) = re.findall(r"^```\n(openssl .*?)```", page, re.DOTALL | re.MULTILINE)
     subprocess.run(["bash", "-ec", commands], cwd=tmp_path, check=True, capture_output=True)
@@ -116,7 +117,7 @@ def test_certificates_as_the_page_makes_them(tmp_path):
 @pytest.mark.parametrize("name", [tls.CERTIFICATE, tls.KEY, tls.AUTHORITY])
 @pytest.mark.parametrize("content", [None, b"", b"garbage"])
 async def test_files_that_are_none(tmp_path, folder, name, content):
-    """Said at the start, with the folder and what it needs."""
+    """A TLS file that is missing, empty or no PEM is an error at the start, with the folder and what it needs."""
     (folder / name).unlink()
     if content is not None:
         (folder / name).write_bytes(content)
@@ -124,7 +125,7 @@ async def test_files_that_are_none(tmp_path, folder, name, content):
 
 
 async def test_a_certificate_that_peers_would_not_take(tmp_path, authority, folder):
-    """Of another authority, or one that has expired: said at the start, not by peers that stay away."""
+    """A certificate of another authority, or one that has expired, is an error at the start."""
     (folder / tls.AUTHORITY).write_bytes(trustme.CA().cert_pem.bytes())
     await _refused(tmp_path, folder, "verify failed")
     certified(folder, authority)
@@ -135,7 +136,7 @@ async def test_a_certificate_that_peers_would_not_take(tmp_path, authority, fold
 
 
 async def test_a_key_with_a_passphrase(tmp_path, folder):
-    """Not asked for at a terminal."""
+    """A key with a passphrase is an error at the start, and is not asked for at a terminal."""
     key = serialization.load_pem_private_key((folder / tls.KEY).read_bytes(), None)
     secret = serialization.BestAvailableEncryption(b"passphrase")
     pem = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, secret)
@@ -144,6 +145,7 @@ async def test_a_key_with_a_passphrase(tmp_path, folder):
 
 
 async def _refused(tmp_path: Path, folder: Path, said: str) -> None:
+    """Asserts that a node with these TLS files is refused by an error that says this and names the folder."""
     with pytest.raises(ConfigError, match=said) as caught:
         async with node(tmp_path / "a", tls_folder=folder):
             pass
@@ -151,7 +153,7 @@ async def _refused(tmp_path: Path, folder: Path, said: str) -> None:
 
 
 def test_renewed_files_are_read(tmp_path, authority, folder):
-    """Not while half of them are written; the next connection shows the new certificate."""
+    """Renewed TLS files are used from the next connection on, but not while only one of them is written."""
     context = tls.server_context(str(folder))
     renewal = tls.Renewal(context, str(folder))
     first = _shown(context, folder)
@@ -168,7 +170,7 @@ def test_renewed_files_are_read(tmp_path, authority, folder):
 
 
 def _shown(context: ssl.SSLContext, folder: Path) -> bytes | None:
-    """The certificate that a server with this context shows."""
+    """Returns the certificate that a server with this context shows."""
     client = ssl.create_default_context(cafile=str(folder / tls.AUTHORITY))
     client.check_hostname = False
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()

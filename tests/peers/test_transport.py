@@ -1,4 +1,4 @@
-"""A peer server and a client over real sockets."""
+"""A real peer server and client: chunks, waits, ends and cancellations."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.process
 
 
 async def test_a_chunk_is_sent_whole(tmp_path):
-    """What is on the disk of one is in the memory of the other."""
+    """A chunk on the disk of one engine is received whole by a peer; one that is not there is refused."""
     async with node(tmp_path / "a") as a, asker() as b:
         file = put_chunk(a.folder, 1)
         assert await fetch(b, a.member, asked(1, len(file))) == file
@@ -24,7 +24,7 @@ async def test_a_chunk_is_sent_whole(tmp_path):
 
 
 async def test_a_chunk_that_is_coming_is_waited_for(tmp_path):
-    """202, then the chunk when the home has it."""
+    """A chunk that is coming is answered with 202 and waited for, and is received when the home has it."""
     async with node(tmp_path / "a") as a, asker() as b:
         a.engine.answers[key_of(3)] = "coming"
         a.engine.arrives[key_of(3)] = 3
@@ -34,7 +34,9 @@ async def test_a_chunk_that_is_coming_is_waited_for(tmp_path):
 
 
 async def test_the_end_of_a_server_waits_for_no_idle_connection(tmp_path):
-    """Peers keep their connections: 5 s for each end of a service (2026-11-23)."""
+    """A server ends without waiting for idle connections, which peers keep open; each end of a service took 5 s
+    (2026-11-23).
+    """
     async with asker() as b:
         async with node(tmp_path / "a") as a:
             file = put_chunk(a.folder, 1)
@@ -44,7 +46,7 @@ async def test_the_end_of_a_server_waits_for_no_idle_connection(tmp_path):
 
 
 async def test_a_cancelled_request_leaves_nothing(tmp_path, caplog):
-    """At any moment: no error in a callback, no future that nothing asks for, no memory."""
+    """A request for a chunk that is cancelled at any moment leaves no error, no memory and nothing in the log."""
     async with node(tmp_path / "a") as a, asker() as b:
         file = put_chunk(a.folder, 1, 4 << 20)
         for delay in range(30):

@@ -1,4 +1,4 @@
-"""Local paths from the root on."""
+"""Local paths are made absolute; urls of other stores are not."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from streamer.base.paths import absolute
 
 
 def test_local_paths_start_at_the_root(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The engine runs in another folder; the last slash tells a folder from an object."""
+    """A relative local path becomes absolute, because the engine runs in another folder, and keeps a slash at
+    its end.
+    """
     monkeypatch.chdir(tmp_path)
     assert absolute("data/") == f"{tmp_path}/data/"
     assert absolute("data") == f"{tmp_path}/data"
@@ -18,5 +20,6 @@ def test_local_paths_start_at_the_root(monkeypatch: pytest.MonkeyPatch, tmp_path
 
 
 def test_urls_stay() -> None:
+    """The url of a store that is not local stays as it is, capitals included."""
     assert absolute("s3://b/c") == "s3://b/c"
     assert absolute("S3://B/c/") == "s3://B/c/"

@@ -1,4 +1,6 @@
-"""What a cgroup allows, as its files say: both versions, own group and those above."""
+"""The limits of a cgroup, read from files as the kernel writes them: versions 1 and 2, the own group and those
+above.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ ALLOWED = len(os.sched_getaffinity(0))
 
 
 def made(root: Path, membership: str, **files: str) -> Cgroup:
-    """A tree of cgroups; `__` in a name is a folder, `_dot_` a dot."""
+    """Makes the files of a tree of cgroups as the kernel shows them; `__` in a name is a folder, `_dot_` a dot."""
     (root / "membership").write_text(membership)
     for name, text in files.items():
         path = root / "fs" / name.replace("__", "/").replace("_dot_", ".")
@@ -23,13 +25,15 @@ def made(root: Path, membership: str, **files: str) -> Cgroup:
 
 
 def test_a_container_sees_its_group_as_the_root(tmp_path):
-    """Docker and Kubernetes with namespaces, version 2."""
+    """A container of Docker or Kubernetes with cgroup version 2 sees its own group as the root of the tree."""
     found = made(tmp_path, "0::/\n", cpu_dot_max="150000 100000", memory_dot_max="536870912")
     assert (found.cpus(), found.memory_bytes(), usable_cores(found)) == (1.5, 512 << 20, min(2, ALLOWED))
 
 
 def test_a_service_reads_its_own_group_and_those_above(tmp_path):
-    """systemd: MemoryMax on the unit, CPUQuota on its slice; the least counts."""
+    """The smallest limit counts among the own group and those above, as with systemd's MemoryMax on a unit and CPUQuota
+    on its slice.
+    """
     found = made(
         tmp_path,
         "0::/system.slice/streamer.service\n",
@@ -42,7 +46,7 @@ def test_a_service_reads_its_own_group_and_those_above(tmp_path):
 
 
 def test_the_first_version_has_a_tree_for_each_controller(tmp_path):
-    """SLURM and older Docker; -1 is no quota."""
+    """Version 1 of cgroups has a tree for each controller, as with SLURM and older Docker, and -1 means no quota."""
     found = made(
         tmp_path,
         "4:memory:/slurm/job_7\n1:cpu,cpuacct:/slurm/job_7\n0::/\n",
@@ -56,7 +60,7 @@ def test_the_first_version_has_a_tree_for_each_controller(tmp_path):
 
 
 def test_what_is_left_of_the_memory_is_that_of_the_tightest_group(tmp_path):
-    """Limit minus use, the page cache counted as free; the group above has less left than the own one."""
+    """The memory left is limit minus use in the group that has least left, with its page cache counted as free."""
     found = made(
         tmp_path,
         "0::/pod/trainer\n",
@@ -71,7 +75,7 @@ def test_what_is_left_of_the_memory_is_that_of_the_tightest_group(tmp_path):
 
 
 def test_what_is_left_of_the_memory_in_version_1(tmp_path):
-    """Its use counts the groups below, so their page cache counts as well."""
+    """In version 1 the use of a group counts the groups below it, so their page cache counts as free as well."""
     found = made(
         tmp_path,
         "4:memory:/job\n",
@@ -84,7 +88,9 @@ def test_what_is_left_of_the_memory_in_version_1(tmp_path):
 
 @pytest.mark.parametrize("membership", ["", "0::/\n", "0::/../../elsewhere\n"])
 def test_no_limit_is_none(tmp_path, membership):
-    """ "max", no file, or a group that this namespace cannot see: all allowed CPUs."""
+    """A limit of "max", a missing file and a group outside the namespace mean no limit: all allowed CPUs may be
+    used.
+    """
     found = made(tmp_path, membership, cpu_dot_max="max 100000", memory_dot_max="max")
     assert (found.memory_bytes(), found.memory_left_bytes(), found.cpus()) == (None, None, None)
     assert usable_cores(found) == ALLOWED
@@ -92,7 +98,9 @@ def test_no_limit_is_none(tmp_path, membership):
 
 
 def test_idle_time_is_that_of_the_allowed_cpus(tmp_path, monkeypatch):
-    """idle and iowait of each, in ticks of 10 ms; a quota counts instead where there is one; else it is unknown."""
+    """Idle time is idle and iowait of the allowed CPUs, or what a quota has left; it is None where /proc/stat is
+    missing.
+    """
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 2})
     stat = tmp_path / "stat"
     stat.write_text("cpu 9 9 9 999 99 0 0\ncpu0 1 1 1 100 20 0 0\ncpu1 1 1 1 500 0 0 0\ncpu2 1 1 1 200 0 0 0\nintr 7\n")
@@ -104,7 +112,7 @@ def test_idle_time_is_that_of_the_allowed_cpus(tmp_path, monkeypatch):
 
 
 def test_idle_time_of_this_machine_grows():
-    """Not by more than its cores allow."""
+    """The idle time of this machine does not fall, and rises by no more than its cores allow."""
     before, after = idle_core_seconds(0.0), idle_core_seconds(0.0)
     assert before is not None
     assert 0 <= after - before < 60 * ALLOWED

@@ -1,4 +1,4 @@
-"""Children: what they get of their parent, how they end, and when the next one may start."""
+"""Child processes, started for real: their environment, how they end, and the pauses before the next start."""
 
 from __future__ import annotations
 
@@ -31,21 +31,27 @@ end = MessageSocket.adopt(int(sys.argv[1]))
 
 
 def test_paths_of_other_types_are_texts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Programs put paths and bytes into `sys.path`; what is neither, the interpreter passes over."""
+    """Paths and bytes in `sys.path` reach a child as text; entries of other types are left out, as the interpreter
+    ignores them.
+    """
     monkeypatch.setattr(sys, "path", ["/a", Path("/b"), b"/c", None])
     assert import_paths() == ["/a", "/b", "/c"]
     assert make_environment({})["PYTHONPATH"] == "/a:/b:/c"
 
 
 def test_only_a_child_for_the_users_code_gets_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A cleaned environment has the variables of the interpreter and of its libraries, no others."""
+    """The environment of a child that runs none of the user's code has the variables of the interpreter and of its
+    libraries, and no credentials.
+    """
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hidden")
     assert "AWS_SECRET_ACCESS_KEY" not in make_environment({"OMP_NUM_THREADS": "1"})
     assert whole_environment({"OMP_NUM_THREADS": "1"})["AWS_SECRET_ACCESS_KEY"] == "hidden"
 
 
 def test_a_removed_folder_does_not_prevent_a_start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A path that is relative to it stays as it is."""
+    """A child can be started from a working folder that was removed: the relative entry of `sys.path` stays
+    relative.
+    """
     gone = tmp_path / "gone"
     gone.mkdir()
     monkeypatch.chdir(gone)
@@ -56,7 +62,7 @@ def test_a_removed_folder_does_not_prevent_a_start(monkeypatch: pytest.MonkeyPat
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    """Starts a program with the socket `end`; what a test has not ended ends with it."""
+    """Starts programs that have their socket as `end`, and ends those that a test has not ended."""
     started: list[ConnectedChild] = []
 
     def start(program: str) -> ConnectedChild:
@@ -81,7 +87,7 @@ def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.process
 @pytest.mark.usefixtures("kernel")
 def test_a_child_ends_by_itself_in_its_grace(start: Start) -> None:
-    """It is killed only if it has not; ending it twice is no error."""
+    """A child that exits within its grace period is not killed and keeps its exit code; ending it twice is no error."""
     child = start("end.send(b'ready')\nend.receive()\nsys.exit(3)")
     child.socket.set_blocking(True)
     assert child.socket.receive() == (b"ready", [])
@@ -94,7 +100,7 @@ def test_a_child_ends_by_itself_in_its_grace(start: Start) -> None:
 @pytest.mark.process
 @pytest.mark.usefixtures("kernel")
 def test_a_child_that_hangs_is_killed(start: Start) -> None:
-    """After its grace, also one that is stopped."""
+    """A child that does not exit within its grace period is killed, even if it is stopped."""
     child = start("end.receive()")
     os.kill(child.pid, signal.SIGSTOP)
     assert not child.wait(0.01)
@@ -103,7 +109,9 @@ def test_a_child_that_hangs_is_killed(start: Start) -> None:
 
 @pytest.mark.process
 def test_a_kill_does_not_lose_what_a_crash_has_told(start: Start) -> None:
-    """A child that has crashed keeps its code and its memory until it is reaped."""
+    """A child that has crashed keeps its exit code and its peak memory until it is reaped, even if it is killed
+    afterwards.
+    """
     child = start("os.abort()")
     assert child.wait(SECONDS)
     child.kill()
@@ -115,7 +123,7 @@ def test_a_kill_does_not_lose_what_a_crash_has_told(start: Start) -> None:
 
 @pytest.mark.process
 def test_a_child_that_does_not_start_leaves_no_socket(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The error is that of the start."""
+    """A child that cannot be started raises the error of the start and leaves no descriptor open."""
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
     before = len(os.listdir("/proc/self/fd"))
     with pytest.raises(FileNotFoundError):
@@ -126,7 +134,9 @@ def test_a_child_that_does_not_start_leaves_no_socket(monkeypatch: pytest.Monkey
 
 
 def test_an_end_is_told_in_words() -> None:
-    """A signal by its name if it has one, a code with the place of the reason."""
+    """The text about an exit names the signal if it has a name, or gives the exit code and the log that has the
+    reason.
+    """
     assert describe_exit(-9) == "killed by SIGKILL"
     assert describe_exit(-40) == "killed by signal 40"
     assert describe_exit(3) == "exit code 3"
@@ -134,7 +144,9 @@ def test_an_end_is_told_in_words() -> None:
 
 
 def test_children_that_are_of_no_use_start_less_and_less_often() -> None:
-    """One that was of use is replaced at once."""
+    """The pause before a restart doubles up to 60 s with each child that was of no use; a useful child is replaced at
+    once.
+    """
     pauses = RestartPauses()
     assert [pauses.count_end(useful=False) for _ in range(9)] == [1, 2, 4, 8, 16, 32, 60, 60, 60]
     assert pauses.useless == 9

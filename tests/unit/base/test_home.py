@@ -1,4 +1,4 @@
-"""Users without a home folder."""
+"""The home folder of a user, and users who have none."""
 
 from __future__ import annotations
 
@@ -12,12 +12,15 @@ from streamer.base.paths import find_in_home
 
 
 def test_a_user_without_a_home(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a container with any uid there is neither HOME nor an entry of the user."""
+    """In a container with any uid, where neither HOME nor an entry of the user exists, no file of the home folder is
+    found.
+    """
     monkeypatch.setenv("HOME", "/home/someone")
     assert find_in_home(".aws", "config") == Path("/home/someone/.aws/config")
     monkeypatch.delenv("HOME")
 
     def unknown(_uid: int) -> pwd.struct_passwd:
+        """Stands for a user database without an entry for the uid."""
         raise KeyError
 
     monkeypatch.setattr(pwd, "getpwuid", unknown)

@@ -1,4 +1,4 @@
-"""What a process that is started gets of its parent."""
+"""What a started process gets from its parent: the interpreter, the debugger's hooks and the standard descriptors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from streamer.errors import ConfigError
 
 
 def test_a_frozen_program_is_no_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It would run again, with our arguments, and start itself again."""
+    """A frozen program is refused as interpreter, because it would run itself again with streamer's arguments."""
     assert find_interpreter() == sys.executable
     monkeypatch.setattr(sys, "frozen", True, raising=False)
     with pytest.raises(ConfigError, match=r'engine="inline"\) with num_workers=0'):
@@ -25,7 +25,9 @@ def test_a_frozen_program_is_no_interpreter(monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.parametrize("value", ["", None])
 def test_an_embedded_interpreter_is_looked_for(monkeypatch: pytest.MonkeyPatch, value: str | None) -> None:
-    """A program that embeds Python may not say where one is."""
+    """A program that embeds Python and does not say where an interpreter is gets the installed one, or an error that
+    says to set sys.executable.
+    """
     monkeypatch.setattr(sys, "executable", value)
     assert os.access(find_interpreter(), os.X_OK)
     monkeypatch.setattr("streamer.base.interpreter.sysconfig.get_path", lambda _: None)
@@ -36,13 +38,16 @@ def test_an_embedded_interpreter_is_looked_for(monkeypatch: pytest.MonkeyPatch, 
 
 
 def test_a_debugger_is_kept_out_of_what_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
-    """pydevd puts itself before every Python that a process starts, unless it is told otherwise on this thread."""
+    """Processes are started while pydevd skips its patch on this thread, because it otherwise puts itself before every
+    Python that is started.
+    """
     with skip_debugger():
         pass
     skipped = []
 
     @contextlib.contextmanager
     def skip() -> Iterator[None]:
+        """Stands for pydevd's context manager: it notes when it is entered and left, and patches nothing."""
         skipped.append("begun")
         yield
         skipped.append("ended")
@@ -57,7 +62,9 @@ def test_a_debugger_is_kept_out_of_what_is_started(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.process
 def test_closed_standard_descriptors_are_filled() -> None:
-    """The next socket would be number 1, and what a library prints would be written to it."""
+    """Closed standard descriptors are opened on /dev/null, because the next socket would get number 1 and with it what
+    a library prints.
+    """
     program = (
         "import os; from streamer.base.interpreter import open_standard_descriptors as fill; fill(); fill()\n"
         "assert all(os.fstat(one) == os.stat(os.devnull) for one in (0, 1)); os._exit(os.pipe()[0])"

@@ -1,4 +1,4 @@
-"""What stands in for Linux's own calls does the same for its callers."""
+"""The substitutes for calls that only Linux has, tried on Linux with those calls removed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from streamer.errors import ConfigError
 
 @pytest.fixture(params=[True, False], ids=["linux", "elsewhere"])
 def here(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
-    """Whether the calls are there."""
+    """Returns whether the calls of Linux are there; where not, they are removed from the modules."""
     if not request.param:
         for module, name in (
             *(
@@ -35,7 +35,7 @@ def here(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> boo
 
 
 def test_a_memory_file_has_its_length_and_no_name(here: bool) -> None:
-    """It can be mapped at once; seals hold where there are some."""
+    """A memory file has its length, no name, and can be mapped at once; seals hold where the system has them."""
     descriptor = linux.memory_file("test")
     try:
         linux.allocate(descriptor, 8192)
@@ -55,9 +55,10 @@ def test_a_memory_file_has_its_length_and_no_name(here: bool) -> None:
 
 @pytest.mark.parametrize("code", [errno.EPERM, errno.ENOSYS])
 def test_a_sandbox_without_memfd_create(monkeypatch: pytest.MonkeyPatch, code: int) -> None:
-    """A file of /dev/shm without a name does instead; it has no seals."""
+    """Where memfd_create is refused, a memory file is an unnamed file of /dev/shm without seals."""
 
     def refuse(_name: str, _flags: int) -> int:
+        """Stands for a system call filter that refuses memfd_create."""
         raise OSError(code, os.strerror(code))
 
     monkeypatch.setattr(os, "memfd_create", refuse)
@@ -74,9 +75,12 @@ def test_a_sandbox_without_memfd_create(monkeypatch: pytest.MonkeyPatch, code: i
 
 
 def test_calls_that_a_sandbox_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A pipe does instead of an eventfd; nothing does instead of epoll, nor of /proc."""
+    """A sandbox that refuses eventfd gets a pipe instead; refused epoll and a missing /proc are errors that say what to
+    do.
+    """
 
     def refuse(*_: object) -> int:
+        """Stands for a system call filter that refuses the call."""
         raise PermissionError
 
     monkeypatch.setattr(os, "eventfd", refuse)
@@ -97,7 +101,9 @@ def test_calls_that_a_sandbox_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_umask_that_takes_its_owner_the_rights(
     monkeypatch: pytest.MonkeyPatch, umask: int, uid: int, is_refused: bool
 ) -> None:
-    """The engine ended over its own marker, with a line about seccomp; root may use its files all the same."""
+    """A umask that takes the owner's rights is refused unless the user is root; the engine failed on its own marker
+    file before.
+    """
     monkeypatch.setattr(os, "geteuid", lambda: uid)
     before = os.umask(umask)
     try:
@@ -109,7 +115,9 @@ def test_a_umask_that_takes_its_owner_the_rights(
 
 @pytest.mark.parametrize("library", ["gevent", "eventlet"])
 def test_a_process_that_green_threads_have_patched(library: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """gevent removes epoll, eventlet poll as well: the error named Linux, or no module."""
+    """A process that gevent or eventlet has patched gets an error that names the library and how to keep poll and
+    epoll.
+    """
     linux.require_poll()
     monkeypatch.setitem(sys.modules, library, types.ModuleType(library))
     monkeypatch.delattr(select, "epoll")
@@ -121,7 +129,9 @@ def test_a_process_that_green_threads_have_patched(library: str, monkeypatch: py
 
 
 def test_a_wakeup_is_readable_from_a_signal_on(here: bool) -> None:
-    """However often it is signalled, and no longer once it is cleared; neither blocks."""
+    """A wakeup is readable from the first signal until it is cleared, however often it is signalled, and neither call
+    blocks.
+    """
     wakeup = linux.Wakeup()
     wakeup.clear()
     assert select.select([wakeup], [], [], 0)[0] == []
@@ -133,7 +143,7 @@ def test_a_wakeup_is_readable_from_a_signal_on(here: bool) -> None:
 
 
 def test_a_full_pipe_wakes_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
-    """64 KiB of signals that nobody has consumed."""
+    """A wakeup whose pipe is full of signals stays readable, and a further signal does not block."""
     monkeypatch.delattr(os, "eventfd")
     wakeup = linux.Wakeup()
     for _ in range(10_000):
@@ -142,7 +152,7 @@ def test_a_full_pipe_wakes_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_socket_is_bound_at_a_path(here: bool, tmp_path: Path) -> None:
-    """At a longer one than an address holds, where that can be."""
+    """A socket can be bound at a path; on Linux the path may be longer than a socket address."""
     folder = tmp_path / ("long" * 30 if here else "short")
     folder.mkdir()
     with contextlib.ExitStack() as on_exit, socket.socket(socket.AF_UNIX) as listener:
@@ -151,7 +161,7 @@ def test_a_socket_is_bound_at_a_path(here: bool, tmp_path: Path) -> None:
 
 
 def test_what_has_no_substitute_says_so(here: bool) -> None:
-    """As an error of the system that callers expect, one that names the argument, or nothing known."""
+    """A call without a substitute raises a ConfigError or ENOSYS; credentials of the peer are None."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
         found = linux.peer_credentials(ours)

@@ -1,4 +1,4 @@
-"""What of a url is shown and stored, and what is kept as an option."""
+"""Secrets in urls, options and errors: what is shown and stored, and what becomes an option."""
 
 from __future__ import annotations
 
@@ -48,7 +48,9 @@ HOLDERS = ("wire", "client", "engine", "service", "store", "fetch", "indexing", 
     ],
 )
 def test_shown(url: str, expected: str) -> None:
-    """Neither login nor signature; containers, users' names and questions marks of globs stay."""
+    """The shown form of a url has neither login nor signature; containers, names of users and question marks of globs
+    stay.
+    """
     assert shown(url) == expected
 
 
@@ -64,7 +66,9 @@ LETTERS = st.text(
     st.sampled_from(["", "/a@b", "/x?y=1"]),
 )
 def test_a_login_goes_where_keys_are(scheme: str, user: str, password: str, path: str) -> None:
-    """Whatever the login: the url is without it, and the option gives it back."""
+    """A login in a url becomes an option whatever its characters are: the url is clean, and the option gives the login
+    back.
+    """
     root = f"{scheme}://host.test:81"
     url = f"{scheme}://{user}:{password}@host.test:81{path}"
     (clean,), options = take_logins([url], {"pin": "size"})
@@ -77,7 +81,9 @@ def test_a_login_goes_where_keys_are(scheme: str, user: str, password: str, path
 
 
 def test_urls_without_logins_change_nothing() -> None:
-    """The options are the same object, so that keys of sessions and manifests stay as they were."""
+    """Urls without logins leave the options the same object, so that keys of sessions and manifests stay as
+    they were.
+    """
     options = {"key": "k"}
     urls = ("s3://b/a@b/", "abfs://c@account/x", "sftp://reader@host/x", "/a@b", "https://host/u@v")
     assert take_logins(urls, options) == (urls, options)
@@ -96,7 +102,7 @@ def test_urls_without_logins_change_nothing() -> None:
     ],
 )
 def test_logins_that_are_read_in_several_ways(urls: list[str]) -> None:
-    """They are refused without being shown."""
+    """Urls with a login that can be read in several ways are refused, and the error does not show the login."""
     with pytest.raises(ConfigError) as refused:
         take_logins(urls, {})
     assert "hunter" not in f"{refused.value!r} {refused.value.details}"
@@ -105,7 +111,7 @@ def test_logins_that_are_read_in_several_ways(urls: list[str]) -> None:
 
 @pytest.mark.parametrize("given_logins", ["hunter2", {"https://h": 1}, ["hunter2"]])
 def test_an_option_that_is_no_mapping(given_logins: object) -> None:
-    """Its value is not shown."""
+    """An option for logins that is no mapping is refused, and the error does not show its value."""
     with pytest.raises(ConfigError, match="is not a mapping of roots to logins") as refused:
         logins_of({LOGINS: given_logins})
     assert "hunter2" not in str(refused.value)
@@ -123,20 +129,20 @@ def test_an_option_that_is_no_mapping(given_logins: object) -> None:
     ],
 )
 def test_texts_of_other_libraries(text: str) -> None:
-    """An error of streamer shows neither login nor signature of what it quotes, nor do its details."""
+    """An error of streamer shows neither the login nor the signature in the text of another library that it quotes."""
     error = StreamerError(text, url=text)
     assert "hunter2" not in f"{error!r} {error} {error.details} {without_secrets(text)}"
     assert error.message != ""
 
 
 def test_texts_without_secrets_stay() -> None:
-    """Addresses, containers, decorators and mails are no logins."""
+    """Addresses, containers, decorators and mail addresses in a text are not taken for logins."""
     text = "abfs://c@account/x, see https://host/a@b and mail me@host; a='b@c'; sftp://reader@host; s3://b/k?x=1"
     assert without_secrets(text) == text
 
 
 def _classes() -> list[type]:
-    """All structs and dataclasses with a field that may be secret, of the packages that have options."""
+    """Returns all structs and dataclasses that have a field which may be secret, in the packages that have options."""
     found: dict[str, type] = {"config": DatasetConfig}
     for package in HOLDERS:
         module = importlib.import_module(f"streamer.{package}")
@@ -160,7 +166,7 @@ def _has_secrets(kind: type) -> bool:
 
 
 def _made(kind: type) -> object:
-    """Returns one whose secret fields have the canary."""
+    """Returns an instance whose secret fields have the canary."""
     if issubclass(kind, msgspec.Struct):
         return kind(**{name: CANARY if SECRET_FIELDS.fullmatch(name) else () for name in kind.__struct_fields__})
     one = object.__new__(kind)
@@ -171,7 +177,7 @@ def _made(kind: type) -> object:
 
 @pytest.mark.process  # libraries that are imported ask for the kind of machine
 def test_no_repr_shows_options() -> None:
-    """The repr of whatever holds options, keys or tokens has none of their values."""
+    """No repr of a class that holds options, keys or tokens shows their values."""
     classes = _classes()
     assert len(classes) > 20
     telling = []

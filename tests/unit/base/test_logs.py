@@ -1,4 +1,4 @@
-"""Log lines as JSON."""
+"""Log lines as JSON with the names of OpenTelemetry, and the variable that asks for them."""
 
 import json
 import logging
@@ -14,7 +14,7 @@ from streamer.version import VERSION
 
 @pytest.fixture
 def own():
-    """The logger of streamer; what a test adds to it goes."""
+    """The logger of streamer, restored after the test."""
     logger = logging.getLogger("streamer")
     before = logger.handlers[:], logger.level, logger.propagate
     yield logger
@@ -23,12 +23,13 @@ def own():
 
 
 def record(**more):
+    """Makes a record as Python's logging does, with a message of two lines."""
     given = {"name": "streamer.fetch", "levelno": 30, "levelname": "WARNING", "msg": "%s is\nslow", "args": ("a",)}
     return logging.makeLogRecord({**given, "created": 1795440000.25, "process": 7, "threadName": "MainThread", **more})
 
 
 def test_a_record_is_one_line_with_the_names_of_opentelemetry():
-    """Time in UTC, severity with its number, body, scope, resource, attributes; a message of two lines stays one."""
+    """A log record is one line of JSON with the names of OpenTelemetry, even if its message has two lines."""
     line = JsonFormatter({"streamer.job": "j", "streamer.rank": 3}).format(record())
     assert "\n" not in line
     assert json.loads(line) == {
@@ -49,7 +50,9 @@ def test_a_record_is_one_line_with_the_names_of_opentelemetry():
 
 
 def test_what_a_message_has_as_extra_and_its_exception_are_attributes():
-    """Figures stay numbers; the stack is one text."""
+    """The extra fields of a record and its exception become attributes; figures stay numbers and the stack is
+    one text.
+    """
     try:
         raise ConfigError("no", field="x")
     except ConfigError:
@@ -62,13 +65,15 @@ def test_what_a_message_has_as_extra_and_its_exception_are_attributes():
 
 
 def test_levels_have_the_numbers_of_opentelemetry():
-    """The first of each range; a level between two names belongs to the lower one."""
+    """Each level of Python has the first number of its range in OpenTelemetry; a level between two names has the lower
+    one's.
+    """
     assert [severity_number(level) for level in (5, 10, 20, 25, 30, 40, 50)] == [1, 5, 9, 9, 13, 17, 21]
     assert (level_of("debug", 30), level_of(None, 30), level_of("loud", 20)) == (10, 30, 20)
 
 
 def test_a_trainer_gets_lines_of_json_only_if_it_asks_for_them(own, capsys):
-    """From INFO on, once however often it is asked; without the variable its own logging is left alone."""
+    """A trainer's logger writes JSON from INFO on, one line a record, only if STREAMER_LOG_FORMAT asks for it."""
     before = own.handlers[:]
     join_trainer(Environment.read({"HOME": "/"}))
     assert own.handlers == before
@@ -81,6 +86,6 @@ def test_a_trainer_gets_lines_of_json_only_if_it_asks_for_them(own, capsys):
 
 
 def test_another_format_is_refused():
-    """It names the variable."""
+    """An unknown format of log lines is refused by an error that names STREAMER_LOG_FORMAT."""
     with pytest.raises(ConfigError, match=r"STREAMER_LOG_FORMAT='xml'"):
         Environment.read({"STREAMER_LOG_FORMAT": "xml"})

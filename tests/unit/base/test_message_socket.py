@@ -1,4 +1,4 @@
-"""Messages and descriptors between a process and its child."""
+"""Messages with descriptors over a real socket pair, as between a process and its child."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from streamer.errors import ConfigError
 
 @pytest.fixture
 def many_descriptors() -> Iterator[None]:
-    """The limit that a mix of many members has."""
+    """Raises the limit on open files to what a mix of many members needs."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 2048), hard))
     yield
@@ -24,7 +24,7 @@ def many_descriptors() -> Iterator[None]:
 
 @pytest.mark.usefixtures("many_descriptors")
 def test_a_descriptor_may_have_any_number() -> None:
-    """Also above 1023, which select(2) refuses; without bytes it is not readable."""
+    """A descriptor above 1023, which select(2) refuses, can be waited for until it is readable."""
     reader, writer = os.pipe()
     high = fcntl.fcntl(reader, fcntl.F_DUPFD_CLOEXEC, 1500)
     try:
@@ -39,7 +39,7 @@ def test_a_descriptor_may_have_any_number() -> None:
 
 @pytest.fixture
 def full_table() -> Iterator[None]:
-    """No further descriptor for this process."""
+    """Fills the table of descriptors, so that this process can get no further one."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     highest, held = max(map(int, os.listdir("/proc/self/fd"))), [os.open("/dev/null", os.O_RDONLY)]
     while held[-1] < highest:
@@ -53,7 +53,7 @@ def full_table() -> Iterator[None]:
 
 @pytest.fixture
 def sent() -> Iterator[MessageSocket]:
-    """The end to which a message with a descriptor is on its way."""
+    """The receiving end of a socket pair on which a message with a descriptor has been sent."""
     ours, theirs = MessageSocket.pair()
     assert ours.send(b"a batch", [ours.fileno()])
     yield theirs
@@ -62,13 +62,15 @@ def sent() -> Iterator[MessageSocket]:
 
 
 def test_a_descriptor_that_is_lost_is_an_error(sent: MessageSocket, full_table: None) -> None:
-    """The kernel drops it where the table is full; the message without it was read as a batch without bytes."""
+    """A descriptor that the kernel drops because the table is full is an error, and not a message without its
+    descriptor.
+    """
     with pytest.raises(ConfigError, match="raise RLIMIT_NOFILE"):
         sent.receive(max_descriptors=1)
 
 
 def test_messages_that_have_arrived_are_read_without_waiting(sent: MessageSocket) -> None:
-    """Also by an end that waits; those that were sent before the other end was closed come first."""
+    """Messages that have arrived are read without waiting, with their descriptors."""
     [received] = sent.receive_available(100, max_descriptors=1)
     assert received is not None
     assert received[0] == b"a batch"
@@ -77,7 +79,7 @@ def test_messages_that_have_arrived_are_read_without_waiting(sent: MessageSocket
 
 
 def test_the_end_of_the_other_side_is_no_error() -> None:
-    """It is None to who receives, False to who sends, and nothing follows it."""
+    """After the last message, the closed other end is None to a receiver and False to a sender, and is no error."""
     ours, theirs = MessageSocket.pair()
     theirs.send(b"last")
     theirs.close()
@@ -90,7 +92,7 @@ def test_the_end_of_the_other_side_is_no_error() -> None:
 
 
 def test_an_end_that_was_closed_with_messages_unread_has_ended() -> None:
-    """The kernel reports a reset."""
+    """An end that was closed with messages unread counts as closed, although the kernel reports a reset."""
     ours, theirs = MessageSocket.pair()
     ours.send(b"unread")
     theirs.close()

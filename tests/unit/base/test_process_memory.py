@@ -1,4 +1,4 @@
-"""Freed memory is kept for the next body; the collector looks rarely."""
+"""Settings of the process: glibc keeps freed memory, and the garbage collector runs rarely."""
 
 from __future__ import annotations
 
@@ -26,7 +26,9 @@ print(int(kept), *faults)
 @pytest.mark.process
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc's")
 def test_second_body_costs_no_page_faults() -> None:
-    """32 MiB in pieces of 256 KiB: 8,000 faults the first time, next to none once the heap has grown."""
+    """Memory that was freed is used again without page faults: 32 MiB in pieces of 256 KiB take 8,000 faults only the
+    first time.
+    """
     done = subprocess.run([sys.executable, "-c", ROUNDS], capture_output=True, text=True, check=True)
     kept, first, _, *later = map(int, done.stdout.split())
     assert kept == 1
@@ -49,6 +51,8 @@ print(gc.isenabled(), gc.get_freeze_count() > 10_000, gc.get_stats()[0]["collect
 
 @pytest.mark.process
 def test_collector_looks_rarely() -> None:
-    """9,000 new containers: no look at them, where Python's setting takes 12; it is on, though it was off before."""
+    """The garbage collector makes no collection for 9,000 new containers, where Python's default makes 12, and it is
+    enabled.
+    """
     done = subprocess.run([sys.executable, "-c", RARELY], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["True", "True", "0", "9000"]

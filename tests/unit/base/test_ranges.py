@@ -1,4 +1,4 @@
-"""Joined ranges have the bytes of the ranges, and as few requests as the rule allows."""
+"""Joined ranges keep the bytes of the ranges and need as few requests as the rule allows."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ RANGES = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 9)).map(lambda it
 
 @given(RANGES)
 def test_neighbours_are_joined(ranges: list[tuple[int, int]]) -> None:
-    """In the order given: the concatenated bytes stay the same, also of ranges that overlap or go back."""
+    """Joining adjacent ranges keeps their concatenated bytes in the order given, even if ranges overlap or go back."""
     joined = join_ranges(ranges)
     assert [at for pair in joined for at in range(*pair)] == [at for pair in ranges for at in range(*pair)]
     assert all(start < stop for start, stop in joined)
@@ -23,7 +23,9 @@ def test_neighbours_are_joined(ranges: list[tuple[int, int]]) -> None:
 
 @given(RANGES, st.integers(1, 8))
 def test_near_ones_are_joined(ranges: list[tuple[int, int]], near_bytes: int) -> None:
-    """All bytes are there, once, and no gap is shorter than a request is worth."""
+    """Joining near ranges keeps every byte, starts and ends at ends of ranges, and leaves no gap shorter than a request
+    is worth.
+    """
     joined = join_near_ranges(sorted(ranges), near_bytes)
     assert {at for pair in ranges for at in range(*pair)} <= {at for pair in joined for at in range(*pair)}
     assert all(second[0] - first[1] >= near_bytes for first, second in pairwise(joined))

@@ -1,4 +1,4 @@
-"""Names and places are sorted as Python does it, in steps."""
+"""Sorting in steps gives what Python's `sorted` gives."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ KEYS = st.one_of(st.lists(st.text(max_size=3), max_size=400), st.lists(st.intege
 
 @given(KEYS, st.booleans(), st.integers(1, 40), st.integers(1, 8))
 def test_places_are_those_of_sorted(keys: list[str] | list[int], ordered: bool, few: int, parts: int) -> None:
-    """Of few and of many, of keys in order and in none, of equal keys: the first place comes first."""
+    """Sorted places and names are those of Python's `sorted`, for few and many keys, with equal keys in their order."""
     keys = sorted(keys) if ordered else keys  # type: ignore[type-var,assignment]
     before = sorting._FEW, sorting._SAMPLED, sorting._PARTS
     sorting._FEW, sorting._SAMPLED, sorting._PARTS = few, min(few, 2 * parts), parts

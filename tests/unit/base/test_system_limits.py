@@ -1,4 +1,4 @@
-"""Which errors of the system mean a limit."""
+"""Errors of the system that mean a limit of the process, and those that do not."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ from streamer.errors import CacheError, ConfigError
     ],
 )
 def test_a_limit_is_named(error: Exception, field: str) -> None:
-    """With what it is now, and the error as its cause."""
+    """An error that means a limit becomes a ConfigError that names the limit and its present value, with the error as
+    its cause.
+    """
     with pytest.raises(ConfigError) as caught, name_limits():
         raise error
     assert caught.value.details["field"] == field
@@ -33,14 +35,14 @@ def test_a_limit_is_named(error: Exception, field: str) -> None:
 
 
 def test_a_name_that_is_no_utf8_is_shown() -> None:
-    """As Python reads the bytes of a folder."""
+    """A name that is not UTF-8 is a ConfigError that shows the name with escapes, as Python reads it."""
     with pytest.raises(ConfigError, match=r"'/data/b\\udcffd' is not UTF-8"), name_limits():
         os.fsdecode(b"/data/b\xffd").encode()
 
 
 @pytest.mark.parametrize("error", [OSError(errno.ENOENT, "none"), RuntimeError("other"), CacheError("full")])
 def test_another_error_stays(error: Exception) -> None:
-    """Only limits are named."""
+    """An error that means no limit is raised unchanged."""
     assert limit_error(error) is None
     with pytest.raises(type(error)) as caught, name_limits():
         raise error

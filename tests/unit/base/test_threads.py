@@ -1,4 +1,4 @@
-"""Threads that a cancel waits for."""
+"""Work in threads that a cancelled task waits for."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from streamer.base.concurrency import in_thread
 
 
 async def test_a_cancel_waits_for_the_thread() -> None:
-    """However often it is cancelled: the work is over when the caller goes on."""
+    """A cancelled task waits until its thread has finished its work, however often it is cancelled."""
     started, go_on, over = asyncio.Event(), threading.Event(), threading.Event()
     loop = asyncio.get_running_loop()
 
@@ -35,7 +35,7 @@ async def test_a_cancel_waits_for_the_thread() -> None:
 
 
 async def test_errors_and_results_come_through() -> None:
-    """As if it had been called here."""
+    """Work in a thread gives its result or raises its error to the caller."""
     with ThreadPoolExecutor(1) as pool:
         assert await in_thread(pool, divmod, 7, 2) == (3, 1)
         with pytest.raises(ZeroDivisionError):

@@ -1,4 +1,4 @@
-"""The different values of a column, as numpy finds them, without what numpy imports for it."""
+"""The unique values of a column equal numpy's, without the modules that numpy's function imports."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ COLUMNS = st.lists(st.integers(-5, 5), max_size=30).map(lambda values: np.array(
 
 @given(COLUMNS)
 def test_it_is_what_numpy_finds(values):
-    """Values, first places and numbers, of integers and of keys, none and one included."""
+    """The unique values, their first places and their numbers are those of `numpy.unique`, for integers and byte
+    strings.
+    """
     expected = np.unique(values, return_index=True, return_inverse=True)
     for mine, numpys in zip(unique_inverse(values), expected, strict=True):
         np.testing.assert_array_equal(mine, numpys)
@@ -48,12 +50,13 @@ print(*sys.modules)
 
 @pytest.fixture(scope="module")
 def imported():
+    """Names of the modules that a real process has imported after it has planned an epoch."""
     listed = subprocess.run([sys.executable, "-c", PLANNED], check=True, stdout=subprocess.PIPE, text=True)
     return set(listed.stdout.split())
 
 
 @pytest.mark.process
 def test_planning_an_epoch_does_without_numpy_ma(imported):
-    """Schedule, batch and the engine's table of chunks: what the first batch waits for."""
+    """Planning an epoch, which the first batch waits for, does not import numpy.ma."""
     assert "streamer.order.plan" in imported
     assert "numpy.ma" not in imported

@@ -1,4 +1,6 @@
-"""The reader: checked bytes, or an error that says what is wrong."""
+"""The reader of chunk files: checked bytes, or an error that says what is wrong; files are real, kernel calls may be
+replaced.
+"""
 
 import errno
 import os
@@ -23,6 +25,7 @@ WANTED = [WantedSample(i, int(OFFSETS[i]), int(OFFSETS[i + 1])) for i in range(l
 
 @pytest.fixture
 def root(tmp_path):
+    """A cache folder with one chunk of four samples."""
     path = tmp_path / chunkfile.relative_path(KEY)
     path.parent.mkdir(parents=True)
     crcs = np.array([zlib.crc32(sample) for sample in SAMPLES], "<u4").tobytes()
@@ -33,24 +36,28 @@ def root(tmp_path):
 
 
 def read(root, wanted=WANTED, *, more=()):
+    """Reads samples of the chunk from folders that are searched before `root`, and from `root`."""
     found = ChunkReader([*more, root]).read(KEY, LOCAL_BYTES, len(SAMPLES), wanted)
     return [bytes(view) for view in found]
 
 
 def damage(root, offset, content):
+    """Overwrites bytes of the chunk file."""
     with (root / chunkfile.relative_path(KEY)).open("r+b") as file:
         file.seek(offset)
         file.write(content)
 
 
 def test_samples_come_in_the_order_asked(root):
-    """Any selection, any order, empty samples too."""
+    """Samples are returned in the order asked for, any selection of them and empty ones too."""
     assert read(root) == SAMPLES
     assert read(root, [WANTED[3], WANTED[1]]) == [SAMPLES[3], b""]
 
 
 def test_neighbours_are_read_in_one_call(root, monkeypatch):
-    """All four samples, into pieces of any length: one preadv; with a gap between them two."""
+    """Adjacent samples are read by one preadv into buffers of any length, and samples with a gap between them
+    by two.
+    """
     calls = []
     preadv = os.preadv
     monkeypatch.setattr(os, "preadv", lambda fd, buffers, at: calls.append(len(buffers)) or preadv(fd, buffers, at))
@@ -65,7 +72,9 @@ def test_neighbours_are_read_in_one_call(root, monkeypatch):
 
 
 def test_a_call_takes_only_so_many_bytes_and_pieces(root, monkeypatch):
-    """Runs are cut where a call would take too much; what comes is the same."""
+    """Runs of adjacent samples are cut where a call would take too many bytes or buffers, and their bytes stay the
+    same.
+    """
     monkeypatch.setattr(reader_module, "_RUN_BYTES", 20)
     assert read(root) == SAMPLES
     monkeypatch.setattr(reader_module, "_RUN_BYTES", 1 << 20)
@@ -74,7 +83,9 @@ def test_a_call_takes_only_so_many_bytes_and_pieces(root, monkeypatch):
 
 
 def test_runs_are_cut_by_bytes_pieces_and_gaps(monkeypatch):
-    """Ten neighbours of 10 bytes in two pieces: as many as 35 bytes take, then five pieces; a gap cuts."""
+    """Adjacent samples are grouped into runs, which end at a gap and where bytes or buffers exceed the limit of
+    a call.
+    """
     wanted = [(WantedSample(i, 10 * i, 10 * i + 10), [memoryview(bytearray(5))] * 2) for i in range(10)]
 
     def lengths(some):
@@ -92,10 +103,11 @@ def test_runs_are_cut_by_bytes_pieces_and_gaps(monkeypatch):
 
 
 def test_a_read_that_stops_early_goes_on(root, monkeypatch):
-    """The kernel may give fewer bytes than asked: the rest is asked for, across the pieces."""
+    """A preadv that gives fewer bytes than asked is continued where it stopped, across the buffers."""
     preadv = os.preadv
 
     def seven(fd, buffers, at):
+        """Stands for a kernel that reads seven bytes at most."""
         left, few = 7, []
         for buffer in buffers:
             few.append(buffer[:left])
@@ -107,7 +119,9 @@ def test_a_read_that_stops_early_goes_on(root, monkeypatch):
 
 
 def test_each_of_several_neighbours_is_checked(root):
-    """One wrong byte in the last sample of a run: its number is told."""
+    """A wrong byte in one of several adjacent samples is an IntegrityError with its number, and the others can
+    be read.
+    """
     damage(root, chunkfile.HEADER_BYTES + LOCAL_BYTES - 1, b"?")
     with pytest.raises(IntegrityError, match="sample 3"):
         read(root)
@@ -115,12 +129,12 @@ def test_each_of_several_neighbours_is_checked(root):
 
 
 def test_layers_are_searched_in_order(root, tmp_path):
-    """A root without the chunk is passed over."""
+    """A chunk is read from the next folder if the first does not have it."""
     assert read(root, more=[tmp_path / "upper"]) == SAMPLES
 
 
 def test_a_missing_chunk_is_a_file_not_found(tmp_path):
-    """The caller leases it again."""
+    """A missing chunk is a FileNotFoundError, after which the caller leases it again."""
     with pytest.raises(FileNotFoundError):
         ChunkReader([tmp_path]).read(KEY, LOCAL_BYTES, len(SAMPLES), WANTED)
 
@@ -135,21 +149,23 @@ def test_a_missing_chunk_is_a_file_not_found(tmp_path):
     ],
 )
 def test_damage_is_found_by_whoever_uses_the_bytes(root, offset, content):
-    """One wrong byte in header, payload or checksums: IntegrityError for the sample that needs it."""
+    """A wrong byte in the header, the payload or the checksums of a chunk is an IntegrityError for the sample that
+    needs it.
+    """
     damage(root, offset, content)
     with pytest.raises(IntegrityError):
         read(root, [WANTED[2]])
 
 
 def test_damage_elsewhere_does_not_matter(root):
-    """Only the bytes used are checked."""
+    """Damage to a sample does not prevent the reading of others, since only the bytes used are checked."""
     damage(root, chunkfile.HEADER_BYTES + 10, b"\xff")
     assert read(root, [WANTED[0], WANTED[3]]) == [SAMPLES[0], SAMPLES[3]]
 
 
 @pytest.mark.parametrize("length", [0, 30, chunkfile.HEADER_BYTES + 100, chunkfile.crc_offset(LOCAL_BYTES, 3)])
 def test_a_truncated_file_is_found(root, length):
-    """Cut in the header, in the payload, in the checksums."""
+    """A chunk file that is cut short in the header, the payload or the checksums is an IntegrityError."""
     path = root / chunkfile.relative_path(KEY)
     path.write_bytes(path.read_bytes()[:length])
     with pytest.raises(IntegrityError):
@@ -157,13 +173,13 @@ def test_a_truncated_file_is_found(root, length):
 
 
 def test_a_swapped_file_is_found(root):
-    """A good file of another chunk under this name: the header says so."""
+    """A chunk file whose header disagrees with the manifest is an IntegrityError."""
     with pytest.raises(IntegrityError, match="manifest says"):
         ChunkReader([root]).read(KEY, LOCAL_BYTES + 1, len(SAMPLES), WANTED)
 
 
 def preads(monkeypatch):
-    """Offsets of all reads but those of samples, from now on."""
+    """Returns the list that gets the offsets of all reads but those of samples, from now on."""
     asked = []
     pread = os.pread
     monkeypatch.setattr(os, "pread", lambda descriptor, count, at: asked.append(at) or pread(descriptor, count, at))
@@ -171,19 +187,20 @@ def preads(monkeypatch):
 
 
 def read_by(reader, sample):
+    """Reads one sample by this reader."""
     (found,) = reader.read(KEY, LOCAL_BYTES, len(SAMPLES), [WANTED[sample]])
     return bytes(found)
 
 
 def test_header_and_checksums_are_read_once(root, monkeypatch):
-    """What the chunk must hold does not change."""
+    """The header and the checksums of a chunk are read once for several reads."""
     asked, reader = preads(monkeypatch), ChunkReader([root])
     assert [read_by(reader, sample) for sample in (2, 0, 3)] == [SAMPLES[2], SAMPLES[0], SAMPLES[3]]
     assert asked == [0, chunkfile.crc_offset(LOCAL_BYTES, 0)]
 
 
 def test_checksums_of_very_many_samples_are_read_each_time(root, monkeypatch):
-    """Only those of the samples that are read."""
+    """Of a chunk with very many samples only the checksums of those that are read are read, each time."""
     monkeypatch.setattr(reader_module, "_KEPT_SAMPLES", 3)
     asked, reader = preads(monkeypatch), ChunkReader([root])
     assert [read_by(reader, sample) for sample in (2, 3)] == [SAMPLES[2], SAMPLES[3]]
@@ -191,7 +208,7 @@ def test_checksums_of_very_many_samples_are_read_each_time(root, monkeypatch):
 
 
 def test_checksums_are_kept_of_some_chunks(root, monkeypatch):
-    """A reader of a million chunks does not grow."""
+    """A reader keeps the checksums of a bounded number of chunks, so that a million chunks do not fill its memory."""
     entry = reader_module._ENTRY_BYTES + chunkfile.CRC_BYTES * len(SAMPLES)
     monkeypatch.setattr(reader_module, "_KEPT_BYTES", 2 * entry)
     reader, path = ChunkReader([root]), root / chunkfile.relative_path(KEY)
@@ -207,7 +224,7 @@ def test_checksums_are_kept_of_some_chunks(root, monkeypatch):
 
 
 def test_a_file_that_was_swapped_since_is_found(root):
-    """A good file of another chunk under this name, of the same lengths: its bytes are not what was promised."""
+    """A chunk file that was replaced by another's since its checksums were read is an IntegrityError."""
     reader, path = ChunkReader([root]), root / chunkfile.relative_path(KEY)
     assert read_by(reader, 2) == SAMPLES[2]
     other = b"".join([*SAMPLES[:2], SAMPLES[2].upper(), *SAMPLES[3:]])
@@ -221,7 +238,7 @@ def test_a_file_that_was_swapped_since_is_found(root):
 
 
 def test_a_chunk_that_was_refused_and_fetched_again_is_read(root):
-    """What was kept of the broken file is forgotten."""
+    """A chunk that was refused and fetched again is read, because the kept checksums of the broken file are dropped."""
     path = root / chunkfile.relative_path(KEY)
     good = path.read_bytes()
     damage(root, chunkfile.crc_offset(LOCAL_BYTES, 2), b"\0\0\0\0")
@@ -234,7 +251,9 @@ def test_a_chunk_that_was_refused_and_fetched_again_is_read(root):
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="acts as another user: needs root")
 def test_a_folder_in_memory_is_that_of_the_owner_of_the_cache(root, monkeypatch):
-    """All users may make folders in /dev/shm: a chunk file of another one is not read, and its folder no obstacle."""
+    """A chunk file in /dev/shm is read only if it belongs to the owner of the cache, because every user may make
+    folders there.
+    """
     monkeypatch.setattr(reader_module, "_SHARED_BY_ALL", str(root))
     roots = [Path("/"), root]
     assert ChunkReader(roots).read(KEY, LOCAL_BYTES, len(SAMPLES), WANTED)
@@ -244,7 +263,7 @@ def test_a_folder_in_memory_is_that_of_the_owner_of_the_cache(root, monkeypatch)
 
 
 def test_chunks_in_memory_are_read_while_the_cache_folder_is_missing(root, tmp_path, monkeypatch):
-    """A link that leads nowhere is in its place, and the engine passes chunks through memory."""
+    """Chunks in memory are read while the cache folder is missing or a link that leads nowhere."""
     monkeypatch.setattr(reader_module, "_SHARED_BY_ALL", str(root))
     roots = [tmp_path / "missing", root]
     assert ChunkReader(roots).read(KEY, LOCAL_BYTES, len(SAMPLES), WANTED) == SAMPLES
@@ -254,10 +273,11 @@ def test_chunks_in_memory_are_read_while_the_cache_folder_is_missing(root, tmp_p
 
 @pytest.mark.parametrize("name", ["open", "pread", "preadv"])
 def test_a_read_that_fails_twice_is_tried_again(root, monkeypatch, name):
-    """EIO of a disk that fails now and then costs no chunk."""
+    """A read that fails twice with EIO is tried again and returns the bytes."""
     call, failures = getattr(os, name), [errno.EIO, errno.EIO]
 
     def fails(*arguments):
+        """Stands for a system call that fails twice with EIO."""
         if failures:
             raise OSError(failures.pop(), "Input/output error")
         return call(*arguments)
@@ -268,7 +288,7 @@ def test_a_read_that_fails_twice_is_tried_again(root, monkeypatch, name):
 
 
 def test_parts_of_a_read_are_joined(root, monkeypatch):
-    """A disk may answer every call with a part."""
+    """Reads are continued on a disk that answers every call with a part of what was asked for."""
     pread, preadv = os.pread, os.preadv
     monkeypatch.setattr(os, "pread", lambda fd, length, at: pread(fd, length // 2 + 1, at))
     monkeypatch.setattr(os, "preadv", lambda fd, buffers, at: preadv(fd, [b for b in buffers if len(b)][:1], at))
@@ -276,9 +296,12 @@ def test_parts_of_a_read_are_joined(root, monkeypatch):
 
 
 def test_a_file_that_cannot_be_read_is_a_wrong_chunk(root, monkeypatch):
-    """Its reader rejects the chunk: the bytes are in the store."""
+    """A chunk file that cannot be read is an IntegrityError, after which its reader rejects the chunk and the store is
+    read.
+    """
 
     def fails(*arguments):
+        """Stands for a disk on which every read fails."""
         raise OSError(errno.EIO, "Input/output error")
 
     monkeypatch.setattr(os, "preadv", fails)
@@ -287,7 +310,7 @@ def test_a_file_that_cannot_be_read_is_a_wrong_chunk(root, monkeypatch):
 
 
 def test_another_copy_is_read_where_one_fails(root, tmp_path_factory, monkeypatch):
-    """A chunk that is kept in memory may still have a damaged file on the disk."""
+    """A good copy of a chunk is read where the copy in another folder is damaged."""
     damaged = tmp_path_factory.mktemp("damaged")
     (damaged / chunkfile.relative_path(KEY)).parent.mkdir(parents=True)
     (damaged / chunkfile.relative_path(KEY)).write_bytes(b"torn")
@@ -295,9 +318,10 @@ def test_another_copy_is_read_where_one_fails(root, tmp_path_factory, monkeypatc
 
 
 def test_too_many_open_files_are_no_wrong_chunk(root, monkeypatch):
-    """No other copy would help."""
+    """Too many open files are a CacheError that says so, and not a wrong chunk, since no other copy would help."""
 
     def fails(*arguments):
+        """Stands for a process that can open no further file."""
         raise OSError(errno.EMFILE, "Too many open files")
 
     monkeypatch.setattr(os, "open", fails)

@@ -1,4 +1,4 @@
-"""A connection whose other end is a plain socket here: what it does when that is slow, silent or gone."""
+"""A connection whose other end is a plain socket, which is slow, silent or closed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Pair = tuple[Connection, socket.socket]
 
 @pytest.fixture
 def connect(tmp_path: Path) -> Iterator[Callable[[float | None], Pair]]:
-    """Makes connections, with the other end of each, which has said welcome."""
+    """Makes connections, and returns with each its other end, which has sent a welcome and does no more."""
     ends: list[Connection | socket.socket] = []
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(str(tmp_path / "sock"))
@@ -53,7 +53,7 @@ def connect(tmp_path: Path) -> Iterator[Callable[[float | None], Pair]]:
 
 
 def heard(end: socket.socket) -> Message:
-    """The next message at the other end."""
+    """Returns the next message at the other end."""
     decoder = request_decoder()
     while True:
         for message in decoder.feed(end.recv(65536)):
@@ -62,7 +62,7 @@ def heard(end: socket.socket) -> Message:
 
 @pytest.mark.process
 def test_a_message_larger_than_the_socket_arrives_whole(connect):
-    """The sender waits for a reader that comes late."""
+    """A message larger than the socket's buffer arrives whole at a reader that comes late."""
     connection, end = connect(None)
     found: list[Message] = []
 
@@ -79,7 +79,7 @@ def test_a_message_larger_than_the_socket_arrives_whole(connect):
 
 @pytest.mark.process
 def test_an_engine_that_takes_nothing_is_gone(connect):
-    """After the connection's timeout, not never."""
+    """An engine that receives nothing counts as gone after the connection's timeout."""
     connection, _ = connect(0.2)
     begun = time.monotonic()
     with pytest.raises(DisconnectedError, match=r"nothing for 0\.2 s"):
@@ -89,7 +89,7 @@ def test_an_engine_that_takes_nothing_is_gone(connect):
 
 @pytest.mark.process
 def test_receive_waits_as_long_as_the_caller_says(connect):
-    """Not at all, for a while, and until something comes."""
+    """Receiving waits not at all, for a time, or until a message comes, as the caller says."""
     connection, end = connect(None)
     assert connection.receive(0.0) == []
     begun = time.monotonic()
@@ -105,7 +105,7 @@ def test_receive_waits_as_long_as_the_caller_says(connect):
 @pytest.mark.process
 @pytest.mark.parametrize("end_of_it", ["they close", "we hang up"])
 def test_the_end_is_noticed(connect, end_of_it):
-    """By whoever waits, from either side; and by the next one who sends."""
+    """A connection that either side closes raises DisconnectedError for the receiver and for the next sender."""
     connection, end = connect(None)
     ending = threading.Timer(0.1, end.close if end_of_it == "they close" else connection.shut_down)
     ending.start()
@@ -117,9 +117,12 @@ def test_the_end_is_noticed(connect, end_of_it):
 
 
 def test_a_process_without_descriptors_is_told_so(tmp_path, monkeypatch):
-    """A raw OSError hid the error of the sample, while a loader asked the engine about it."""
+    """A process without free descriptors gets a ConfigError from a connection, and no statistics; a raw OSError hid the
+    sample's error.
+    """
 
     def refuse(*_):
+        """Stands for a process that can open no further socket."""
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
     monkeypatch.setattr("streamer.client.connection.socket.socket", refuse)

@@ -1,4 +1,4 @@
-"""The client's manners: one descriptor to watch, errors where they belong, nothing shared with a forked child."""
+"""The engine's client with a real engine process: its descriptor, its errors, and forks of its process."""
 
 import os
 import select
@@ -25,6 +25,7 @@ from streamer.wire.schedule import EpochSchedule
 
 @pytest.fixture
 def client(tmp_path):
+    """A client whose engine has a cache of 8 MiB in a folder of the test."""
     settings = ClientSettings(
         cache_dir=tmp_path / "cache", runtime_dir=tmp_path / "run", cache_bytes=8 << 20, grace_seconds=0.1
     )
@@ -34,7 +35,7 @@ def client(tmp_path):
 
 @pytest.mark.process
 def test_the_descriptor_to_watch_outlives_the_engine(client):
-    """A selector registered once hears of the death and of the next engine, whatever number its socket has."""
+    """The client's descriptor becomes readable when the engine dies, and stays the same for the next engine."""
     watched = client.fileno()
     poll = select.poll()
     poll.register(watched, select.POLLIN)
@@ -49,7 +50,7 @@ def test_the_descriptor_to_watch_outlives_the_engine(client):
 
 @pytest.mark.process
 def test_a_closed_client_says_so(client):
-    """Using it afterwards is an error of its own."""
+    """A client that is used after it was closed raises ClosedError; closing it twice is no error."""
     client.statistics()
     client.close()
     client.close()
@@ -59,7 +60,9 @@ def test_a_closed_client_says_so(client):
 
 @pytest.mark.process
 def test_several_manifests_are_asked_for_together(client, tmp_path):
-    """In order, over one connection, also when the engine dies meanwhile; a missing one is an error in its turn."""
+    """Manifests that are asked for together come in order, even if the engine dies meanwhile; a missing one is an error
+    in its turn.
+    """
     folders = [tmp_path / f"data{number:02}" for number in range(20)]
     for number, folder in enumerate(folders):
         folder.mkdir()
@@ -75,21 +78,23 @@ def test_several_manifests_are_asked_for_together(client, tmp_path):
 
 
 def test_options_that_cannot_travel_are_a_config_error(tmp_path):
-    """An object among the storage options is refused before anything is started."""
+    """A storage option that is an object is refused before an engine is started."""
     settings = ClientSettings(cache_dir=tmp_path, runtime_dir=tmp_path, storage_options={"session": object()})
     with pytest.raises(ConfigError, match="plain values"):
         settings.encode_options()
 
 
 def test_secrets_are_not_in_the_repr(tmp_path):
-    """Settings are printed in logs and tracebacks."""
+    """The repr of client settings does not show storage options, because settings are printed in logs and
+    tracebacks.
+    """
     settings = ClientSettings(cache_dir=tmp_path, runtime_dir=tmp_path, storage_options={"secret": "hunter2"})
     assert "hunter2" not in repr(settings)
 
 
 @pytest.mark.process
 def test_a_selector_notices_that_the_peer_closed(client):
-    """Once: the user of the line gets a ClosedError, and nothing keeps its selector busy afterwards."""
+    """A client that was shut down wakes its selector once and raises ClosedError to its user."""
     poll = select.poll()
     poll.register(client.fileno(), select.POLLIN)
     client.shut_down()
@@ -105,7 +110,9 @@ def test_a_selector_notices_that_the_peer_closed(client):
 @pytest.mark.process
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_an_engine_starts_while_somebody_forks(client, monkeypatch):
-    """A child that lives on, as a worker of torch's does, holds no pipe that was to close, and no lock."""
+    """An engine can start while another thread forks: a child that lives on holds no pipe or lock that the start waits
+    for.
+    """
     begun, children, start = threading.Event(), [], subprocess.Popen
 
     def slow(*arguments: object, **options: object) -> object:
@@ -136,7 +143,7 @@ def test_an_engine_starts_while_somebody_forks(client, monkeypatch):
 
 @pytest.mark.process
 def test_another_limit_than_the_running_engines_is_said_once(client, tmp_path, caplog):
-    """With both limits; every connection of the process finds the same, and says nothing more."""
+    """A cache limit that differs from that of the running engine is logged once a process, with both limits."""
     client.statistics()
     other = replace(client.settings, cache_bytes=32 << 20)
     for _ in range(2):
@@ -154,7 +161,9 @@ def test_another_limit_than_the_running_engines_is_said_once(client, tmp_path, c
 
 @pytest.mark.process
 def test_a_cache_folder_that_is_removed_is_mended_under_its_readers(client, tmp_path, caplog):
-    """Both readers go on with chunks and manifest, a new client finds the folder, and the log has one line."""
+    """A cache folder that is removed under its readers is made again: sessions and manifest go on, and one line is
+    logged.
+    """
     (tmp_path / "data").mkdir()
     for number in range(8):
         (tmp_path / "data" / f"{number}.bin").write_bytes(bytes([number]) * 100_000)
@@ -182,7 +191,7 @@ def test_a_cache_folder_that_is_removed_is_mended_under_its_readers(client, tmp_
 
 
 def reading(client, manifest):
-    """A session that has every chunk open until its end."""
+    """Opens a session that needs every chunk until its end."""
     session = client.open_session(OpenSession(0, "", dataset=manifest.digest, consumer="rank 0"))
     first = np.arange(manifest.chunks, dtype=np.int64)
     session.extend(EpochSchedule(0, first.astype(np.uint32), first, np.full(manifest.chunks, manifest.chunks - 1)))
@@ -190,7 +199,7 @@ def reading(client, manifest):
 
 
 def test_an_engine_that_is_waited_for_is_said_once(tmp_path, caplog, monkeypatch):
-    """`STREAMER_ENGINE` names a service that is down: a line after 1.5 s, an error after the time that it names."""
+    """Waiting for a service that is down is logged once, and is an error after the time that the line names."""
     monkeypatch.setattr(launcher, "_QUIET_SECONDS", 0.3)
     settings = ClientSettings(
         cache_dir=tmp_path, runtime_dir=tmp_path, engine=f"unix:{tmp_path}/engine.sock", connect_seconds=1.0

@@ -1,4 +1,4 @@
-"""Settings of an engine in the environment of the process that starts it."""
+"""Settings of an engine in the environment of the process that starts it; engines are real."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ClientSettings:
 
 
 def lines(caplog: pytest.LogCaptureFixture, text: str) -> list[str]:
-    """The warnings that have this text in them."""
+    """Returns the warnings that contain this text."""
     return [record.getMessage() for record in caplog.records if text in record.getMessage()]
 
 
@@ -35,7 +35,9 @@ def lines(caplog: pytest.LogCaptureFixture, text: str) -> list[str]:
 def test_an_engine_that_a_job_starts_has_the_settings_of_its_environment(
     settings: ClientSettings, monkeypatch: pytest.MonkeyPatch, engine: str
 ) -> None:
-    """In a process of its own and in this one."""
+    """An engine that a job starts, in a process of its own or in this one, has the settings of the job's
+    environment.
+    """
     monkeypatch.setenv("STREAMER_FETCH_PROCESSES", "1")
     with EngineClient(replace(settings, engine=engine)) as client:
         statistics = client.statistics()
@@ -44,7 +46,7 @@ def test_an_engine_that_a_job_starts_has_the_settings_of_its_environment(
 
 
 def test_the_argument_counts_more(settings: ClientSettings) -> None:
-    """As an option of `streamer serve` counts more than its variable."""
+    """The argument `cache_bytes` goes before the variable, as an option of `streamer serve` does."""
     with EngineClient(replace(settings, cache_bytes=16 << 20)) as client:
         assert client.welcome.cache_bytes == 16 << 20
 
@@ -52,7 +54,7 @@ def test_the_argument_counts_more(settings: ClientSettings) -> None:
 def test_a_running_engine_without_them_is_named_once(
     settings: ClientSettings, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It keeps the settings that it was started with."""
+    """A running engine that was started with other settings keeps them, and a warning names the variables once."""
     with EngineClient(settings) as first:
         first.statistics()
         store_variables._met.clear()
@@ -77,7 +79,7 @@ def test_a_running_engine_without_them_is_named_once(
 def test_a_setting_that_cannot_take_effect_is_an_error(
     settings: ClientSettings, monkeypatch: pytest.MonkeyPatch, name: str, text: str, named: str
 ) -> None:
-    """At the start, and not a setting that does nothing."""
+    """A setting of an engine that is wrong, or that a job's engine cannot use, is an error at its start."""
     monkeypatch.setenv(name, text)
     with EngineClient(settings) as client, pytest.raises(ConfigError, match=named):
         client.statistics()
@@ -86,7 +88,7 @@ def test_a_setting_that_cannot_take_effect_is_an_error(
 def test_settings_that_a_service_does_not_take_are_named_once(
     tmp_path: Path, settings: ClientSettings, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Those of an engine beside a service that has its own, and misspelt ones."""
+    """Variables of an engine that have no effect on a service, and misspelt ones, are named once in a warning."""
     monkeypatch.setenv("STREAMER_PEERS", "off")
     monkeypatch.setenv("STREAMER_CACHE_BYTE", "1GB")
     absent = replace(settings, engine=f"unix:{tmp_path}/s", connect_seconds=0.01)

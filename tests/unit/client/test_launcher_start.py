@@ -1,4 +1,4 @@
-"""The start of an engine ends in a bounded time."""
+"""The start of an engine ends in a bounded time, with a real program in the place of Python."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from streamer.errors import EngineUnavailableError
 
 @pytest.mark.process
 def test_a_start_that_does_not_end_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The program that should be Python is something else: it is ended, and named."""
+    """A start that does not end, because another program is in the place of Python, is ended and is an error that names
+    the program.
+    """
     program = tmp_path / "python"
     program.write_text("#!/bin/sh\nexec sleep 60\n")
     program.chmod(0o755)

@@ -1,4 +1,4 @@
-"""A look at the engine's counters from outside."""
+"""Requests of one message to a real engine: its counters, and reports of a loader."""
 
 from __future__ import annotations
 
@@ -17,20 +17,21 @@ from streamer.wire.messages import BOTTLENECKS, GetManifest, OpenSession, Packed
 
 @pytest.fixture
 def settings(tmp_path):
+    """Settings of a client whose engine has a cache of 8 MiB in a folder of the test."""
     return ClientSettings(
         cache_dir=tmp_path / "cache", runtime_dir=tmp_path / "run", cache_bytes=8 << 20, grace_seconds=0.1
     )
 
 
 def test_no_engine_is_none_and_none_is_started(settings):
-    """Looking starts nothing."""
+    """Reading the counters without an engine gives None and starts no engine."""
     assert read_statistics(settings, 1.0) is None
     assert not settings.cache_dir.exists()
 
 
 @pytest.mark.process
 def test_a_running_engine_answers_and_a_stopped_one_does_not_hold_us(settings):
-    """Its counters by name; None in time where it does not answer."""
+    """A running engine gives its counters by name, and a stopped one gives None within the time."""
     with EngineClient(settings) as client:
         pid = client._connect().welcome.pid
         found = read_statistics(settings, 10.0)
@@ -43,13 +44,14 @@ def test_a_running_engine_answers_and_a_stopped_one_does_not_hold_us(settings):
 
 
 def told(client: EngineClient) -> list[tuple[object, ...]]:
+    """Returns what each session of the engine was told by its loader."""
     names = ("consumer", "loader_waiting_share", "bottleneck", "advice")
     return [tuple(entry[name] for name in names) for entry in client.statistics()["sessions"]]
 
 
 @pytest.mark.process
 def test_what_a_loader_found_is_seen_with_its_session(settings, tmp_path):
-    """Share, bottleneck and advice, cut to a line, without what steers a terminal; other sessions keep theirs."""
+    """The report of a loader is shown with its own session, cut in length and without control characters."""
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "a.bin").write_bytes(b"x" * 100)
     with EngineClient(settings) as client:
@@ -76,7 +78,7 @@ def test_what_a_loader_found_is_seen_with_its_session(settings, tmp_path):
 
 
 def test_an_engine_that_is_away_gets_no_message(settings):
-    """No error, nothing started."""
+    """A report to an engine that does not run returns false, raises no error and starts no engine."""
     assert not report(
         settings, OpenSession(0, "", dataset="d", consumer="rank 0"), 1.0, ReportFinding.make(0.1, "decode")
     )
@@ -84,6 +86,6 @@ def test_an_engine_that_is_away_gets_no_message(settings):
 
 
 def test_the_protocol_knows_every_bottleneck():
-    """A bottleneck is a label of /metrics: a new one has to be added to both lists."""
+    """The protocol has every bottleneck as a label of /metrics, so that a new one has to be added to both lists."""
     assert {str(bottleneck) for bottleneck in Bottleneck} == set(BOTTLENECKS) - {"other"}
     assert max(map(len, BOTTLENECKS)) <= 64

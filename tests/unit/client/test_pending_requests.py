@@ -1,4 +1,4 @@
-"""Requests that wait for their answers: what is sent, what is sent again, and which answer is next."""
+"""Requests that wait for answers: what is sent, what is sent again, and which answer is next."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ COUNT = MAX_IN_FLIGHT + 3
 
 
 def pending(taken: list[int]) -> PendingRequests:
+    """Makes requests, and notes in `taken` which of them have been made."""
+
     def asks() -> Iterator[Ask]:
         for number in range(COUNT):
             taken.append(number)
@@ -25,7 +27,7 @@ def numbers(messages: list[GetStatistics]) -> list[int]:
 
 
 def test_a_few_are_in_flight_and_the_rest_is_not_even_made():
-    """The next one is made when one is answered; answers are taken in order."""
+    """A few requests are in flight, a further one is made when one is answered, and answers are taken in order."""
     taken = []
     requests = pending(taken)
     assert numbers(requests.take_unsent("engine")) == [*range(1, MAX_IN_FLIGHT + 1)]
@@ -38,7 +40,7 @@ def test_a_few_are_in_flight_and_the_rest_is_not_even_made():
 
 
 def test_a_new_connection_gets_all_that_are_unanswered():
-    """With the numbers that they had; each is answered once."""
+    """A new connection is sent all unanswered requests with their numbers, and each is answered once."""
     requests = pending([])
     requests.take_unsent("engine")
     requests.finish(1)

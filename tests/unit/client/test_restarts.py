@@ -1,10 +1,12 @@
-"""How many crashes in a row a client answers with another engine."""
+"""How many crashes of an engine in a row a client answers with another engine."""
 
 from streamer.client.launcher import MAX_RESTARTS, STEADY_SECONDS, Restarts
 
 
 def test_pauses_grow_until_no_engine_is_started():
-    """The first crash costs no pause, each further one twice the pause before; then there is an end of it."""
+    """The first crash costs no pause, each further one twice the pause before, and after MAX_RESTARTS no engine is
+    started.
+    """
     restarts = Restarts()
     assert [restarts.count_crash(now) for now in range(MAX_RESTARTS)] == [0.0, 0.2, 0.4, 0.8, 1.6]
     assert restarts.count_crash(9) is None
@@ -12,7 +14,7 @@ def test_pauses_grow_until_no_engine_is_started():
 
 
 def test_progress_pays_for_all_crashes_before_it():
-    """After progress the next crash is the first one."""
+    """After progress of the reader the next crash counts as the first one."""
     restarts = Restarts()
     for now in range(MAX_RESTARTS):
         restarts.count_crash(now)
@@ -21,7 +23,7 @@ def test_progress_pays_for_all_crashes_before_it():
 
 
 def test_a_connection_counts_only_when_it_lasted():
-    """An engine that accepts connections and crashes is no progress; one that ran for ten minutes is."""
+    """A connection counts as progress only if it lasted for STEADY_SECONDS."""
     restarts = Restarts()
     for now in range(MAX_RESTARTS):
         restarts.record_connection(now)

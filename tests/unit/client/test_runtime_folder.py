@@ -22,7 +22,7 @@ from streamer.errors import ConfigError
 
 
 def test_logs_go_after_a_week(tmp_path: Path) -> None:
-    """Of embedded engines that have ended; other files of the folder stay."""
+    """Logs of embedded engines are removed after a week; other files of the folder stay."""
     old, new, other = (tmp_path / name for name in ("0123456789ab.log", "ba9876543210.log", "mine.log"))
     for path in (old, new, other):
         path.write_text("x")
@@ -34,7 +34,7 @@ def test_logs_go_after_a_week(tmp_path: Path) -> None:
 
 
 def test_the_lock_of_a_start_leaves_no_file(tmp_path: Path) -> None:
-    """It is removed while it is held: who waited for it locks the file that is there then."""
+    """The lock of a start is removed while it is held and leaves no file."""
     settings = ClientSettings(cache_dir=tmp_path / "cache", runtime_dir=tmp_path)
     with launcher._spawn_lock(settings):
         assert [path.name for path in tmp_path.iterdir()] == [f"{settings.engine_id}.spawn.lock"]
@@ -42,12 +42,13 @@ def test_the_lock_of_a_start_leaves_no_file(tmp_path: Path) -> None:
 
 
 def test_a_lock_whose_file_was_removed_is_no_lock(tmp_path: Path, monkeypatch) -> None:
-    """The holder removed the file between the opening and the lock of another one: that one opens the new file."""
+    """A lock whose file its holder has removed between opening and locking is taken again on the new file."""
     settings = ClientSettings(cache_dir=tmp_path / "cache", runtime_dir=tmp_path)
     path = tmp_path / f"{settings.engine_id}.spawn.lock"
     lock, first = launcher.fcntl.flock, []
 
     def flock(descriptor: int, operation: int) -> None:
+        """Removes the file of the lock before the first call, as its former holder may."""
         if not first:
             first.append(descriptor)
             path.unlink()
@@ -61,7 +62,7 @@ def test_a_lock_whose_file_was_removed_is_no_lock(tmp_path: Path, monkeypatch) -
 
 @pytest.mark.process
 def test_what_dead_processes_have_left_goes(tmp_path: Path) -> None:
-    """An engine that was killed leaves its socket, a rank that was killed its lock; what is in use stays."""
+    """Sockets and locks that killed processes have left are removed; those in use and other files stay."""
     with contextlib.ExitStack() as on_exit:
         for number in range(2):
             listener = on_exit.enter_context(socket.socket(socket.AF_UNIX))
@@ -87,7 +88,9 @@ def test_what_dead_processes_have_left_goes(tmp_path: Path) -> None:
 
 
 def test_a_runtime_folder_that_takes_no_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A read-only or full file system under an existing folder was a raw OSError."""
+    """A runtime folder on a read-only file system is a ConfigError that names STREAMER_RUNTIME_DIR, where it was a raw
+    OSError.
+    """
     settings = ClientSettings(cache_dir=tmp_path / "cache", runtime_dir=tmp_path)
 
     def refuse(_path: Path) -> int:
@@ -99,7 +102,9 @@ def test_a_runtime_folder_that_takes_no_file_is_named(tmp_path: Path, monkeypatc
 
 
 def test_a_read_only_tmp_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The root of a hardened container, where /dev/shm can be written."""
+    """The runtime folder is in /dev/shm where /tmp is read-only, as in a hardened container, and in /tmp where
+    all are.
+    """
     read_only = {"/", "/tmp", "/var/tmp", f"/tmp/streamer-{os.getuid()}", f"/var/tmp/streamer-{os.getuid()}"}
     monkeypatch.setattr("streamer.config._is_read_only", lambda path: str(path) in read_only)
     assert Environment.read({}).runtime_dir == Path(f"/dev/shm/streamer-{os.getuid()}")
@@ -108,7 +113,9 @@ def test_a_read_only_tmp_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_a_file_that_is_restored_has_no_other_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A kill left a file under a name that nothing looks for; some file systems have no nameless files."""
+    """A file that is restored is made without a name where the file system can, because a kill left a file that nothing
+    looks for.
+    """
     (tmp_path / "a").write_bytes(b"some")
     held = HeldFiles([tmp_path / "a"])
     monkeypatch.setattr("streamer.client.held_files.ENGINE_SECONDS", 0.0)

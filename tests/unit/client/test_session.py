@@ -1,4 +1,4 @@
-"""What a session tells the engine, and when."""
+"""What a session sends to the engine, and when, on a line without an engine."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ from streamer.wire.store_options import StoreOptions
 
 
 class Line:
-    """Keeps what is posted."""
+    """Stands for the client's line to the engine: it keeps what is posted and sends nothing."""
 
     def __init__(self):
         self.posted = []
@@ -26,16 +26,18 @@ class Line:
 
 @pytest.fixture
 def line():
+    """A line without an engine."""
     return Line()
 
 
 @pytest.fixture
 def session(line):
+    """A session on that line."""
     return Session(line, OpenSession(7, "job", dataset="d", consumer="rank 0"))
 
 
 def test_what_may_wait_travels_with_the_next_question(session, line):
-    """One message for a batch that was read and the one that is asked for."""
+    """A batch that was read may wait and travels in one message with the next one that is wanted."""
     session.want(3)
     session.done(1, flush=False)
     session.want(4)
@@ -44,7 +46,7 @@ def test_what_may_wait_travels_with_the_next_question(session, line):
 
 
 def test_what_may_wait_is_said_when_nothing_is_asked(session, line):
-    """Nothing is kept back, and nothing said twice."""
+    """A batch that may wait is sent when the next is done without that, and nothing is sent twice."""
     session.done(2, flush=False)
     assert line.posted == []
     session.done(2)
@@ -53,7 +55,7 @@ def test_what_may_wait_is_said_when_nothing_is_asked(session, line):
 
 
 def test_a_new_engine_has_received_it(session, line):
-    """What the session is reopened with counts as said."""
+    """The state with which a session is reopened at a new engine counts as sent."""
     session.done(2, flush=False)
     *_, last = session.reopen_messages()
     session.done(2)
@@ -62,12 +64,13 @@ def test_a_new_engine_has_received_it(session, line):
 
 
 def epoch_of(epoch, first_step, values=()):
+    """Makes the schedule of an epoch of four chunks."""
     steps = np.arange(first_step, first_step + 4)
     return EpochSchedule(epoch, np.arange(4, dtype=np.uint32), steps, steps, np.arange(4, dtype=np.uint32), values)
 
 
 def test_a_mix_is_opened_with_its_parts(line):
-    """Each with its credentials, which are not in its repr."""
+    """A session of a mix is opened with its parts and their credentials, which are in no repr."""
     parts = (
         Part(dataset="w", name="web", options=StoreOptions.make({"key": "hunter2"}), value=0.7, open_bytes=9),
         Part(dataset="b", name="books", value=4.0),
@@ -96,7 +99,7 @@ def test_passes_and_values_go_with_the_rest_of_an_epoch(session, line):
 
 
 def test_one_dataset_costs_three_bytes_more_than_before_mixes(session, line):
-    """An empty column and an empty list in a schedule, an empty list in the session's first message."""
+    """A session of one dataset sends empty passes, values and parts, which take three bytes of a schedule."""
     steps = np.arange(4)
     session.extend(EpochSchedule(0, steps.astype(np.uint32), steps, steps))
     (extended,) = line.posted
@@ -107,7 +110,9 @@ def test_one_dataset_costs_three_bytes_more_than_before_mixes(session, line):
 
 @pytest.mark.parametrize("value", [-1.0, float("nan"), float("inf")])
 def test_a_value_is_a_finite_number(value):
-    """Others would be compared with those of every other part."""
+    """A part's value that is negative, infinite or no number is a ProtocolError, because values are compared with each
+    other.
+    """
     broken = encode(OpenSession(1, "job", "mix", "rank 0", parts=[Part("d", value=value)]))
     with pytest.raises(ProtocolError):
         list(request_decoder().feed(broken))

@@ -1,4 +1,4 @@
-"""Who answers at an engine's socket is asked before anything is said."""
+"""A client checks which user listens at an engine's socket before it sends anything; sockets and users are real."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ as_root = pytest.mark.skipif(os.geteuid() != 0, reason="acts as another user: ne
 
 @contextmanager
 def _listening(path: Path, uid: int = 0) -> Iterator[list[bytes]]:
-    """A socket that another user listens at; yields what was sent there."""
+    """Stands for an engine of another user: it listens and keeps what was sent, and answers nothing."""
     received: list[bytes] = []
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(path))
@@ -58,7 +58,7 @@ def _listening(path: Path, uid: int = 0) -> Iterator[list[bytes]]:
 @as_root
 @pytest.mark.parametrize("external", [False, True])
 def test_nothing_is_said_to_another_user(tmp_path: Path, external: bool) -> None:
-    """Neither the job's name nor the token: the kernel says who listens."""
+    """A client sends neither the job's name nor the token to a socket at which another user listens."""
     path = tmp_path / "engine.sock"
     tmp_path.chmod(0o1777)
     with (
@@ -71,7 +71,9 @@ def test_nothing_is_said_to_another_user(tmp_path: Path, external: bool) -> None
 
 @as_root
 def test_the_owner_of_a_configured_folder_is_trusted(tmp_path: Path) -> None:
-    """A service has a user of its own, and its folder too; where only some may write, the owner of the file is."""
+    """A configured socket is trusted if its listener owns the folder, or owns the socket in a folder that only some may
+    write; another is not.
+    """
     for number, (owner, mode) in enumerate([(NOBODY, 0o755), (0, 0o2770)]):
         folder = tmp_path / str(number)
         folder.mkdir()
@@ -89,7 +91,9 @@ def test_the_owner_of_a_configured_folder_is_trusted(tmp_path: Path) -> None:
 
 
 def test_no_link_is_followed_to_the_folder_of_the_user(tmp_path: Path) -> None:
-    """A link may lead somewhere else at each look; a folder that was configured may be one."""
+    """A link is not followed to the user's own runtime folder, because it may lead elsewhere at each look; to a
+    configured one it is.
+    """
     (tmp_path / "there").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "there")
     with _listening(tmp_path / "there" / "engine.sock") as received:
@@ -104,7 +108,7 @@ def test_no_link_is_followed_to_the_folder_of_the_user(tmp_path: Path) -> None:
 
 @as_root
 def test_a_folder_of_another_user_is_refused(tmp_path: Path) -> None:
-    """`stat`, `top` and `doctor` looked at no owner."""
+    """A runtime folder of another user is refused, also by `stat`, `top` and `doctor`."""
     os.chown(tmp_path, NOBODY, NOBODY)
     with pytest.raises(EngineUnavailableError, match="belongs to uid 65534"):
         Connection(tmp_path / "engine.sock", "job", "token")
@@ -113,7 +117,7 @@ def test_a_folder_of_another_user_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_socket_that_was_found_is_not_a_configured_one(tmp_path: Path) -> None:
-    """`streamer stat` takes the only engine of the runtime folder: its folder's owner is no word of the user."""
+    """A socket that was found in the runtime folder does not count as configured; one that the user names does."""
     settings = ClientSettings(cache_dir=tmp_path / "cache", runtime_dir=tmp_path)
     with _listening(tmp_path / "a.sock"):
         assert not find_engine(None, None, settings).is_configured

@@ -1,4 +1,4 @@
-"""An engine that does not see what a notebook has set since."""
+"""Variables that a process has changed since its engine was started."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ REFUSED = AccessDeniedError("s3://b/: refused", url="s3://b/", status=403)
 
 
 def test_an_error_of_a_store_names_the_variables_that_have_changed() -> None:
-    """Set, changed or removed since this process met its engine; their values are not shown."""
+    """The error of a store names the variables that were set, changed or removed since the process met its engine,
+    without their values.
+    """
     record_engine(-1, {"AWS_PROFILE": "old", "AWS_REGION": "x", "HOME": "/a"})
     record_engine(-1, {"AWS_PROFILE": "later, and too late"})
     error = explain_error(REFUSED, -1, {"AWS_PROFILE": "new", "AWS_ACCESS_KEY_ID": "hush", "HOME": "/b"})
@@ -32,7 +34,9 @@ def test_an_error_of_a_store_names_the_variables_that_have_changed() -> None:
 def test_an_engine_that_lingers_keeps_the_variables_of_an_earlier_job(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The next job, a process that has not met the engine yet, is told at once which of its own are not seen."""
+    """A job whose engine was started with other variables by an earlier job is warned once which of its own are not
+    used.
+    """
     monkeypatch.delenv("SSL_CERT_FILE", raising=False)
     settings = ClientSettings(
         cache_dir=tmp_path / "cache", runtime_dir=tmp_path / "run", cache_bytes=8 << 20, grace_seconds=0.1
@@ -65,14 +69,16 @@ def test_an_engine_that_lingers_keeps_the_variables_of_an_earlier_job(
     ],
 )
 def test_every_variable_that_stores_read_is_compared(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Credentials, addresses, proxies, certificates, and the file of settings."""
+    """Variables of credentials, addresses, proxies, certificates and the settings file are compared with those of the
+    engine.
+    """
     monkeypatch.setattr(store_variables, "_met", {})
     record_engine(-1, {name: "old"})
     assert f"; {name} of this process are others" in str(explain_error(REFUSED, -1, {name: "new"}))
 
 
 def test_other_errors_stay_as_they_are() -> None:
-    """Nothing has changed; no store was asked; an engine that this process has not met."""
+    """An error stays as it is if no variable changed, no store was asked, or this process has not met the engine."""
     record_engine(-2, {"AWS_PROFILE": "old"})
     assert explain_error(REFUSED, -2, {"AWS_PROFILE": "old", "HOME": "/"}) is REFUSED
     assert explain_error(REFUSED, -3, {"AWS_PROFILE": "new"}) is REFUSED

@@ -1,4 +1,4 @@
-"""A store without a network: the fetcher's other side in unit tests."""
+"""A store without a network for unit tests of the fetcher."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from streamer.store.local_store import LocalStore
 
 
 class AnsweringStore(LocalStore):
-    """Answers as it is told.
+    """Stands for an object store: it answers each request as the test says, without a network.
 
     Args:
         answer: awaited for each request, with what is asked for and where the bytes go.

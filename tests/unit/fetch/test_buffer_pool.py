@@ -1,4 +1,4 @@
-"""Buffers for chunks are handed out, taken back and bounded."""
+"""Buffers for chunks: how they are lent, taken back and bounded."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MiB = 1 << 20
 
 
 def test_slab_that_came_back_is_lent_again() -> None:
-    """A chunk of about the same length gets the same memory: nothing is mapped anew."""
+    """A buffer that was given back is lent again for a chunk of about the same length, without a new mapping."""
     pool = BufferPool(64 * MiB)
     first = pool.take(8 * MiB - 100_000)
     pool.give(first)
@@ -34,7 +34,7 @@ def test_slab_that_came_back_is_lent_again() -> None:
 
 
 def test_view_of_a_slab_that_came_back_is_dead() -> None:
-    """Who reads on after the end is told, and does not see another chunk's bytes."""
+    """A view of a buffer that was given back raises an error on use, so that it cannot show another chunk's bytes."""
     pool = BufferPool(MiB)
     buffer = pool.take(1000)
     view = buffer.view
@@ -46,7 +46,7 @@ def test_view_of_a_slab_that_came_back_is_dead() -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="mremap")
 @pytest.mark.parametrize("hold", [lambda view: np.frombuffer(view, np.uint8), lambda view: view[:]])
 def test_slab_that_somebody_still_reads_is_not_lent_again(hold: Callable[[memoryview], memoryview]) -> None:
-    """Slices and arrays keep their bytes; the buffer is forgotten."""
+    """A buffer with slices or arrays that are still in use is not lent again, and they keep their bytes."""
     pool = BufferPool(MiB)
     buffer = pool.take(1000)
     buffer.view[:3] = b"abc"
@@ -58,7 +58,7 @@ def test_slab_that_somebody_still_reads_is_not_lent_again(hold: Callable[[memory
 
 
 def test_what_is_free_stays_within_the_bound() -> None:
-    """BufferPool that nobody uses are unmapped for others; those in use may exceed the bound."""
+    """Free buffers stay within the bound and are unmapped for others; buffers in use may exceed it."""
     pool = BufferPool(4 * MiB)
     taken = [pool.take(2 * MiB) for _ in range(3)]
     assert pool.mapped_bytes == 6 * MiB
@@ -70,7 +70,7 @@ def test_what_is_free_stays_within_the_bound() -> None:
 
 
 def test_idle_process_keeps_few() -> None:
-    """When the last buffer comes back, what is kept shrinks to what a new start needs."""
+    """When the last buffer is given back, the pool keeps only what a new start needs."""
     pool = BufferPool(4 * IDLE_BYTES)
     taken = [pool.take(64 * MiB) for _ in range(6)]
     for buffer in taken[:-1]:
@@ -81,20 +81,22 @@ def test_idle_process_keeps_few() -> None:
 
 
 def test_much_smaller_chunk_gets_a_slab_of_its_own() -> None:
-    """A large buffer is not taken by what needs less than four fifths of it."""
+    """A free buffer is not lent for a chunk that needs less than four fifths of it."""
     pool = BufferPool(64 * MiB)
     pool.give(pool.take(8 * MiB))
     assert pool.take(6 * MiB).size_bytes == 6 * MiB
 
 
 def descriptors() -> int:
-    """Open in this process."""
+    """Returns the number of descriptors that are open in this process."""
     return len(os.listdir("/proc/self/fd"))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="memfd")
 def test_another_process_can_map_a_shared_slab() -> None:
-    """As long as it is in use; its file cannot be cut or lengthened under the mapping, and is closed with the slab."""
+    """Another process can map a shared buffer while it is in use; its file cannot be resized, and is closed with the
+    buffer.
+    """
     before = descriptors()
     pool = BufferPool(8 * MiB)
     chunk = ChunkBuffer(pool, 2 * MiB, shared=True)
@@ -113,7 +115,9 @@ def test_another_process_can_map_a_shared_slab() -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="memfd")
 def test_a_shared_slab_is_lent_again_as_such() -> None:
-    """Neither as one of one's own, nor the other way round."""
+    """A shared buffer is lent again as a shared one, a private one as a private one, and small buffers are never
+    shared.
+    """
     pool = BufferPool(64 * MiB)
     shared, own = pool.take(2 * MiB, shared=True), pool.take(2 * MiB)
     pool.give(shared)
@@ -125,7 +129,9 @@ def test_a_shared_slab_is_lent_again_as_such() -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="mremap")
 def test_a_shared_slab_that_somebody_still_reads_is_forgotten() -> None:
-    """Its file is closed; the reader keeps the bytes."""
+    """A shared buffer that is still in use when it is given back leaves the pool: its file is closed and the view keeps
+    its bytes.
+    """
     before = descriptors()
     pool = BufferPool(8 * MiB)
     buffer = pool.take(2 * MiB, shared=True)
@@ -138,7 +144,7 @@ def test_a_shared_slab_that_somebody_still_reads_is_forgotten() -> None:
 
 
 def test_chunk_that_waits_has_no_slab() -> None:
-    """It is taken with the first byte, so the next chunk lands in the memory of the one before."""
+    """A chunk takes its buffer with its first byte, so that the next chunk gets the memory of the one before."""
     pool = BufferPool(64 * MiB)
     first, second = ChunkBuffer(pool, MiB), ChunkBuffer(pool, MiB)
     assert pool.mapped_bytes == 0
@@ -152,7 +158,7 @@ def test_chunk_that_waits_has_no_slab() -> None:
 
 
 def test_empty_chunk_lands() -> None:
-    """Samples without a byte are a chunk as well."""
+    """A chunk without bytes can be received."""
     landing = ChunkBuffer(BufferPool(MiB), 0)
     assert bytes(landing.view()) == b""
     landing.clear()
@@ -171,5 +177,5 @@ def test_empty_chunk_lands() -> None:
     ],
 )
 def test_rooms_come_in_eighths(length: int, room: int) -> None:
-    """Room for every length, at most an eighth too much above 512 KiB."""
+    """The size of a buffer holds the length and, above 512 KiB, is at most an eighth larger."""
     assert size_bytes(length) == room

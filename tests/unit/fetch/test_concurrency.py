@@ -1,4 +1,4 @@
-"""The window against simulated links, in virtual time."""
+"""The window of concurrent requests against simulated links, in virtual time."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ MiB = 1 << 20
 
 
 class Link:
-    """A store with a first-byte latency, a rate per connection and a shared link, first come, first served.
+    """Stands for a store behind a link: first-byte latency, a rate per connection and a shared link, first come, first
+    served.
 
-    Each request takes latency + max(its own transfer, its turn on the link).
+    Each request takes latency + max(its own transfer, its turn on the link). Nothing fails or stalls.
     """
 
     def __init__(self, control: WindowControl, capacity: Callable[[float], float], length: int = 8 * MiB) -> None:
@@ -31,11 +32,11 @@ class Link:
         self._draw = random.Random(17)
 
     def latency(self) -> float:
-        """30 ms, log-normal with sigma 0.5."""
+        """Draws a latency around 30 ms, log-normal with sigma 0.5."""
         return 0.03 * self._draw.lognormvariate(0.0, 0.5)
 
     def run(self, until: float, window: int | None = None) -> None:
-        """Keeps the window (or fewer) full until a moment."""
+        """Keeps the window, or fewer requests, full until a moment."""
         while self.now < until:
             while len(self._running) < min(self.control.size, window or 1_000_000):
                 self._start()
@@ -51,25 +52,25 @@ class Link:
         heapq.heappush(self._running, (ends, self.now))
 
     def rate(self, start: float, stop: float) -> float:
-        """Bytes per second received between two moments."""
+        """Returns the bytes per second received between two moments."""
         return sum(length for moment, length in self.received if start <= moment < stop) / (stop - start)
 
 
 def control(start: int = 16, least: int = 4, most: int = 256) -> WindowControl:
-    """The default window."""
+    """Makes the default window."""
     return WindowControl(start, least, most)
 
 
 @pytest.mark.parametrize("capacity", [125e6, 312e6, 1.25e9])
 def test_fills_the_link(capacity: float) -> None:
-    """1, 2.5 and 10 Gbit/s: at least 95 % of it from the 8th second on."""
+    """The window fills at least 95 % of a link of 1, 2.5 or 10 Gbit/s from the 8th second on."""
     link = Link(control(), lambda now: capacity)
     link.run(30.0)
     assert link.rate(8.0, 28.0) >= 0.95 * capacity
 
 
 def test_recovers_after_a_fivefold_drop() -> None:
-    """Drop at 20 s, back at 40 s: at least 90 % again within 10 s."""
+    """The window fills at least 90 % of the link again within 10 s after a fivefold drop of 20 s."""
     link = Link(control(), lambda now: 250e6 if 20.0 <= now < 40.0 else 1.25e9)
     link.run(70.0)
     assert link.rate(10.0, 20.0) >= 0.95 * 1.25e9
@@ -78,21 +79,21 @@ def test_recovers_after_a_fivefold_drop() -> None:
 
 
 def test_does_not_queue_for_ever() -> None:
-    """On a slow link the window stays near what it needs, so that an urgent request is not behind a long queue."""
+    """The window stays small on a slow link, so that an urgent request does not wait behind a long queue."""
     link = Link(control(), lambda now: 125e6)
     link.run(60.0)
     assert link.control.size <= 64
 
 
 def test_does_not_grow_while_the_readers_are_the_limit() -> None:
-    """With two requests at a time nothing is learnt about the link."""
+    """The window does not grow while fewer requests than it allows are under way."""
     link = Link(control(), lambda now: 1.25e9)
     link.run(20.0, window=2)
     assert link.control.size == 16
 
 
 def test_never_leaves_its_bounds() -> None:
-    """However well it goes, never more than the most; however slow it gets, never below the least."""
+    """The window stays between its minimum and its maximum on a link of any speed."""
     slow = Link(control(), lambda now: 1e6 if now > 5.0 else 125e6)
     slow.run(400.0)
     assert slow.control.size >= 4
@@ -102,13 +103,13 @@ def test_never_leaves_its_bounds() -> None:
 
 
 def test_size_classes_are_powers_of_two() -> None:
-    """Latencies of 100 KB and of 8 MiB are not compared with each other."""
+    """Latencies are compared only between requests of similar size: 100 KB and 8 MiB are in different classes."""
     assert size_class(8 * MiB) == size_class(9 * MiB)
     assert size_class(100_000) != size_class(8 * MiB)
 
 
 def test_an_inflation_is_known_for_a_while() -> None:
-    """As long as intervals of such requests may take; then it says nothing of now."""
+    """The inflation of latencies is forgotten, and is 1 again, once it is older than an interval of such requests."""
     control, now = WindowControl(8, 4, 64), 0.0
     while now < 1.0:
         now += 0.02

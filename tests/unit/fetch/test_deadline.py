@@ -1,4 +1,4 @@
-"""A deadline ends its own task's wait, and nobody else's cancellation is mistaken for it."""
+"""Deadlines that cancel the wait of their own task, and cancellations by other tasks."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ MS = 0.001
 
 
 async def _waits(deadline: TaskDeadline) -> str:
+    """Waits for an hour and returns whether the deadline ended the wait."""
     try:
         await asyncio.sleep(3600)
     except asyncio.CancelledError:
@@ -24,12 +25,13 @@ async def _waits(deadline: TaskDeadline) -> str:
 
 
 def _in(seconds: float) -> TaskDeadline:
+    """Makes a deadline so many seconds from now."""
     clock = PresenceClock()
     return TaskDeadline(clock, clock.time() + seconds)
 
 
 async def test_time_is_up() -> None:
-    """The wait ends; the task goes on as if it had never been cancelled."""
+    """A deadline ends the wait of its task, which goes on as if it had never been cancelled."""
     assert await _waits(_in(MS)) == "late"
     task = asyncio.current_task()
     assert task is not None
@@ -37,14 +39,14 @@ async def test_time_is_up() -> None:
 
 
 async def test_moved_to_an_earlier_time() -> None:
-    """The last move counts."""
+    """A deadline that is moved to an earlier time ends the wait then."""
     deadline = _in(3600)
     deadline.move(asyncio.get_running_loop().time() + MS)
     assert await _waits(deadline) == "late"
 
 
 async def test_closed_before_its_time() -> None:
-    """Nothing happens to a task that went on."""
+    """A deadline that is cancelled before its time does not expire."""
     deadline = _in(MS)
     deadline.cancel()
     await asyncio.sleep(3 * MS)
@@ -53,7 +55,7 @@ async def test_closed_before_its_time() -> None:
 
 @pytest.mark.parametrize("also_late", [False, True])
 async def test_cancellation_by_somebody_else_stays_one(also_late: bool) -> None:
-    """Also when both happen at once."""
+    """A cancellation by another task stays a cancellation, even if the deadline expires at the same moment."""
     made: list[TaskDeadline] = []
 
     async def work() -> str:
@@ -70,7 +72,7 @@ async def test_cancellation_by_somebody_else_stays_one(also_late: bool) -> None:
 
 
 async def test_move_after_the_end_does_nothing() -> None:
-    """What is up is up: a timer that nobody closes would strike another wait."""
+    """Moving a deadline that has expired does nothing, because its timer would cancel a later wait."""
     deadline = _in(3600)
     task = asyncio.current_task()
     assert task is not None
@@ -83,7 +85,7 @@ async def test_move_after_the_end_does_nothing() -> None:
 
 
 async def test_more_time_is_given_as_long_as_it_is_asked_for() -> None:
-    """The question comes at each end of the time; the first 0 ends it."""
+    """A deadline asks for more time each time it expires, and ends the wait at the first answer of 0."""
     clock, answers = PresenceClock(), [0.001, 0.001, 0.0]
     deadline = TaskDeadline(clock, clock.time(), lambda: answers.pop(0))
     with pytest.raises(asyncio.CancelledError):

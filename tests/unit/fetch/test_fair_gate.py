@@ -1,4 +1,4 @@
-"""Reservations: limits, order, cancellation."""
+"""The gate of reservations: its limit, order, shares, rate and cancellation."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from streamer.fetch.fair_gate import FairGate, WaitQueue
 
 
 def line(due: float = 0.0) -> WaitQueue:
-    """A line with a fixed due time."""
+    """Makes a queue with a fixed due time."""
     return WaitQueue(lambda: due)
 
 
 async def settle() -> None:
-    """Lets every task reach its next wait."""
+    """Lets every task run to its next wait."""
     for _ in range(5):
         await asyncio.sleep(0)
 
 
 async def test_grants_up_to_the_limit() -> None:
-    """The third of three waits until one is released."""
+    """The gate grants reservations up to its limit, and the next one waits until one is released."""
     gate = FairGate(2)
     await gate.acquire(line())
     await gate.acquire(line())
@@ -35,7 +35,9 @@ async def test_grants_up_to_the_limit() -> None:
 
 
 async def test_amount_above_the_limit_is_granted_alone() -> None:
-    """The smallest read always moves: more than the limit is granted when nothing else is used."""
+    """A reservation above the limit is granted when nothing else is reserved, so that a large read never waits for
+    ever.
+    """
     gate = FairGate(10)
     await gate.acquire(line(), 3)
     async with asyncio.TaskGroup() as group:
@@ -47,7 +49,7 @@ async def test_amount_above_the_limit_is_granted_alone() -> None:
 
 
 async def test_nobody_overtakes_the_first() -> None:
-    """A small request that would fit waits behind a large one that is due earlier."""
+    """A small reservation that would fit waits behind a large one that is due earlier."""
     gate = FairGate(10)
     await gate.acquire(line(), 6)
     order: list[str] = []
@@ -69,7 +71,7 @@ async def test_nobody_overtakes_the_first() -> None:
 
 
 async def test_due_time_may_change_while_waiting() -> None:
-    """The order is that of the due times at the moment of the grant; within a line it is first in, first out."""
+    """Reservations are granted by the due times at the moment of the grant, and within a queue first in, first out."""
     gate = FairGate(1)
     due = {"a": 1.0, "b": 2.0}
     lines = {name: WaitQueue(lambda name=name: due[name]) for name in due}  # type: ignore[misc]
@@ -91,7 +93,9 @@ async def test_due_time_may_change_while_waiting() -> None:
 
 
 async def test_cancelled_waiter_holds_nothing() -> None:
-    """Cancelled before the grant, or in the very turn of the grant: the gauge ends at zero and others move on."""
+    """A waiter that is cancelled before its grant, or in the same turn of the loop, holds nothing, and the next one is
+    granted.
+    """
     gate = FairGate(1)
     await gate.acquire(line())
     async with asyncio.TaskGroup() as group:
@@ -108,7 +112,7 @@ async def test_cancelled_waiter_holds_nothing() -> None:
 
 
 async def test_all_waiters_cancelled_at_once() -> None:
-    """Regression: the first to leave drops the others' cancelled futures, which then must not be removed again."""
+    """All waiters of a queue may be cancelled at once; the first to leave removed the others, which then failed."""
     gate = FairGate(1)
     await gate.acquire(line())
     shared = line()
@@ -122,7 +126,7 @@ async def test_all_waiters_cancelled_at_once() -> None:
 
 
 async def test_resize_grants_at_once() -> None:
-    """A larger limit lets waiters in; a smaller one takes nothing back."""
+    """A larger limit grants waiting reservations at once; a smaller one takes none back."""
     gate = FairGate(1)
     await gate.acquire(line())
     async with asyncio.TaskGroup() as group:
@@ -134,7 +138,7 @@ async def test_resize_grants_at_once() -> None:
 
 
 async def test_closed_gate_opens_by_itself() -> None:
-    """Retry-After: nothing is granted before its time, then everything that waited."""
+    """A gate that is closed until a time, as by Retry-After, grants nothing before it and then opens by itself."""
     gate, loop = FairGate(4), asyncio.get_running_loop()
     until = loop.time() + 0.02
     gate.close_until(until)
@@ -144,7 +148,9 @@ async def test_closed_gate_opens_by_itself() -> None:
 
 
 async def test_many_lines_are_read_less_often() -> None:
-    """Above 64 lines the due times are read every 10 ms instead of at each grant."""
+    """Cancelling 50 of 200 waiting queues reads each due time at most once a cancellation; a larger limit then grants
+    all the rest.
+    """
     gate = FairGate(1)
     reads = 0
 
@@ -168,7 +174,7 @@ async def test_many_lines_are_read_less_often() -> None:
 
 @pytest.mark.parametrize("amount", [1, 5])
 async def test_force_ignores_the_limit(amount: int) -> None:
-    """Duplicates have a budget of their own."""
+    """A forced reservation, as for a duplicate request, ignores the limit of the gate."""
     gate = FairGate(1)
     await gate.acquire(line())
     gate.force(amount)
@@ -176,7 +182,9 @@ async def test_force_ignores_the_limit(amount: int) -> None:
 
 
 async def grants(gate: FairGate, wanted: list[tuple[str, float]], count: int) -> list[str]:
-    """Who gets the next grants of one each; `wanted` are owners and due times that wait behind a full gate."""
+    """Returns the owners of the next grants of one each; `wanted` are owners and due times that wait behind a full
+    gate.
+    """
     order: list[str] = []
 
     async def take(owner: str, due: float) -> None:
@@ -195,13 +203,13 @@ async def grants(gate: FairGate, wanted: list[tuple[str, float]], count: int) ->
 
 
 async def full_of(gate: FairGate, owner: str) -> None:
-    """`owner` holds all of it."""
+    """Reserves all of the gate for `owner`."""
     for _ in range(gate.limit):
         assert await gate.acquire(WaitQueue(lambda: 0.0, lambda: owner)) == owner
 
 
 async def test_who_holds_less_than_its_share_comes_first() -> None:
-    """One owner fills the gate and has everything due at once; the other, due later, still gets up to its half."""
+    """An owner that holds less than its share is granted before one that holds more, even if it is due later."""
     gate = FairGate(4)
     await full_of(gate, "greedy")
     wanted = [("greedy", 0.0)] * 6 + [("modest", 9.0)] * 3
@@ -209,7 +217,7 @@ async def test_who_holds_less_than_its_share_comes_first() -> None:
 
 
 async def test_what_others_do_not_want_is_not_kept_free() -> None:
-    """Alone, or with others who want little, an owner takes everything."""
+    """An owner takes everything that the other owners do not want."""
     gate = FairGate(4)
     await full_of(gate, "greedy")
     assert await grants(gate, [("greedy", 0.0)] * 4 + [("modest", 9.0)], 4) == ["modest", *["greedy"] * 3]
@@ -217,7 +225,7 @@ async def test_what_others_do_not_want_is_not_kept_free() -> None:
 
 
 async def test_shares_end_at_zero() -> None:
-    """Cancelled in the turn of the grant or released: nobody holds anything any more."""
+    """An owner that was cancelled in the turn of its grant, or has released, holds no share."""
     gate = FairGate(1)
     await full_of(gate, "a")
     waiting = asyncio.create_task(gate.acquire(WaitQueue(lambda: 0.0, lambda: "b")))
@@ -229,7 +237,7 @@ async def test_shares_end_at_zero() -> None:
 
 
 class ScriptedLoop:
-    """A loop whose clock and timers the test moves.
+    """Stands for an event loop whose clock and timers the test moves.
 
     Args:
         loop: makes the futures.
@@ -253,7 +261,9 @@ class ScriptedLoop:
 
 
 async def test_a_timer_that_is_early_is_set_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also when the moment passes between two looks at the clock: waiters were left for ever (2026-11-23)."""
+    """A timer that fires early is set again, even if the moment passes between two reads of the clock; waiters were
+    left for ever (2026-11-23).
+    """
     loop = ScriptedLoop(asyncio.get_running_loop())
     gate, queue = FairGate(4), line()
     gate.per_second = 10.0

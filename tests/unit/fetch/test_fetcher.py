@@ -1,4 +1,4 @@
-"""Chunks over several endpoints."""
+"""Chunks fetched through several endpoints, from a store without a network."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from tests.unit.fetch.answering_store import AnsweringStore
 
 
 async def _own_url(asked: Extent, take: Take) -> None:
-    """Objects hold their own url; an answer takes one turn of the loop."""
+    """Answers with the url of the object as its content, after one turn of the loop."""
     await asyncio.sleep(0)
     take(asked.object.url.encode()[asked.start : asked.stop])
 
 
 async def test_lines_are_fetched_together() -> None:
-    """Extents with a byte between each two of them take one request, and that byte is not in the chunk."""
+    """Extents with one byte between them are fetched by one request, and that byte is left out of the chunk."""
     text = "".join(f"line {number}\n" for number in range(100)).encode()
     record = ObjectRecord("s3://bucket/lines", len(text), "")
     starts = [0, *(at + 1 for at, byte in enumerate(text[:-1]) if byte == 10)]
@@ -39,7 +39,9 @@ async def test_lines_are_fetched_together() -> None:
 
 @pytest.mark.parametrize("buckets", ["ab", "ba"])
 async def test_the_windows_of_two_buckets_are_kept_apart(buckets: str) -> None:
-    """A chunk of objects in two buckets, more than either window takes at once: all bytes, and nothing is left."""
+    """A chunk of objects in two buckets, more than either window takes at once, is fetched whole and leaves no
+    reservation.
+    """
     urls = [f"s3://{bucket}/{number:02}" for number in range(10) for bucket in buckets]
     extents = tuple(Extent(ObjectRecord(url, len(url), ""), 0, len(url)) for url in urls)
     count = sum(map(len, urls))

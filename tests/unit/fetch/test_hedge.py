@@ -1,4 +1,4 @@
-"""Whether a slow request gets a duplicate."""
+"""When a slow request gets a duplicate, by samples of earlier ones and by budgets."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from streamer.fetch.hedge import (
 
 
 def sampled(*values: float) -> Sampled:
-    """Samples of these values."""
+    """Returns samples of these values."""
     found = Sampled()
     for value in values:
         found.add(value)
@@ -29,7 +29,7 @@ def sampled(*values: float) -> Sampled:
 
 
 def test_nothing_is_known_at_first() -> None:
-    """Below 20 samples there is no quantile, and a duplicate only after a second."""
+    """Below 20 samples there is no quantile, and a request gets a duplicate only after a second."""
     young = sampled(*[0.03] * (LEAST_SAMPLES - 1))
     assert young.quantiles is None
     assert duplicate_after(young) == COLD_SECONDS
@@ -37,18 +37,22 @@ def test_nothing_is_known_at_first() -> None:
 
 
 def test_quantiles_follow_the_samples() -> None:
-    """The last 512 count; those of every 32nd sample hold until the next."""
+    """Quantiles are those of the last 512 samples, read anew at every 32nd sample."""
     found = sampled(*(float(i) for i in range(1000)))
     assert found.quantiles == Quantiles(468.0 + 256, 468.0 + 486, 468.0 + 506)
 
 
 def test_a_duplicate_is_half_above_the_p95() -> None:
-    """Ordinary requests of a broad distribution get none."""
+    """A request gets a duplicate after one and a half times the p95, so that ordinary ones of a broad distribution get
+    none.
+    """
     assert duplicate_after(sampled(*[0.03] * 47, *[0.08] * 3, *[0.2] * 2)) == pytest.approx(0.12)
 
 
 def test_the_first_byte_timeout_follows_the_p99_and_doubles() -> None:
-    """Ten seconds while nothing is known; four p99, but 2 s at least; twice as long each try, at most eight times."""
+    """The timeout of the first byte is four times the p99 and at least 2 s, doubles with each try up to eight times,
+    and is given while nothing is known.
+    """
     assert first_byte_timeout(sampled(), 10.0, 1) == 10.0
     assert first_byte_timeout(sampled(*[0.03] * 50), 10.0, 1) == 2.0
     assert first_byte_timeout(sampled(*[0.6] * 50), 10.0, 2) == 4.8
@@ -56,14 +60,14 @@ def test_the_first_byte_timeout_follows_the_p99_and_doubles() -> None:
 
 
 def test_body_may_take_four_times_the_median() -> None:
-    """And never less than 0.3 s."""
+    """A body may take four times the median, and at least 0.3 s."""
     rates = sampled(*[8e6] * 50)
     assert body_seconds(8_000_000, rates) == 4.0
     assert body_seconds(1000, rates) == BODY_LEAST_SECONDS
 
 
 def test_budget_is_a_share_of_the_requests() -> None:
-    """Whatever is slow: of n requests at most one and 3 % are duplicated."""
+    """At most one and 3 % of the requests are duplicated, whatever is slow."""
     budget = HedgeBudget(0.03, 0.03)
     taken = 0
     for sent in range(1, 2001):
@@ -74,7 +78,7 @@ def test_budget_is_a_share_of_the_requests() -> None:
 
 
 def test_budget_is_a_share_of_the_bytes() -> None:
-    """Small requests cannot spend the large ones' share: duplicates of 100 KB stop at 3 % of the bytes."""
+    """Duplicates of small requests take at most 3 % of the bytes, so that they cannot spend the share of large ones."""
     budget = HedgeBudget(0.5, 0.03, bytes=0.0)
     taken = 0
     for _ in range(2000):
@@ -84,7 +88,9 @@ def test_budget_is_a_share_of_the_bytes() -> None:
 
 
 def test_price_of_a_large_one_is_what_is_under_way() -> None:
-    """The loser is dropped before its body: its price is a socket buffer, not its length."""
+    """The duplicate of a large request costs a socket buffer of its budget and not its length, because the loser is
+    dropped before its body.
+    """
     budget = HedgeBudget(0.05, 0.03, bytes=float(ABANDONED_BYTES))
     assert budget.take(64 << 20)
     assert not budget.take(64 << 20)
@@ -92,7 +98,7 @@ def test_price_of_a_large_one_is_what_is_under_way() -> None:
 
 @pytest.mark.parametrize(("sigma", "expected"), [(0.3, 0.15), (0.5, 0.2), (0.8, 0.33)])
 def test_two_percent_slow_requests_in_virtual_time(sigma: float, expected: float) -> None:
-    """The measured case: 30 ms, 2 % of requests 1 s. p99 falls from 1 s to this for at most 3 % more requests.
+    """With 2 % of requests at 1 s, duplicates bring the p99 from 1 s to this value, for at most 3 % more requests.
 
     At sigma 0.8 one in a hundred takes 0.19 s without any slow ones.
     """

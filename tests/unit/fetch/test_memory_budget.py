@@ -1,4 +1,4 @@
-"""The budget when nobody says."""
+"""The memory budget where the user gives none."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ GiB = 1 << 30
 
 
 def limited(root: Path, text: str) -> Cgroup:
-    """A cgroup whose limit is `text`."""
+    """Makes a cgroup whose limit is `text`."""
     (root / "memory.max").write_text(text + "\n")
     return Cgroup(root, root / "membership")
 
@@ -23,7 +23,9 @@ def limited(root: Path, text: str) -> Cgroup:
     [(str(2 * GiB), GiB // 2), (str(64 * 1024 * GiB), None), ("max", None), (str(1 << 20), LEAST_BYTES)],
 )
 def test_quarter_of_the_cgroup(tmp_path: Path, limit: str, expected: int | None) -> None:
-    """A quarter of the cgroup's limit, between 64 MiB and 1 GiB; without a limit a quarter of the machine."""
+    """The memory budget is a quarter of the cgroup's limit, between 64 MiB and 1 GiB, and without a limit a quarter of
+    the machine's memory.
+    """
     budget = budget_bytes(limited(tmp_path, limit))
     assert budget == (expected or budget_bytes(limited(tmp_path, "max")))
     assert LEAST_BYTES <= budget <= MAX_BYTES

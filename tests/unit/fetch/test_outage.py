@@ -1,4 +1,4 @@
-"""An endpoint that is asked and sends nothing: said once, with the reason and the time that is left."""
+"""An endpoint that sends nothing: the log line, its reason and the time that is left, on a steered clock."""
 
 from __future__ import annotations
 
@@ -12,19 +12,20 @@ from tests.unit.steered_loop import SteeredLoop
 
 @pytest.fixture
 def clock(loop: SteeredLoop) -> PresenceClock:
-    """As an endpoint's, while requests run."""
+    """The clock of an endpoint while requests run."""
     made = PresenceClock()
     made.begin()
     return made
 
 
 def watched(clock: PresenceClock) -> tuple[OutageWatch, list[str]]:
+    """Returns a watch and the list of what it logs."""
     said: list[str] = []
     return OutageWatch(clock, "s3://bucket", 60.0, said.append), said
 
 
 def test_a_quiet_endpoint_is_said_once(clock: PresenceClock, loop: SteeredLoop) -> None:
-    """After a second and a half, with the last failure; not again while it lasts."""
+    """An endpoint that has sent nothing for 1.5 s is logged once, with the last failure and the time that is left."""
     watch, said = watched(clock)
     watch.begin()
     loop.sleep(QUIET_SECONDS / 2)
@@ -38,7 +39,7 @@ def test_a_quiet_endpoint_is_said_once(clock: PresenceClock, loop: SteeredLoop) 
 
 
 def test_an_endpoint_that_serves_is_not_said(clock: PresenceClock, loop: SteeredLoop) -> None:
-    """Bytes every second, and then nobody asks."""
+    """An endpoint that sends bytes every second, or is not asked, is not logged."""
     watch, said = watched(clock)
     watch.begin()
     for _ in range(10):
@@ -50,7 +51,7 @@ def test_an_endpoint_that_serves_is_not_said(clock: PresenceClock, loop: Steered
 
 
 def test_quiet_is_the_time_since_it_served_while_it_was_asked(clock: PresenceClock, loop: SteeredLoop) -> None:
-    """None where nobody asks."""
+    """The quiet time of an endpoint is that since it last served while it was asked, and 0 where it is not asked."""
     watch, _ = watched(clock)
     loop.sleep(5.0)
     assert watch.quiet_seconds() == 0.0
@@ -65,7 +66,7 @@ def test_quiet_is_the_time_since_it_served_while_it_was_asked(clock: PresenceClo
 
 
 def test_silence_without_a_failure_is_said(clock: PresenceClock, loop: SteeredLoop) -> None:
-    """A store that takes requests and never answers."""
+    """An endpoint that takes requests and never answers is logged without a failure."""
     watch, said = watched(clock)
     watch.begin()
     loop.sleep(1.0)
@@ -78,7 +79,7 @@ def test_silence_without_a_failure_is_said(clock: PresenceClock, loop: SteeredLo
 def test_the_next_outage_is_said_again(
     clock: PresenceClock, loop: SteeredLoop, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """But not each answer of a store that takes two seconds for every one."""
+    """A later outage is logged again, but not each answer of a store that takes two seconds for every one."""
     watch, said = watched(clock)
     watch.begin()
     with caplog.at_level("INFO", "streamer.fetch.endpoint"):

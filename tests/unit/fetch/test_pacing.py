@@ -1,4 +1,4 @@
-"""Window and pacing against simulated stores that refuse requests, in virtual time."""
+"""The window and pacing of requests against simulated stores that refuse some, in virtual time."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MiB = 1 << 20
 
 @dataclass
 class Refusing:
-    """How a store refuses.
+    """Stands for the refusals of a store: by chance, by a limit of requests per second, or both.
 
     Args:
         chance: probability that a request is refused, whatever the rate.
@@ -34,7 +34,7 @@ class Refusing:
     filled: float = 0.0
 
     def permits(self, now: float) -> bool:
-        """Whether the limit lets a request through."""
+        """Returns whether the limit lets a request through."""
         if not self.per_second:
             return True
         burst = self.burst_seconds * self.per_second
@@ -48,7 +48,7 @@ class Refusing:
 
 
 class Store:
-    """A store behind a link, and a fetcher with enough to read: a window, a pace, retries after 0 to 50 ms.
+    """Stands for a store behind a link and a fetcher with enough to read: a window, a pace, retries after 0 to 50 ms.
 
     Args:
         refusing: how it refuses; may be changed by `change`.
@@ -87,7 +87,7 @@ class Store:
         self._waits_for_pace = False
 
     def run(self, until: float, objects: float = math.inf) -> Store:
-        """Until a moment, or until so many objects are there."""
+        """Runs until a moment, or until so many objects are received."""
         while self.now < until and len(self.served_at) < objects:
             self.change(self.now)
             self._send()
@@ -96,11 +96,11 @@ class Store:
         return self
 
     def served(self, start: float, stop: float) -> float:
-        """Objects per second."""
+        """Returns the objects received per second between two moments."""
         return sum(start <= moment < stop for moment in self.served_at) / (stop - start)
 
     def over_limit(self, start: float, stop: float) -> float:
-        """Requests per second that the limit refused."""
+        """Returns the requests per second that the limit refused."""
         return sum(start <= moment < stop for moment in self.limited_at) / (stop - start)
 
     def _at(self, moment: float, happens: Callable[[], None]) -> None:
@@ -157,7 +157,7 @@ seeds = pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.sl
 
 
 def _seconds(refusing: Refusing, capacity: float, seed: int) -> float:
-    """For 10,000 objects of 110 KB."""
+    """Returns the seconds for 10,000 objects of 110 KB."""
     return Store(refusing, capacity, seed=seed).run(math.inf, objects=10_000).now
 
 
@@ -165,14 +165,18 @@ def _seconds(refusing: Refusing, capacity: float, seed: int) -> float:
 @pytest.mark.parametrize("capacity", [125e6, 1.25e9])
 @pytest.mark.parametrize(("chance", "share"), [(0.01, 0.95), (0.05, 0.88), (0.2, 0.7)])
 def test_refusals_by_chance_cost_their_repetition(chance: float, share: float, capacity: float, seed: int) -> None:
-    """From the first request on: 1 % of 503s took raw files of 110 KB from 3,000 to 100 objects/s (2026-11-22)."""
+    """Refusals by chance slow reading by little more than their repetition; 1 % of 503s took raw files from 3,000 to
+    100 objects/s (2026-11-22).
+    """
     assert _seconds(Refusing(), capacity, seed) >= share * _seconds(Refusing(chance), capacity, seed)
 
 
 @seeds
 @pytest.mark.parametrize("chance", [0.01, 0.05, 0.2])
 def test_refusals_by_chance_with_large_ranges(chance: float, seed: int) -> None:
-    """8 MiB each on 1 Gbit/s, 15 a second: the link stays full."""
+    """Ranges of 8 MiB fill 95 % of a link of 1 Gbit/s, 15 a second, although up to 20 % of the requests are refused by
+    chance.
+    """
     store = Store(Refusing(chance), 125e6, length=8 * MiB, seed=seed).run(60.0)
     assert store.served(5.0, 60.0) * 8 * MiB >= 0.95 * 125e6
 
@@ -193,7 +197,9 @@ def test_refusals_by_chance_with_large_ranges(chance: float, seed: int) -> None:
     ],
 )
 def test_a_limit_is_kept_to(per_second: float, latency: float, burst: float, readers: int, seed: int) -> None:
-    """At least 0.92 of what is permitted with about 1 % refused, once it is known; 0.8 and 3 % with chance on top."""
+    """Under a limit of requests a fetcher gets at least 0.92 of what is permitted, with about 1 % refused; 0.8 and 3 %
+    if 5 % are refused by chance as well.
+    """
     store = Store(Refusing(0.0, per_second, burst), 5e9, latency=latency, readers=readers, seed=seed).run(50.0)
     assert store.served(10.0, 50.0) >= 0.92 * per_second
     assert store.over_limit(10.0, 50.0) <= 0.012 * per_second
@@ -204,7 +210,7 @@ def test_a_limit_is_kept_to(per_second: float, latency: float, burst: float, rea
 
 @seeds
 def test_a_limit_that_appears_amid_chance(seed: int) -> None:
-    """5 % by chance, and after 20 s a limit of 300 requests/s as well: found within seconds."""
+    """A limit of requests that begins amid refusals by chance is found within seconds."""
     refusing = Refusing(0.05)
     store = Store(refusing, 400e6, seed=seed)
     store.run(20.0)
@@ -217,7 +223,7 @@ def test_a_limit_that_appears_amid_chance(seed: int) -> None:
 
 
 def test_what_was_taken_for_chance_is_tried_again() -> None:
-    """After half a minute, for half a second: 500 requests/s of which a third is refused at any rate."""
+    """Refusals that were taken for chance are tested again after half a minute, by a slower rate for half a second."""
     pacing, trials = Pacing(lambda: False, 0.0), list[float]()
     for step in range(40_000):
         now = step / 500
@@ -230,7 +236,7 @@ def test_what_was_taken_for_chance_is_tried_again() -> None:
 
 
 def test_a_limit_that_goes_is_forgotten() -> None:
-    """The rate grows by a tenth every two seconds, after 15 s without a refusal beyond chance."""
+    """A limit of requests that ends is forgotten: the rate grows until the link is full again."""
     refusing = Refusing(0.0, 200.0)
     store = Store(refusing, 110e6)
     store.run(8.0)
@@ -243,7 +249,7 @@ def test_a_limit_that_goes_is_forgotten() -> None:
 @seeds
 @pytest.mark.parametrize("length", [440 * KB, 8 * MiB])
 def test_an_outage_is_over_at_once(length: int, seed: int) -> None:
-    """Two seconds in which everything is refused: a few requests are sent meanwhile, the link is full 5 s later."""
+    """In an outage of two seconds few requests are sent, and the link is full again 5 s after it."""
     refusing = Refusing()
     store = Store(refusing, 1.25e9, length=length, seed=seed)
     full = store.run(5.0).served(3.0, 5.0)
@@ -256,7 +262,7 @@ def test_an_outage_is_over_at_once(length: int, seed: int) -> None:
 
 
 def test_few_refusals_prove_nothing() -> None:
-    """Seven in a row at any rate change nothing; the eighth begins a trial."""
+    """Seven refusals in a row at any rate change nothing, and the eighth begins a trial."""
     pacing = Pacing(lambda: False, 0.0)
     for step in range(7):
         pacing.record_refusal(0.3 * step, 0.3 * step + 0.01)
@@ -267,7 +273,7 @@ def test_few_refusals_prove_nothing() -> None:
 
 
 def test_answers_to_what_was_sent_before_a_trial_do_not_count() -> None:
-    """They are refused at the old rate."""
+    """Refusals of requests that were sent before a trial do not count in it, because they left at the old rate."""
     pacing = Pacing(lambda: False, 0.0)
     for step in range(8):
         pacing.record_refusal(0.3 * step, 0.3 * step + 0.01)

@@ -1,4 +1,4 @@
-"""While this process does not run no time passes, and an alarm that is late for that looks again before it rings."""
+"""A clock that stops while the process does not run, and its alarms; one test runs a real event loop."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ UNNOTICED_SECONDS = BEAT_SECONDS + LATE_SECONDS
 
 @pytest.fixture
 def clock(loop: SteeredLoop) -> PresenceClock:
-    """One that somebody listens by."""
+    """A clock with one listener."""
     made = PresenceClock()
     made.begin()
     return made
 
 
 def test_goes_on_as_the_loop_does(clock: PresenceClock, loop: SteeredLoop) -> None:
-    """A loop that comes round in time is never absent."""
+    """The presence clock goes at the speed of an event loop that comes round in time."""
     before = clock.time()
     loop.sleep(60.0)
     assert clock.time() - before == pytest.approx(60.0)
@@ -32,7 +32,9 @@ def test_goes_on_as_the_loop_does(clock: PresenceClock, loop: SteeredLoop) -> No
 
 @pytest.mark.parametrize("away_seconds", [1.0, 3600.0])
 def test_an_absence_is_no_time(clock: PresenceClock, loop: SteeredLoop, away_seconds: float) -> None:
-    """Of an absence hardly anything counts, whether it is asked before or after the beat that was missed."""
+    """The presence clock counts at most the time to the next beat of an absence, whether it is read before or after the
+    missed beat.
+    """
     before = clock.time()
     loop.now += away_seconds
     assert clock.time() - before <= UNNOTICED_SECONDS
@@ -44,7 +46,7 @@ def test_an_absence_is_no_time(clock: PresenceClock, loop: SteeredLoop, away_sec
 
 
 def test_never_goes_back(clock: PresenceClock, loop: SteeredLoop) -> None:
-    """Whatever is late, and by how much."""
+    """The presence clock never goes back, whatever is late and by how much."""
     times = [clock.time()]
     for i in range(200):
         loop.now += 0.007 * (i % 13)
@@ -57,7 +59,7 @@ def test_never_goes_back(clock: PresenceClock, loop: SteeredLoop) -> None:
 
 
 def test_nobody_is_woken_while_nobody_listens(clock: PresenceClock, loop: SteeredLoop) -> None:
-    """The beat ends with the last listener, begins again with the next, and there is one."""
+    """The presence clock sets one timer while it has listeners and none without, and goes on without them."""
     clock.begin()
     clock.end()
     loop.sleep(1.0)
@@ -74,7 +76,7 @@ def test_nobody_is_woken_while_nobody_listens(clock: PresenceClock, loop: Steere
 
 
 def test_alarm_rings_once_at_its_moment(clock: PresenceClock, loop: SteeredLoop) -> None:
-    """Neither before nor a second time; a moved one at the last moment it was given; a cancelled one never."""
+    """An alarm calls once at its moment, a moved one at the moment it was moved to, and a cancelled one never."""
     rung: list[float] = []
     Alarm(clock, clock.time() + 1.0, lambda: rung.append(loop.now))
     moved = Alarm(clock, clock.time() + 1.0, lambda: rung.append(loop.now))
@@ -85,7 +87,7 @@ def test_alarm_rings_once_at_its_moment(clock: PresenceClock, loop: SteeredLoop)
 
 
 def test_alarm_does_not_count_an_absence(clock: PresenceClock, loop: SteeredLoop) -> None:
-    """Away for twice its time it waits for the rest of it, in presence."""
+    """An alarm does not count an absence: it waits for the rest of its time after it."""
     rung: list[float] = []
     Alarm(clock, clock.time() + 10.0, lambda: rung.append(loop.now))
     loop.sleep(4.0)
@@ -95,7 +97,7 @@ def test_alarm_does_not_count_an_absence(clock: PresenceClock, loop: SteeredLoop
 
 
 def test_alarm_looks_again_after_an_absence(clock: PresenceClock, loop: SteeredLoop) -> None:
-    """Due the moment before the process was stopped: what came meanwhile is heard before it rings."""
+    """An alarm that became due in an absence waits for one more beat, so that what came meanwhile is read before."""
     rung: list[float] = []
     Alarm(clock, clock.time() + 1.0, lambda: rung.append(loop.now))
     loop.sleep(1.0 - MS)
@@ -106,7 +108,7 @@ def test_alarm_looks_again_after_an_absence(clock: PresenceClock, loop: SteeredL
 
 
 def test_alarm_rings_on_a_loop_that_is_always_late(clock: PresenceClock, loop: SteeredLoop) -> None:
-    """One that comes round each quarter of a second is present for less than half of it, but present."""
+    """An alarm calls on an event loop that comes round only every quarter of a second."""
     rung: list[float] = []
     Alarm(clock, clock.time() + 1.0, lambda: rung.append(loop.now))
     for _ in range(16):
@@ -115,7 +117,7 @@ def test_alarm_rings_on_a_loop_that_is_always_late(clock: PresenceClock, loop: S
 
 
 async def test_a_blocked_loop() -> None:
-    """The same on a real loop, that something blocks for longer than the alarm's time."""
+    """On a real event loop an alarm does not count the time in which the loop was blocked."""
     clock = PresenceClock()
     rung = asyncio.Event()
     clock.begin()

@@ -1,4 +1,4 @@
-"""Which ranges a chunk needs."""
+"""The ranges that are requested for a chunk."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ B = ObjectRecord("s3://b/b", 10_000, "etag:2")
 
 
 def test_close_extents_of_one_object_are_one_request() -> None:
-    """Neighbours join, also over a small gap; a large one, another object or another version does not."""
+    """Extents of one object are one request across a small gap; a large gap, another object or another version
+    separates them.
+    """
     newer = ObjectRecord("s3://b/a", 10_000, "etag:9")
     far = 30 + MOST_GAP_BYTES + 1
     extents = [Extent(A, 0, 10), Extent(A, 10, 20), Extent(A, 21, 30), Extent(A, far, 2000)]
@@ -28,7 +30,9 @@ def test_close_extents_of_one_object_are_one_request() -> None:
 
 @given(st.lists(st.tuples(st.sampled_from([A, B]), st.integers(0, 3000), st.integers(0, 300)), max_size=12))
 def test_gaps_are_closed(places: list[tuple[ObjectRecord, int, int]]) -> None:
-    """What is left of the ranges' bytes is the bytes of the extents, in any order, overlapping, empty or far apart."""
+    """After gaps are closed the fetched bytes are those of the extents, in any order, overlapping, empty or far
+    apart.
+    """
     held = {A: np.arange(3300, dtype=np.uint8).tobytes(), B: bytes(reversed(range(256))) * 13}
     extents = [Extent(record, start, start + length) for record, start, length in places]
 
@@ -42,19 +46,19 @@ def test_gaps_are_closed(places: list[tuple[ObjectRecord, int, int]]) -> None:
 
 
 def test_empty_extents_are_never_requested() -> None:
-    """A sample of 0 bytes costs nothing and separates nothing."""
+    """An empty extent is not requested and does not separate its neighbours."""
     assert plan_ranges([Extent(A, 0, 10), Extent(B, 5, 5), Extent(A, 10, 20)], 100) == [Extent(A, 0, 20)]
     assert plan_ranges([Extent(A, 7, 7)], 100) == []
 
 
 def test_order_is_kept() -> None:
-    """Extents that go backwards stay as they are: the chunk's bytes are their concatenation."""
+    """Extents that go backwards stay separate and in order, because a chunk's bytes are their concatenation."""
     extents = [Extent(A, 50, 60), Extent(A, 0, 50)]
     assert plan_ranges(extents, 1000) == extents
 
 
 def test_cuts_lie_on_multiples() -> None:
-    """Ranges begin where uploaded parts do; short ends join their neighbour."""
+    """Ranges are cut at multiples of their length, where uploaded parts begin, and short ends join their neighbour."""
     assert list(pieces(Extent(A, 5, 3995), 1000)) == [Extent(A, 5, 2000), Extent(A, 2000, 3995)]
     assert list(pieces(Extent(A, 0, 1999), 1000)) == [Extent(A, 0, 1999)]
     assert list(pieces(Extent(A, 0, 2000), 1000)) == [Extent(A, 0, 1000), Extent(A, 1000, 2000)]
@@ -62,7 +66,7 @@ def test_cuts_lie_on_multiples() -> None:
 
 @given(start=st.integers(0, 5000), length=st.integers(1, 5000), size=st.integers(1, 700))
 def test_pieces_tile_the_extent(start: int, length: int, size: int) -> None:
-    """Nothing is lost, nothing asked twice, nothing is shorter than a range or as long as two, unless it is alone."""
+    """The pieces of an extent cover it once; each is as long as a range and shorter than two, unless it is alone."""
     found = list(pieces(Extent(A, start, start + length), size))
     assert (found[0].start, found[-1].stop) == (start, start + length)
     assert all(left.stop == right.start for left, right in pairwise(found))
@@ -71,7 +75,7 @@ def test_pieces_tile_the_extent(start: int, length: int, size: int) -> None:
 
 
 def uploaded(size: int, parts: int) -> ObjectRecord:
-    """An object as S3 names one that was uploaded in parts."""
+    """Returns an object as S3 names one that was uploaded in parts."""
     return ObjectRecord("s3://b/big", size, f"etag:{'0' * 32}-{parts}")
 
 
@@ -90,19 +94,23 @@ def uploaded(size: int, parts: int) -> ObjectRecord:
     ],
 )
 def test_parts_are_guessed_from_the_etag(size: int, parts: int, expected: int | None) -> None:
-    """Their number and the object's size leave few whole MiB."""
+    """The length of uploaded parts is guessed from their number in the ETag and the object's size, as a likely number
+    of whole MiB.
+    """
     assert part_bytes(uploaded(size, parts)) == expected
 
 
 def test_other_versions_tell_nothing_about_parts() -> None:
-    """A plain hash, a generation, a simulator's opaque tag that ends in a number."""
+    """A plain hash, a generation and an opaque tag that ends in a number tell nothing about uploaded parts."""
     for version in ("etag:" + "0" * 32, "generation:17-3", "etag:1a2b-3c-5"):
         assert part_bytes(ObjectRecord("s3://b/a", 100 * MiB, version)) is None
 
 
 @given(part=st.integers(5, 200), parts=st.integers(2, 40), range_mib=st.sampled_from([1, 4, 8, 16]))
 def test_steps_fit_the_parts(part: int, parts: int, range_mib: int) -> None:
-    """A range holds whole parts, or a part holds whole ranges; none is shorter than asked or twice as long."""
+    """A range holds whole uploaded parts or a part holds whole ranges; ranges are no shorter than asked and less than
+    twice as long.
+    """
     target = uploaded(part * MiB * parts - 1, parts)
     found, step = part_bytes(target), step_bytes(target, range_mib * MiB)
     assert range_mib * MiB <= step < 2 * range_mib * MiB
@@ -110,6 +118,6 @@ def test_steps_fit_the_parts(part: int, parts: int, range_mib: int) -> None:
 
 
 def test_ranges_end_where_parts_end() -> None:
-    """100 MiB in parts of 5 MiB: ranges of two parts instead of 8 MiB across three."""
+    """Ranges end where uploaded parts end: parts of 5 MiB give ranges of two parts instead of 8 MiB across three."""
     target = uploaded(100 * MiB, 20)
     assert all(piece.stop % (5 * MiB) == 0 for piece in plan_ranges([Extent(target, 0, 100 * MiB)], 8 * MiB))

@@ -1,4 +1,4 @@
-"""One GET: when its first byte is late for a duplicate, and when for good."""
+"""One GET from a store without a network: when its first byte is late for a duplicate, and when it is given up."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ async def _received(
     first_byte_seconds: float = 3600.0,
     duplicate_seconds: float = MS,
 ) -> bytes:
+    """Sends one request to a store that answers so, and returns its body."""
     config, landed = FetchConfig(), bytearray(len(BODY))
     endpoint = Endpoint("s3://bucket", AnsweringStore(lambda asked, take: answer(take)), config)
     spec = RequestSpec(
@@ -46,7 +47,7 @@ async def _received(
 
 
 async def test_late_for_a_duplicate() -> None:
-    """It is told once, and the request goes on."""
+    """A request that is late for a duplicate reports it once and goes on."""
     told: list[None] = []
     is_late = asyncio.Event()
 
@@ -64,7 +65,7 @@ async def test_late_for_a_duplicate() -> None:
 
 
 async def test_late_for_good() -> None:
-    """A request that is given up before a duplicate would be due has none."""
+    """A request that is given up before a duplicate is due reports none and names the bytes received."""
     told: list[None] = []
 
     async def answer(take: Take) -> None:
@@ -76,7 +77,7 @@ async def test_late_for_good() -> None:
 
 
 async def test_whole_body_of_a_store_that_has_not_said_so() -> None:
-    """What came in one piece is not given up when the moment for a duplicate comes before the store's return."""
+    """A request whose body has arrived whole before its store returns is not reported as late."""
     told: list[None] = []
 
     async def answer(take: Take) -> None:

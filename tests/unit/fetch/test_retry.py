@@ -1,4 +1,4 @@
-"""Whether and when to try again."""
+"""Retries: which errors, after which pause, how often, and when a request is given up."""
 
 from __future__ import annotations
 
@@ -51,12 +51,12 @@ from streamer.fetch.retry import (
     ],
 )
 def test_what_is_worth_another_try(error: StreamerError, expected: bool) -> None:
-    """Outages and pushback are; what the request itself got wrong is not."""
+    """Outages and throttling are retried; errors that the request itself causes are not."""
     assert retryable(error) is expected
 
 
 def test_full_jitter() -> None:
-    """A uniform share of a limit that doubles and is capped."""
+    """The pause before a retry is a uniform share of a limit that doubles with each try and is capped."""
     assert pause_seconds(1, 0.05, 10.0, 0.5) == 0.025
     assert pause_seconds(4, 0.05, 10.0, 0.5) == 0.2
     assert pause_seconds(30, 0.05, 10.0, 1.0) == 10.0
@@ -65,14 +65,14 @@ def test_full_jitter() -> None:
 
 
 def test_retry_after_is_read_from_the_error() -> None:
-    """What the store asked for, in seconds."""
+    """Retry-After is read from the error in seconds, and is 0 where the store gave none."""
     assert read_retry_after(ThrottledError("x", retry_after_seconds=3)) == 3.0
     assert read_retry_after(ThrottledError("x", retry_after_seconds=None)) == 0.0
     assert read_retry_after(ThrottledError("x")) == 0.0
 
 
 def test_expired_credentials_are_known_by_their_code() -> None:
-    """A refusal for good is not."""
+    """Expired credentials are known by their code or by status 401; a refusal with 403 AccessDenied is not one."""
     assert is_expiry(AccessDeniedError("x", code="ExpiredToken"))
     assert is_expiry(AccessDeniedError("x", status=401, code=None))
     assert not is_expiry(AccessDeniedError("x", status=403, code="AccessDenied"))
@@ -104,7 +104,9 @@ LONE = Failing(tries=8, idle_seconds=12.0, silent=False, isolated=True)
     ],
 )
 def test_when_it_gives_up(failing: Failing, expected: bool) -> None:
-    """After tries and time when others go through, or six stalls; after the outage's time when nobody does."""
+    """A request is given up after its tries and time if others succeed, after six stalls, and after the outage's time
+    if none succeed.
+    """
     assert gives_up(failing, FetchConfig(attempts=8, failing_seconds=12.0, outage_seconds=60.0)) is expected
 
 
@@ -112,12 +114,12 @@ def test_when_it_gives_up(failing: Failing, expected: bool) -> None:
     ("seconds", "idle", "expected"), [(4.0, 0.0, 4.0), (4.0, 10.0, 2.0), (4.0, 11.5, 1.0), (4.0, 12.0, 4.0)]
 )
 def test_waits_end_when_it_is_time_to_decide(seconds: float, idle: float, expected: float) -> None:
-    """Cut at the time of judgement, not below the least; whole after it."""
+    """A pause or timeout is cut to the time that is left until a request may be given up, but not below the minimum."""
     assert cap_to_deadline(seconds, 12.0, idle, least_seconds=1.0) == expected
 
 
 def test_the_budget_bounds_the_load_of_an_outage() -> None:
-    """100 retries, then none until requests are served again."""
+    """The retry budget allows 100 retries, and then one for each request that is served."""
     budget = RetryBudget()
     assert sum(budget.take() for _ in range(200)) == 100
     budget.give_back()
@@ -125,7 +127,7 @@ def test_the_budget_bounds_the_load_of_an_outage() -> None:
 
 
 def test_the_budget_does_not_grow() -> None:
-    """A long calm does not save up for an outage."""
+    """Served requests do not raise the retry budget above 100."""
     budget = RetryBudget()
     for _ in range(1000):
         budget.give_back()
@@ -134,7 +136,7 @@ def test_the_budget_does_not_grow() -> None:
 
 @pytest.mark.parametrize(("said", "seconds"), [(None, 0.0), (7.0, 7.0), (1e9, 60.0), (-5.0, 0.0), (float("nan"), 0.0)])
 def test_retry_after_is_honoured_within_reason(said: float | None, seconds: float) -> None:
-    """A wrong header does not close the window for good."""
+    """Retry-After is taken within 0 and 60 s, so that a wrong header does not stop requests for good."""
     assert read_retry_after(ThrottledError("slow down", retry_after_seconds=said)) == seconds
 
 
@@ -149,12 +151,14 @@ def test_retry_after_is_honoured_within_reason(said: float | None, seconds: floa
     ],
 )
 def test_refusals_of_the_credentials_themselves(error: AccessDeniedError, known: bool) -> None:
-    """Other requests show nothing about them: one object may be forbidden, a key is known or not."""
+    """A refusal of the credentials themselves is told from that of an object, which other requests may contradict."""
     assert is_credential_error(error) is known
 
 
 def test_how_long_a_refusal_is_worth_looking_for_others() -> None:
-    """As long as an outage where the store has served; a moment where a machine may be starting; else not at all."""
+    """A refusal is retried for the outage's time where the store has served, for a moment where a machine may be
+    starting, and else not.
+    """
     config = FetchConfig()
     assert max_denial_seconds(AccessDeniedError("x"), config, served=True) == config.outage_seconds
     assert max_denial_seconds(AccessDeniedError("x", soon=True), config, served=False) == retry.FIRST_SECONDS

@@ -1,4 +1,4 @@
-"""Listings and puts: repeated as ranges are, or an error at once."""
+"""Listings and puts of a store without a network: retried as ranges are, or an error at once."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ CONFIG = FetchConfig(backoff_start_seconds=0.001, backoff_max_seconds=0.01, fail
 
 
 class FailingStore(LocalStore):
-    """Two pages, between which it fails as told; and a put that fails as told."""
+    """Stands for an object store with a listing of two pages: it fails as told between them, and at puts. It keeps what
+    is put.
+    """
 
     def __init__(self, *failures: StreamerError) -> None:
         super().__init__()
@@ -54,13 +56,14 @@ class FailingStore(LocalStore):
 
 
 def refusal(status: int | None = 503, **details: str | bool) -> StreamerError:
+    """Makes a StoreError of this status, a ThrottledError for 503."""
     kind = ThrottledError if status == 503 else StoreError
     return kind("s3://b/: failed", url="s3://b/", status=status, **details)
 
 
 @pytest.mark.parametrize("status", [503, None])
 async def test_a_listing_begins_again_and_has_each_page_once(status: int | None) -> None:
-    """More failures than a range has attempts: a store that refuses, or that cannot be reached."""
+    """A listing that fails begins again, more often than a range is tried, and gives each page once."""
     store = FailingStore(*(refusal(status) for _ in range(CONFIG.attempts + 4)))
     # However long a busy machine takes for them.
     async with Fetcher(replace(CONFIG, outage_seconds=60.0), lambda root: store) as fetcher:
@@ -69,7 +72,7 @@ async def test_a_listing_begins_again_and_has_each_page_once(status: int | None)
 
 
 async def test_a_put_is_repeated() -> None:
-    """The parts of a manifest that a node gives to the others."""
+    """A put that fails is repeated, as for the parts of a manifest that a node gives to others."""
     store = FailingStore(refusal(), refusal())
     async with Fetcher(CONFIG, lambda root: store) as fetcher:
         await fetcher.put("s3://b/x", b"root")
@@ -78,7 +81,7 @@ async def test_a_put_is_repeated() -> None:
 
 @pytest.mark.parametrize("status", [503, 500])
 async def test_a_store_that_stays_away_is_an_error(status: int) -> None:
-    """After the outage's time, whatever it answers; with tries and seconds."""
+    """A listing of a store that stays down is an error after the outage's time, with its tries and seconds."""
     store = FailingStore(*(refusal(status) for _ in range(10_000)))
     async with Fetcher(CONFIG, lambda root: store) as fetcher:
         with pytest.raises(StoreError, match=r"\(\d+ tries in 0\.\d s\)") as caught:
@@ -96,7 +99,7 @@ async def test_a_store_that_stays_away_is_an_error(status: int) -> None:
     ],
 )
 async def test_what_waiting_does_not_mend_is_raised_at_once(error: StreamerError) -> None:
-    """Wrong credentials, no such bucket, a wrong option, a certificate that nobody trusts."""
+    """Refused credentials, a missing bucket, a wrong option and an untrusted certificate are raised after one try."""
     store = FailingStore(error, error)
     async with Fetcher(CONFIG, lambda root: store) as fetcher:
         with pytest.raises(type(error)) as caught:
@@ -106,7 +109,7 @@ async def test_what_waiting_does_not_mend_is_raised_at_once(error: StreamerError
 
 
 async def test_a_metadata_server_may_need_some_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where nothing answers at a first start: looked for again for a while, and no longer."""
+    """Missing credentials of a machine that may be starting are looked for again for some seconds, and no longer."""
     monkeypatch.setattr(retry, "FIRST_SECONDS", 60.0)
     error = AccessDeniedError("no credentials", status=None, soon=True)
     store = FailingStore(error, error, error)
@@ -119,7 +122,7 @@ async def test_a_metadata_server_may_need_some_seconds(monkeypatch: pytest.Monke
 
 
 async def test_expired_credentials_are_renewed_once() -> None:
-    """As for ranges."""
+    """Expired credentials are renewed once for a listing; if the new ones are refused as well, that is an error."""
     expired = AccessDeniedError("old", status=401)
     store = FailingStore(expired)
     async with Fetcher(CONFIG, lambda root: store) as fetcher:

@@ -1,4 +1,4 @@
-"""The breaker: a peer is down after a failure, and up after an answer to a probe."""
+"""The circuit breaker of a peer: down after a failure, up after an answer to a probe."""
 
 from __future__ import annotations
 
@@ -6,14 +6,16 @@ from streamer.peers.peer import Breaker
 
 
 def test_one_failure_is_enough():
-    """A refused or reset connection says all there is to say."""
+    """One failure takes a peer down, since a refused or reset connection is enough."""
     breaker = Breaker()
     assert breaker.record_failure(asked_at=1.0, now=1.1)
     assert (breaker.is_up, breaker.pause_seconds) == (False, 1.0)
 
 
 def test_one_outage_counts_once():
-    """Eight requests under way made 1 s into 60 (2026-11-22): what fails while it is down changes nothing."""
+    """Failures of requests sent before a peer was up again are one outage; eight of them made a pause of 60 s from 1 s
+    (2026-11-22).
+    """
     breaker = Breaker()
     assert [breaker.record_failure(1.0, 1.1 + number / 10) for number in range(8)] == [True, *[False] * 7]
     assert breaker.pause_seconds == 1.0
@@ -23,7 +25,7 @@ def test_one_outage_counts_once():
 
 
 def test_the_pause_doubles_with_each_probe_up_to_a_minute():
-    """An outage below 5 s is over within 4 s of its end; a long one costs a request a minute."""
+    """The pause between probes doubles up to a minute, and is 1 s again after an answer."""
     breaker = Breaker()
     breaker.record_failure(0.0, 0.0)
     pauses = []
@@ -36,7 +38,7 @@ def test_the_pause_doubles_with_each_probe_up_to_a_minute():
 
 
 def test_races_that_are_lost_for_a_second_are_an_outage():
-    """Some at once may be an accident; an answer in between ends the row."""
+    """Races that a peer loses for a second are an outage; an answer between them begins the count anew."""
     breaker = Breaker()
     assert not breaker.record_loss(1.0, 1.3)
     breaker.record_answer()

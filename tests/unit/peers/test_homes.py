@@ -1,4 +1,4 @@
-"""Homes and places of chunks."""
+"""Homes of chunks by their keys, and which members keep them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ WORDS = KEYS.view("<u8")[:, 0]
 
 
 def test_an_engine_alone_is_the_home_of_all() -> None:
-    """Nothing is second."""
+    """An engine without other members is the home of all chunks."""
     homes = Homes(MEMBERS[0], ())
     assert homes.share == 1.0
     assert (homes.places(WORDS) == ChunkPlace.HOME).all()
@@ -21,7 +21,7 @@ def test_an_engine_alone_is_the_home_of_all() -> None:
 
 
 def test_each_chunk_has_one_home_and_one_second_member() -> None:
-    """Engines that know the same members agree, and say the same for one chunk as for all."""
+    """Each chunk has one home and one second member, on which all engines that know the same members agree."""
     views = [Homes(me, MEMBERS) for me in MEMBERS]
     places = np.stack([homes.places(WORDS) for homes in views])
     assert ((places == ChunkPlace.HOME).sum(axis=0) == 1).all()
@@ -34,7 +34,7 @@ def test_each_chunk_has_one_home_and_one_second_member() -> None:
 
 
 def test_the_second_member_takes_the_place_of_a_lost_home() -> None:
-    """That is where its chunks are looked for, and kept from then on."""
+    """The second member of a chunk becomes its home when the home is lost."""
     before, after = Homes(MEMBERS[0], MEMBERS), Homes(MEMBERS[0], MEMBERS[:3])
     for key in KEYS[:200]:
         order = [member for member in before.order(key.tobytes()) if member != MEMBERS[3]]
@@ -42,7 +42,7 @@ def test_the_second_member_takes_the_place_of_a_lost_home() -> None:
 
 
 def test_the_address_and_small_differences_of_size_move_nothing() -> None:
-    """Names resolve to other addresses elsewhere; limits change by some percent."""
+    """Another address of a member and a small difference of its limit move no chunk to another home."""
     other = [PeerMember(one.id, "elsewhere:1", one.limit_bytes + (one.limit_bytes >> 5)) for one in MEMBERS]
     homes, moved = Homes(MEMBERS[1], MEMBERS), Homes(other[1], other)
     assert (homes.places(WORDS) == moved.places(WORDS)).all()

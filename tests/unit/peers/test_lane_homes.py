@@ -19,15 +19,19 @@ FORMER: list[list[tuple[int, int]]] = [[(3, 100)], [], [], [], [], []]
 
 
 def _readers(**changes: object) -> LaneReaders:
+    """Makes the readers of all lanes, with some fields changed."""
     return LaneReaders(**{"words": WORDS, "lanes": CHUNK_LANES, "readers": READERS, "former": FORMER} | changes)
 
 
 def _views(**datasets: LaneReaders) -> list[LaneHomes]:
+    """Returns the homes as each member sees them."""
     return [LaneHomes(me, MEMBERS, datasets) for me in MEMBERS]
 
 
 def test_a_chunk_is_kept_where_its_lane_is_read() -> None:
-    """Each has one home, in proportion to what its readers read; the other reader spares its transfer."""
+    """A chunk's home is a reader of its lane, in proportion to what each reads; other readers and former holders are
+    known as such.
+    """
     views = _views(train=_readers())
     places = np.stack([homes.places(WORDS) for homes in views])
     assert ((places == ChunkPlace.HOME).sum(axis=0) == 1).all()
@@ -44,7 +48,7 @@ def test_a_chunk_is_kept_where_its_lane_is_read() -> None:
 
 
 def test_all_members_agree_on_the_home_and_on_where_it_looks() -> None:
-    """One at a time as many at once; former holders come before other readers."""
+    """All members agree on a chunk's home and on where it is looked for next, former holders before other readers."""
     views = _views(train=_readers())
     for number in range(200):
         orders = [[member.id for member in homes.order(KEYS[number].tobytes())] for homes in views]
@@ -58,7 +62,7 @@ def test_all_members_agree_on_the_home_and_on_where_it_looks() -> None:
 
 
 def test_chunks_in_no_lane_have_homes_by_their_keys() -> None:
-    """Those of a selection are in lanes; the others, and those of other datasets, are not."""
+    """Chunks in no lane, and those of other datasets, have homes by their keys."""
     homes = LaneHomes(MEMBERS[1], MEMBERS, {"part": _readers(lanes=np.where(np.arange(CHUNKS) < 100, CHUNK_LANES, -1))})
     by_keys = Homes(MEMBERS[1], MEMBERS)
     assert (homes.places(WORDS[100:]) == by_keys.places(WORDS[100:])).all()
@@ -67,7 +71,7 @@ def test_chunks_in_no_lane_have_homes_by_their_keys() -> None:
 
 
 def test_of_two_selections_the_first_counts_for_others_and_both_for_the_cache() -> None:
-    """A chunk with samples for training and validation is read by two nodes."""
+    """For a chunk in two selections the first decides where it is looked for, and both decide what the cache keeps."""
     other = _readers(readers=[*READERS[1:], READERS[0]], former=[[]] * LANES)
     homes, alone = LaneHomes(MEMBERS[0], MEMBERS, {"train": _readers(), "val": other}), _views(train=_readers())[0]
     assert homes.order(KEYS[0].tobytes()) == alone.order(KEYS[0].tobytes())

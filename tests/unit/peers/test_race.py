@@ -1,4 +1,4 @@
-"""A late peer against the store: who wins, and that every buffer is given back."""
+"""The race of a late peer against the store: which one wins, and that every buffer is given back."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from streamer.peers.source import race
 
 
 class Buffer:
-    """Bytes that must be closed once."""
+    """Stands for a fetched chunk, which must be closed once: it counts its closings and has no bytes."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.closed = 0
 
     def close(self) -> None:
-        """Counts."""
+        """Counts the closing."""
         self.closed += 1
 
 
 class Runners:
-    """A peer and a store that answer when the test says so."""
+    """Stands for a peer and a store that answer when the test says so."""
 
     def __init__(self) -> None:
         self.peer: asyncio.Future[Buffer | None] = asyncio.get_running_loop().create_future()
@@ -43,13 +43,13 @@ class Runners:
 
 
 async def turn() -> None:
-    """Lets all tasks run that can."""
+    """Lets all tasks run to their next wait."""
     for _ in range(5):
         await asyncio.sleep(0)
 
 
 async def test_a_peer_in_time_is_taken_and_the_store_is_not_asked() -> None:
-    """One request in all."""
+    """A peer that answers in time is taken and the store is not asked."""
     runners, chunk = Runners(), Buffer("peer")
     runners.peer.set_result(chunk)
     assert await runners.race is chunk
@@ -57,7 +57,9 @@ async def test_a_peer_in_time_is_taken_and_the_store_is_not_asked() -> None:
 
 
 async def test_a_peer_in_time_without_it_ends_the_race() -> None:
-    """None: the store is asked as without peers."""
+    """A peer that answers in time without the chunk ends the race with None, after which the store is asked as without
+    peers.
+    """
     runners = Runners()
     runners.peer.set_result(None)
     assert await runners.race is None
@@ -65,7 +67,9 @@ async def test_a_peer_in_time_without_it_ends_the_race() -> None:
 
 
 async def test_a_late_peer_without_it_leaves_the_race_to_the_store() -> None:
-    """Which was asked when the peer was late."""
+    """A late peer that turns out not to have the chunk leaves the race to the store, which was asked when the peer was
+    late.
+    """
     runners, chunk = Runners(), Buffer("store")
     runners.late.set()
     await turn()
@@ -76,7 +80,7 @@ async def test_a_late_peer_without_it_leaves_the_race_to_the_store() -> None:
 
 
 async def test_the_store_wins_against_a_late_peer_which_is_cancelled() -> None:
-    """Its request ends with the race."""
+    """A store that answers before a late peer wins, and the peer's request is cancelled."""
     runners, chunk = Runners(), Buffer("store")
     runners.late.set()
     await turn()
@@ -86,7 +90,7 @@ async def test_the_store_wins_against_a_late_peer_which_is_cancelled() -> None:
 
 
 async def test_a_late_peer_may_still_win() -> None:
-    """Then the store's request is cancelled."""
+    """A late peer that answers before the store wins, and the store's request is cancelled."""
     runners, chunk = Runners(), Buffer("peer")
     runners.late.set()
     await turn()
@@ -97,7 +101,9 @@ async def test_a_late_peer_may_still_win() -> None:
 
 
 async def test_the_loser_of_a_tie_is_closed() -> None:
-    """Both are there in one turn of the loop: nothing leaks."""
+    """If a late peer and the store answer in the same turn of the loop, one is taken and the other one's buffer is
+    closed.
+    """
     runners, first, second = Runners(), Buffer("peer"), Buffer("store")
     runners.late.set()
     await turn()
@@ -109,7 +115,9 @@ async def test_the_loser_of_a_tie_is_closed() -> None:
 
 
 async def test_a_failing_store_waits_for_the_peer() -> None:
-    """Only when neither has it the reader gets the store's error."""
+    """A store that fails leaves the race to the peer; its error is raised only if the peer does not have the chunk
+    either.
+    """
     runners, chunk = Runners(), Buffer("peer")
     runners.late.set()
     await turn()
@@ -129,7 +137,7 @@ async def test_a_failing_store_waits_for_the_peer() -> None:
 
 
 async def test_a_cancelled_race_leaves_nothing() -> None:
-    """The engine ends."""
+    """A cancelled race cancels the requests to the peer and to the store."""
     runners = Runners()
     runners.late.set()
     await turn()

@@ -1,4 +1,4 @@
-"""Who is a member: what was listed, and what was answered."""
+"""The members of a group of engines, from the addresses that were listed and the answers that came."""
 
 from __future__ import annotations
 
@@ -12,10 +12,13 @@ ME = PeerFacts("me", "m1", 1 << 30, 1, "0")
 
 
 def facts(name: str, instance: str = "1", limit_bytes: int = 1 << 30) -> PeerFacts:
+    """Makes the facts of an engine as it answers a probe."""
     return PeerFacts(name, instance, limit_bytes, 1, "0")
 
 
 class Warned:
+    """Stands for the log: it keeps the addresses and texts of warnings."""
+
     def __init__(self):
         self.texts = []
 
@@ -25,24 +28,30 @@ class Warned:
 
 @pytest.fixture
 def warned():
+    """The warnings of the roster."""
     return Warned()
 
 
 @pytest.fixture
 def roster(warned):
+    """A roster of this engine without others."""
     return Roster(ME, warned)
 
 
 def never_down(address: str) -> bool:
+    """Stands for breakers that are all closed: no address is down."""
     return False
 
 
 def addresses(roster: Roster) -> dict[str, str]:
+    """Returns the address of each member by its id."""
     return {member.id: member.address for member in roster.members()}
 
 
 def test_an_address_is_a_member_from_its_first_answer(roster):
-    """One that never answered has no id, and no chunk a home there."""
+    """An address becomes a member with its first answer, because only the answer has the id that gives chunks a
+    home.
+    """
     roster.record_list(["a:1", "b:1"], 0.0)
     assert roster.members() == ()
     roster.record_answer("a:1", facts("A"), 0.1)
@@ -51,7 +60,7 @@ def test_an_address_is_a_member_from_its_first_answer(roster):
 
 
 def test_this_engine_is_none_of_the_others(roster, warned):
-    """The list names all of them."""
+    """This engine's own address in the list is not counted among the other members."""
     roster.record_list(["a:1"], 0.0)
     roster.record_answer("a:1", ME, 0.1)
     assert roster.members() == ()
@@ -60,7 +69,9 @@ def test_this_engine_is_none_of_the_others(roster, warned):
 
 
 def test_members_are_asked_once_a_minute(roster):
-    """Unknown ones each round, those that are down elsewhere."""
+    """Members are probed once a minute and unknown addresses each round; those that are down are left to their
+    breaker.
+    """
     roster.record_list(["a:1", "b:1"], 0.0)
     assert roster.choose_due(0.0, never_down) == ["a:1", "b:1"]
     roster.record_answer("a:1", facts("A"), 0.1)
@@ -71,7 +82,9 @@ def test_members_are_asked_once_a_minute(roster):
 
 
 def test_a_member_stays_for_a_minute_without_listing_and_answer(roster):
-    """A restart within 60 s moves no chunk; longer while it answers, as one that is not ready does."""
+    """A member stays for a minute without being listed or answering, so that a restart moves no chunk, and longer while
+    it answers.
+    """
     roster.record_list(["a:1", "b:1"], 0.0)
     roster.record_answer("a:1", facts("A"), 0.1)
     roster.record_answer("b:1", facts("B"), 0.1)
@@ -86,7 +99,7 @@ def test_a_member_stays_for_a_minute_without_listing_and_answer(roster):
 
 
 def test_an_engine_with_an_address_of_its_own_again_is_the_same_member(roster, warned):
-    """A pod gets a new address and keeps its disk."""
+    """An engine that comes back at another address with its disk is the same member, as a pod is after a restart."""
     roster.record_list(["a:1"], 0.0)
     roster.record_answer("a:1", facts("A", "1"), 0.1)
     roster.record_list(["a:2"], 30.0)
@@ -96,7 +109,7 @@ def test_an_engine_with_an_address_of_its_own_again_is_the_same_member(roster, w
 
 
 def test_an_engine_with_two_addresses_is_one_member(roster, warned):
-    """A name may have addresses of both kinds."""
+    """An engine with an IPv4 and an IPv6 address is one member, at the address that answered first."""
     roster.record_list(["10.0.0.1:1", "[::1]:1"], 0.0)
     roster.record_answer("[::1]:1", facts("A"), 0.2)
     roster.record_answer("10.0.0.1:1", facts("A"), 0.3)
@@ -105,7 +118,9 @@ def test_an_engine_with_two_addresses_is_one_member(roster, warned):
 
 
 def test_a_copied_disk_is_left_out_and_said(roster, warned):
-    """Two engines of one id, both alive: the message says which file to remove."""
+    """Two engines of one id that are both alive, as with a copied disk, are warned about with the file to remove, and
+    one is left out.
+    """
     roster.record_list(["a:1", "b:1", "c:1"], 0.0)
     roster.record_answer("a:1", facts("A", "1"), 0.1)
     roster.record_answer("b:1", facts("A", "2"), 0.2)
@@ -117,7 +132,7 @@ def test_a_copied_disk_is_left_out_and_said(roster, warned):
 
 
 def test_another_disk_at_the_same_address_is_another_member(roster):
-    """Its chunks are gone: it is not the home that it was."""
+    """Another disk at the address of a member is another member, because it does not have the chunks."""
     roster.record_list(["a:1"], 0.0)
     roster.record_answer("a:1", facts("A", "1"), 0.1)
     roster.record_answer("a:1", facts("A2", "2"), 60.0)

@@ -1,4 +1,4 @@
-"""Whom an engine asks for a chunk, as a table of cases."""
+"""Which member an engine asks for a chunk, as a table of cases."""
 
 from __future__ import annotations
 
@@ -34,7 +34,9 @@ FETCH, LOOK = True, False
 def test_the_cases(
     order: list[PeerMember], down: list[PeerMember], may_have: bool, for_peer: bool, asked: PeerChoice | None
 ) -> None:
-    """None: the store."""
+    """A chunk is asked of its home, of the second member where the home is down or is this engine, and else of the
+    store.
+    """
 
     def is_up(member: PeerMember) -> bool:
         return member not in down
@@ -43,7 +45,7 @@ def test_the_cases(
 
 
 def test_a_member_without_the_chunks_is_soon_asked_rarely() -> None:
-    """Eight misses in a row, then every 32nd chunk; one that is found opens it again."""
+    """A member without the chunks is asked eight times and then for every 32nd chunk, until it is found to have one."""
     found = FoundChunks()
 
     def asked(chunks: int, has: bool) -> int:

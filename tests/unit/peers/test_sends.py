@@ -1,4 +1,4 @@
-"""Turns to send: bounded in number and bytes, shared by peers, given up when they would come too late."""
+"""Turns to send chunks to peers: bounded in number and bytes, shared by peers, refused when they would be too late."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from streamer.peers.server import BusyError, Sends
 
 
 async def test_sends_are_bounded_in_number_and_in_bytes():
-    """Small files by number, large ones by their lengths: a deleted file takes its space until it is sent."""
+    """Turns to send are bounded in number for small files and in bytes for large ones, since a deleted file takes its
+    space until it is sent.
+    """
     for length, most in ((1, 4), (250, 4), (500, 2), (1000, 1)):
         sends = Sends(4, 1000)
         async with AsyncExitStack() as stack:
@@ -25,7 +27,7 @@ async def test_sends_are_bounded_in_number_and_in_bytes():
 
 
 async def test_a_greedy_peer_gets_its_share():
-    """64 requests at once against 12: each gets at least 40 % of the turns."""
+    """A peer with 12 requests gets at least 40 % of the turns beside one with 64."""
     sends, turns = Sends(16, 1600), []
 
     async def ask(peer: str) -> None:
@@ -42,7 +44,7 @@ async def test_a_greedy_peer_gets_its_share():
 
 
 async def test_a_peer_cannot_fill_the_queue():
-    """More than 256 requests of one that wait are refused at once."""
+    """A peer with 256 waiting requests has a further one refused at once."""
     sends = Sends(1, 100)
     async with sends.turn("a", 100, 0.0, 60.0):
         waiting = [asyncio.ensure_future(_turn(sends)) for _ in range(256)]
@@ -53,5 +55,6 @@ async def test_a_peer_cannot_fill_the_queue():
 
 
 async def _turn(sends: Sends) -> None:
+    """Takes a turn of peer "a" and gives it back."""
     async with sends.turn("a", 100, 0.0, 60.0):
         pass

@@ -1,4 +1,4 @@
-"""A real engine serves peers: when they need what is fetched for them."""
+"""A real engine that serves peers without a network: when a fetch for peers is due."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from streamer.wire.messages import GetManifest
 
 @pytest.fixture
 async def engine(tmp_path: Path) -> AsyncIterator[Engine]:
-    """One chunk of one file."""
+    """An engine and a folder with one file of one chunk."""
     (tmp_path / "data").mkdir()
     (tmp_path / "data/one.bin").write_bytes(bytes(1000))
     cache = CacheConfig(directory=tmp_path / "cache", limit_bytes=8 << 20)
@@ -27,7 +27,7 @@ async def engine(tmp_path: Path) -> AsyncIterator[Engine]:
 
 
 async def test_the_first_peer_that_needs_a_chunk_says_when_it_is_due(engine: Engine) -> None:
-    """Before, a fetch kept the time of the peer that had asked first."""
+    """A fetch for several peers is due when the first of them needs the chunk, whichever asked first."""
     url = str(engine.cache.root.parent / "data")
     digest = await engine.manifest(GetManifest(0, [url], "auto"), lambda text, done, total: None)
     dataset = engine.datasets.get(digest, {})

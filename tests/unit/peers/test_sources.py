@@ -1,4 +1,4 @@
-"""Which source brings a chunk: the peer that keeps it, or the store as without peers."""
+"""Which source brings a chunk, the peer that keeps it or the store, with fakes of both."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ DATASET = SimpleNamespace(manifest=MANIFEST, file_bytes=np.array([file_bytes(LEN
 
 
 class Parts:
-    """A store, a publisher and a client of peers that note what they are asked."""
+    """Stands for a store, a publisher of chunks and a client of peers: each notes what it is asked and does no more."""
 
     def __init__(self, answer: Fetched | Refusal) -> None:
         self.answer = answer
@@ -56,7 +56,7 @@ class Parts:
 
 
 async def received(folder: Path, length: int, *, flipped: bool) -> tuple[MemoryBudget, Fetched]:
-    """A chunk file as it came from a peer."""
+    """Makes a chunk file as it came from a peer, with a flipped bit if asked for."""
     folder = open_folder(folder)
     write_chunk(ChunkBytes(CHUNK.key, [bytes(length)], np.array([0, length])), folder)
     content = bytearray(folder.chunk_path(CHUNK.key).read_bytes())
@@ -69,7 +69,7 @@ async def received(folder: Path, length: int, *, flipped: bool) -> tuple[MemoryB
 
 @pytest.mark.parametrize("refusal", Refusal)
 async def test_the_store_brings_what_a_peer_refuses(refusal: Refusal) -> None:
-    """As without peers: by a process that also writes the file, where there are such."""
+    """The store brings a chunk that a peer refuses, as it does without peers."""
     parts = Parts(refusal)
     source = PeerSource(parts, parts, parts, Homes(ME, [PEER]))
     await source.bring(Fetch(CHUNK.key, DATASET, 0))
@@ -86,7 +86,9 @@ async def test_the_store_brings_what_a_peer_refuses(refusal: Refusal) -> None:
     ],
 )
 async def test_what_a_peer_sends_is_checked(tmp_path: Path, length: int, flipped: bool, notes: list[str]) -> None:
-    """Another length or a flipped bit: rejected, and the store is asked; the buffer is free in any case."""
+    """A chunk from a peer with another length or a flipped bit is rejected and fetched from the store; its buffer is
+    freed in any case.
+    """
     memory, file = await received(tmp_path / "cache", length, flipped=flipped)
     parts = Parts(file)
     source = PeerSource(parts, parts, parts, Homes(ME, [PEER]))

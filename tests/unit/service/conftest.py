@@ -1,4 +1,4 @@
-"""A server on an engine of its own, without a socket."""
+"""A server on a real engine, without a socket."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from streamer.service.server import Server
 
 @pytest.fixture
 async def server(tmp_path) -> AsyncIterator[Server]:
+    """A server whose engine has a cache of 8 MiB."""
     config = EngineConfig(
         cache=CacheConfig(directory=tmp_path / "cache", limit_bytes=8 << 20), grace_seconds=None, settle_seconds=0.0
     )
@@ -25,5 +26,5 @@ async def server(tmp_path) -> AsyncIterator[Server]:
 
 @pytest.fixture
 async def engine_statistics(server):
-    """All that a service tells about itself."""
+    """All statistics of a service."""
     return server.statistics()

@@ -1,4 +1,4 @@
-"""Who may connect."""
+"""Which users may connect to a service: by uid, group and token; credentials of real sockets are read once."""
 
 import os
 import socket
@@ -12,11 +12,12 @@ from streamer.service.admission import Admission, Credentials, SoleUser
 
 
 def admission(tmp_path, *, group=None, **service):
+    """Makes the rule of a service with this configuration."""
     return Admission(CacheConfig(directory=tmp_path, group=group), ServiceConfig(**service))
 
 
 def test_the_kernel_says_who_is_there():
-    """Process, user and all groups of the other end."""
+    """The kernel gives the process, the user and all groups of a socket's other end."""
     here, there = socket.socketpair(socket.AF_UNIX)
     with here, there:
         found = Credentials.read(here)
@@ -28,19 +29,21 @@ def test_the_kernel_says_who_is_there():
     ("uid", "groups"), [(os.geteuid(), ()), (0, ()), (1001, ()), (1002, (2000,)), (1002, (5, 2000))]
 )
 def test_the_owner_root_listed_users_and_the_group_may(tmp_path, uid, groups):
-    """Any one of them is enough."""
+    """The owner of the cache, root, a listed user and a member of the group may connect, each for that alone."""
     admission(tmp_path, group="2000", allow_uids=(1001,)).check(Credentials(1, uid, frozenset(groups)), "")
 
 
 def test_everybody_else_may_not_and_learns_why(tmp_path):
-    """The message names the user and what to do."""
+    """A user who may not connect gets an error with the uid and the setting that would allow it."""
     with pytest.raises(EngineUnavailableError, match=r"user 1002 .* allow_uids"):
         admission(tmp_path, group="2000").check(Credentials(1, 1002, frozenset([3000])), "")
 
 
 @pytest.mark.parametrize(("shown", "match"), [("", "none was shown"), ("wrong", "another one")])
 def test_a_token_is_asked_for_besides(tmp_path, shown, match):
-    """Also of the owner; the error says which variable, and neither token."""
+    """A service with a token asks for it from every user, the owner too; the error names STREAMER_TOKEN_FILE and shows
+    no token.
+    """
     (tmp_path / "token").write_text("hunter2\n")
     rule = admission(tmp_path, token_file=tmp_path / "token")
     rule.check(Credentials(1, os.geteuid(), frozenset()), "hunter2")
@@ -52,7 +55,7 @@ def test_a_token_is_asked_for_besides(tmp_path, shown, match):
 
 @pytest.mark.parametrize("content", [None, " \n"])
 def test_a_token_file_that_says_nothing_is_an_error(tmp_path, content):
-    """Missing or empty: the service would be open to everybody, or to nobody."""
+    """A missing or empty token file is a ConfigError, because the service would be open to all or to none."""
     if content is not None:
         (tmp_path / "token").write_text(content)
     with pytest.raises(ConfigError, match="token"):
@@ -60,7 +63,7 @@ def test_a_token_file_that_says_nothing_is_an_error(tmp_path, content):
 
 
 def test_a_group_has_a_name_or_a_number():
-    """In a container most have no name."""
+    """A group is given by its name or by its number, which has no name in most containers."""
     assert group_id("54321") == 54321
     assert group_id("root") == 0
     with pytest.raises(ConfigError, match="no-such-group"):
@@ -68,11 +71,14 @@ def test_a_group_has_a_name_or_a_number():
 
 
 def of_user(uid: int) -> Credentials:
+    """Makes the credentials of a user."""
     return Credentials(1, uid, frozenset())
 
 
 def test_a_service_without_datasets_serves_one_user():
-    """The first that asks for data; a second one is told what to configure, when it connects and when it asks."""
+    """A service without [[datasets]] serves the first user that asks for data; a second one is told what to
+    configure.
+    """
     rule = SoleUser(applies=True)
     for uid in (1001, 1002):  # so far, both may ask for statistics
         rule.check_connection(of_user(uid))
@@ -89,7 +95,7 @@ def test_a_service_without_datasets_serves_one_user():
 
 
 def test_other_services_serve_all_that_may_connect():
-    """With [[datasets]], and engines that a trainer starts."""
+    """Services with [[datasets]] and engines that a trainer starts serve all users that may connect."""
     rule = SoleUser(applies=False)
     for uid in (1001, 1002):
         rule.check_request(of_user(uid))

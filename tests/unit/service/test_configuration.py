@@ -1,4 +1,4 @@
-"""The service's configuration: three sources, one result, nothing unknown."""
+"""The configuration of a service from file, variables and options; unknown settings are errors."""
 
 import json
 from dataclasses import replace
@@ -50,7 +50,7 @@ def written(tmp_path, text):
 
 
 def test_a_file_says_everything(tmp_path):
-    """Sizes, paths, lists, numbers and datasets arrive as their fields want them."""
+    """The settings file gives sizes, paths, lists, numbers and datasets in the types of their fields."""
     config = read_service_config(written(tmp_path, FILE), environment(), {})
     assert (str(config.cache.directory), config.cache.limit_bytes, config.cache.group) == (
         "/nvme/streamer",
@@ -69,7 +69,9 @@ def test_a_file_says_everything(tmp_path):
 
 
 def test_an_engine_of_a_trainer_reads_the_same_file(tmp_path):
-    """[cache], [fetch] and [engine]; folder, socket and limit are the trainer's, and nothing of a service applies."""
+    """The engine of a trainer reads [cache], [fetch] and [engine] of the same file; its folder, socket and limit are
+    the trainer's.
+    """
     own = EngineConfig(
         cache=CacheConfig(directory=tmp_path, limit_bytes=7), socket_path=tmp_path / "s", grace_seconds=2
     )
@@ -84,7 +86,9 @@ def test_an_engine_of_a_trainer_reads_the_same_file(tmp_path):
 
 
 def test_variables_count_for_the_engine_of_a_trainer(tmp_path):
-    """More than the file, which need not be there, and less than the arguments of the dataset."""
+    """Variables go before the settings file for the engine of a trainer, and the arguments of the dataset go before
+    variables.
+    """
     own = EngineConfig(cache=CacheConfig(directory=tmp_path), socket_path=tmp_path / "s")
     variables = environment(
         STREAMER_CACHE_BYTES="1GB", STREAMER_MEMORY_BYTES="64MiB", STREAMER_FETCH_PROCESSES="3", STREAMER_GROUP="7"
@@ -99,13 +103,15 @@ def test_variables_count_for_the_engine_of_a_trainer(tmp_path):
 
 @pytest.mark.parametrize("name", SERVICE_VARIABLES)
 def test_a_variable_of_a_service_is_refused_by_a_trainer(name):
-    """It would do nothing, without a word."""
+    """A variable that only a service uses is refused by the engine of a trainer, where it would have no effect."""
     with pytest.raises(ConfigError, match=f"STREAMER_{name} is a setting of `streamer serve`"):
         environment(**{f"STREAMER_{name}": "x"}).engine_settings()
 
 
 def test_nothing_said_is_a_service_on_loopback():
-    """Defaults: the user's cache, a socket in the runtime folder, HTTP for this machine only."""
+    """Without settings a service has the user's cache folder, a socket in the runtime folder, and HTTP on loopback
+    only.
+    """
     config = read_service_config(None, environment(), {})
     assert str(config.cache.directory) == "/home/u/.cache/streamer"
     assert (str(config.socket_path), config.service.http) == ("/run/u/engine.sock", DEFAULT_HTTP)
@@ -113,7 +119,9 @@ def test_nothing_said_is_a_service_on_loopback():
 
 
 def test_options_count_more_than_variables_and_these_more_than_the_file(tmp_path):
-    """And what is not given does not count."""
+    """Options go before variables and these before the settings file; an option that is not given counts for
+    nothing.
+    """
     path = written(tmp_path, FILE)
     variables = environment(STREAMER_CACHE_BYTES="1GB", STREAMER_GROUP="7", STREAMER_ALLOW_UIDS="5,6")
     config = read_service_config(path, variables, {"cache_bytes": 3, "group": None})
@@ -148,13 +156,15 @@ def test_options_count_more_than_variables_and_these_more_than_the_file(tmp_path
     ],
 )
 def test_what_cannot_be_is_refused_by_name(tmp_path, text, named):
-    """A misspelt or impossible setting is not ignored."""
+    """A misspelt or impossible setting is an error that names it."""
     with pytest.raises(ConfigError, match=named):
         read_service_config(written(tmp_path, text), environment(), {})
 
 
 def test_options_may_lie_in_a_file_of_their_own(tmp_path):
-    """A secret mounted by Kubernetes need not be in the configuration map."""
+    """Storage options may be in a file of their own, such as a mounted Secret of Kubernetes, and go before those of the
+    configuration.
+    """
     secret = tmp_path / "secret.json"
     secret.write_text(json.dumps({"key": "k", "secret": "s"}))
     text = f"[[datasets]]\nurl = 's3://b/'\nstorage_options = {{ anon = false }}\nstorage_options_file = '{secret}'"
@@ -165,7 +175,9 @@ def test_options_may_lie_in_a_file_of_their_own(tmp_path):
 
 @pytest.mark.parametrize("content", ["{'key': 'hunter2'}", '["hunter2"]'])
 def test_a_broken_secret_is_not_quoted(tmp_path, content):
-    """The error names the file, not what is in it."""
+    """A file of storage options that cannot be read is an error with the name of the file and nothing of its
+    content.
+    """
     (tmp_path / "secret.json").write_text(content)
     text = f"[[datasets]]\nurl = 's3://b/'\nstorage_options_file = '{tmp_path}/secret.json'"
     with pytest.raises(ConfigError) as refused:
@@ -175,7 +187,9 @@ def test_a_broken_secret_is_not_quoted(tmp_path, content):
 
 
 def test_a_misspelt_variable_is_refused_and_kubernetes_are_not():
-    """A Service called "streamer" puts its address into every container."""
+    """A misspelt variable of streamer is refused; those that Kubernetes makes for a Service called "streamer"
+    are not.
+    """
     check_variables({"STREAMER_CACHE_DIR": "/c", "STREAMER_SERVICE_HOST": "10.0.0.1", "STREAMER_PORT_80_TCP_ADDR": "x"})
     with pytest.raises(ConfigError, match="STREAMER_CACHE_BYTE "):
         check_variables({"STREAMER_CACHE_BYTE": "1GB"})

@@ -1,4 +1,4 @@
-"""The curves of the page: their rings, ranks, jobs and marks, the file over a restart, and what an engine is asked."""
+"""The history that the page draws: rings, ranks, jobs, marks, the file over a restart, and requests over real HTTP."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def shown(history: History, now: float, seconds: float = 900) -> dict:
 @settings(max_examples=25, deadline=None)
 @given(VALUES)
 def test_a_bin_is_the_mean_of_its_seconds(values):
-    """At every step, with gaps of any length and seconds in which nothing is known."""
+    """Each bin of a curve is the mean of the known values of its seconds, at every step and with gaps of any length."""
     rings = Rings(2, np.float32)
     expected = [defaultdict(list) for _ in STEPS]
     at = BEGIN
@@ -58,7 +58,7 @@ def test_a_bin_is_the_mean_of_its_seconds(values):
 
 
 def test_the_newest_bins_replace_the_oldest():
-    """After twice its length a ring has its last half, and nothing of before."""
+    """A ring keeps the newest bins and drops the oldest."""
     rings = Rings(1, np.float32)
     for second in range(2 * STEPS[0] * POINTS):
         rings.add(BEGIN + second, np.array([float(second)]))
@@ -69,7 +69,7 @@ def test_the_newest_bins_replace_the_oldest():
 
 
 def test_a_clock_that_is_set_back_shows_nothing_of_the_future():
-    """What was written for times to come is not drawn; the curve goes on."""
+    """After the clock is set back nothing of the future is shown, and the curve goes on."""
     history = History()
     for second in (BEGIN + 1000, BEGIN, BEGIN + 2):
         history.add(second, {"in_flight": float(second - BEGIN)}, {})
@@ -79,12 +79,14 @@ def test_a_clock_that_is_set_back_shows_nothing_of_the_future():
 
 
 def test_levels():
-    """The finest that goes back far enough; the last one for all longer times."""
+    """The finest level that goes back far enough is shown, and the last one for all longer times."""
     assert [choose_level(seconds) for seconds in (1, 900, 901, 3600, 10**9)] == [0, 0, 1, 1, len(STEPS) - 1]
 
 
 def test_it_takes_less_than_a_megabyte():
-    """With all ranks, jobs and marks, of the longest names; an answer is bounded, too."""
+    """The history with all ranks, jobs and marks of the longest names takes less than a megabyte, and an answer less
+    than 400 kB.
+    """
     history = History()
     for number in range(500):
         ranks = {(f"{'j' * 115}{number + job}", f"{'r' * 110}{number}", "d" * 64): CALM for job in range(50)}
@@ -101,7 +103,9 @@ def test_it_takes_less_than_a_megabyte():
 
 
 def test_ratios_are_those_of_all_requests():
-    """Hits of a long bin count bytes, and the time to first byte counts requests: neither is a mean of means."""
+    """Hits of a long bin are weighted by bytes and times to the first byte by requests, so that neither is a mean of
+    means.
+    """
     history = History()
     history.add(BEGIN, {"hit_bytes": 0.0, "needed_bytes": 30.0, "first_bytes": 1.0, "first_byte_seconds": 1.0}, {})
     history.add(BEGIN + 1, {"hit_bytes": 9.0, "needed_bytes": 10.0, "first_bytes": 9.0, "first_byte_seconds": 0.9}, {})
@@ -113,7 +117,7 @@ def test_ratios_are_those_of_all_requests():
 
 
 def test_a_new_rank_takes_the_place_of_one_that_is_gone():
-    """The curve of the earlier one goes with it; one that comes back goes on with its own."""
+    """A new rank takes the curve of one that is gone, and a rank that comes back goes on with its own."""
     history = History()
     many = {("job", f"rank {number}", "d"): CALM for number in range(MAX_RANKS)}
     history.add(BEGIN, {}, many)
@@ -128,7 +132,7 @@ def test_a_new_rank_takes_the_place_of_one_that_is_gone():
 
 
 def test_jobs_have_the_time_since_they_began():
-    """A short interruption does not count, a long one does."""
+    """A job shows the time since it began; a short interruption does not begin it anew, a long one does."""
     history = History()
     for second in (0, 100, 600, 5000):
         history.add(BEGIN + second, {}, {("job", "rank 0", "d"): CALM})
@@ -138,7 +142,9 @@ def test_jobs_have_the_time_since_they_began():
 
 
 def test_marks_are_bounded_by_kind():
-    """A thousand warnings push out no restart; those of a few seconds are one mark with the newest text."""
+    """Marks are bounded by kind, so that warnings replace no restart; warnings within some seconds are one mark with
+    the newest text.
+    """
     marks = Marks()
     marks.add(BEGIN, "engine", "the engine started")
     for number in range(1000):
@@ -150,7 +156,9 @@ def test_marks_are_bounded_by_kind():
 
 
 def test_names_and_texts_are_clean():
-    """No control characters, no marks of direction, no logins or signatures, no long names."""
+    """Names and texts of the history have no control characters, marks of direction, logins or signatures, and
+    are cut.
+    """
     history = History()
     name = "rank \x1b[31m\u202e0\n"
     history.add(BEGIN, {}, {("job\r", name, "d" * 1000): CALM})
@@ -163,7 +171,9 @@ def test_names_and_texts_are_clean():
 
 
 def test_a_restart_shows_what_was_before(tmp_path):
-    """The file is of this user alone; what was kept is the same, and a gap is where the engine did not run."""
+    """After a restart the history shows what was kept, with a gap while the engine did not run, from a file that only
+    its user reads.
+    """
     history = History()
     for second in range(40):
         history.add(BEGIN + second, {"store_bytes": 1e6 + second}, {("job", "rank 0", "d"): CALM})
@@ -179,7 +189,7 @@ def test_a_restart_shows_what_was_before(tmp_path):
 
 @pytest.mark.parametrize("damage", [b"", b"\x80", "cut", "other layout", "large"])
 def test_a_file_that_is_not_ours_is_not_used(tmp_path, damage, caplog):
-    """It says so, and the curves begin anew."""
+    """A damaged, too large or foreign history file is not used, which is logged, and the curves begin anew."""
     caplog.set_level("INFO")
     content = History().encode()
     contents = {"cut": content[:-5], "other layout": content.replace(b"(2, 8", b"(3, 8"), "large": content * 3}
@@ -189,7 +199,7 @@ def test_a_file_that_is_not_ours_is_not_used(tmp_path, damage, caplog):
 
 
 def test_a_disk_that_takes_nothing_is_no_error(tmp_path, caplog):
-    """A folder that is gone: the curves end with the engine, and it says so."""
+    """A history that cannot be written is logged and is no error."""
     caplog.set_level("INFO")
     write_history(tmp_path / "gone" / FILE_NAME, b"x")
     assert "will not outlive this engine" in caplog.text
@@ -197,7 +207,9 @@ def test_a_disk_that_takes_nothing_is_no_error(tmp_path, caplog):
 
 
 def test_the_pace_of_slow_steps_is_smooth():
-    """A batch every three seconds is a third of a batch each second, and falls when no batch comes."""
+    """The pace of slow steps is smooth: a batch every three seconds is a third of a batch each second, and it falls
+    when no batch comes.
+    """
     pace = StepPace(10, 0.0)
     assert math.isnan(pace.update(10, 1.0))
     found = [pace.update(10 + second // 3, float(second)) for second in range(2, 13)]
@@ -206,6 +218,7 @@ def test_the_pace_of_slow_steps_is_smooth():
 
 
 def make_session(now: list[float], **request: object) -> SimpleNamespace:
+    """Stands for a session of the engine with the fields that the recorder reads."""
     names = {"job": "job", "consumer": "rank 0", "stream": "", "dataset": "d", "global_batch": 64, "world_size": 2}
     return SimpleNamespace(
         request=SimpleNamespace(**{**names, **request}),
@@ -219,7 +232,9 @@ def make_session(now: list[float], **request: object) -> SimpleNamespace:
 
 
 async def test_the_recorder_looks_at_sessions(tmp_path):
-    """Samples, waiting, loader's report and epochs of a rank; two loaders of one rank are one."""
+    """The recorder takes samples, waiting, the loader's report and epochs from sessions; two loaders of one rank are
+    one curve.
+    """
     now = [100.0]
     clock = [float(BEGIN)]
     async with Engine(EngineConfig(cache=CacheConfig(directory=tmp_path, limit_bytes=8 << 20))) as engine:
@@ -251,7 +266,7 @@ async def test_the_recorder_looks_at_sessions(tmp_path):
 
 
 async def test_a_late_look_leaves_no_gap(tmp_path):
-    """A second of a busy machine is not the end of an engine; minutes are."""
+    """A look that is seconds late leaves no gap in the curves; minutes without a look do."""
     clock = [float(BEGIN)]
     async with Engine(EngineConfig(cache=CacheConfig(directory=tmp_path, limit_bytes=8 << 20))) as engine:
         history = History()
@@ -263,7 +278,7 @@ async def test_a_late_look_leaves_no_gap(tmp_path):
 
 
 async def test_an_engine_that_starts_again_is_marked(tmp_path, caplog):
-    """A warning, too; the history is there at once."""
+    """The history marks the first start of an engine and a later start after it."""
     texts = []
     async with Engine(EngineConfig(cache=CacheConfig(directory=tmp_path, limit_bytes=8 << 20))) as engine:
         for _ in range(2):
@@ -274,7 +289,7 @@ async def test_an_engine_that_starts_again_is_marked(tmp_path, caplog):
 
 
 async def test_warnings_become_marks(tmp_path):
-    """Each second at most one, with the number of them."""
+    """Warnings of the log become at most one mark a second, with their number and the newest text."""
     import logging
 
     async with Engine(EngineConfig(cache=CacheConfig(directory=tmp_path, limit_bytes=8 << 20))) as engine:
@@ -292,14 +307,18 @@ async def test_warnings_become_marks(tmp_path):
 
 
 def test_seconds_of_a_request():
-    """Whole numbers; longer than there is are all of it."""
+    """The seconds of a request for the history are a whole number; more than are kept is all of it, and other text is
+    refused.
+    """
     assert [parse_seconds(text) for text in ("", "3600", "999999999999")] == [900, 3600, MAX_SECONDS]
     assert [parse_seconds(text) for text in ("1.5", "-1", "x", "٣", "9" * 13, "1e9")] == [None] * 6
 
 
 @pytest.mark.process
 async def test_the_history_over_http():
-    """Bounded by what is asked; 400 for what is no number, 404 where nothing is kept; no other origin reads it."""
+    """The history over HTTP answers the seconds asked for, 400 to what is no number, 404 if there is none, and 421 to
+    another host name.
+    """
     history = History()
     address = f"127.0.0.1:{free_port()}"
     async with aiohttp.ClientSession() as session:

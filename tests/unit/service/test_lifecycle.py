@@ -1,4 +1,4 @@
-"""The lock of a cache folder is waited for and given up in time; the end of a service tells what failed."""
+"""The lock of a cache folder, held by a real process, and errors at the end of a service."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ sys.stdin.read()
 
 
 def hold(folder: Path) -> subprocess.Popen[bytes]:
-    """Another process that has the lock until its stdin ends, or it does."""
+    """Starts a process that has the lock until its stdin or the process ends."""
     command = [sys.executable, "-c", HOLDER, str(folder)]
     holder = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert holder.stdout is not None
@@ -35,7 +35,7 @@ def hold(folder: Path) -> subprocess.Popen[bytes]:
 
 @pytest.mark.process
 def test_the_lock_is_ours_when_the_other_engine_is_killed(tmp_path: Path) -> None:
-    """It waits for as long as the other one lives."""
+    """The lock of a cache folder is waited for and taken when the process that holds it is killed."""
     with hold(tmp_path) as holder:
         holder.kill()
         with _only_engine(tmp_path, 60.0):
@@ -47,7 +47,7 @@ def test_the_lock_is_ours_when_the_other_engine_is_killed(tmp_path: Path) -> Non
 
 @pytest.mark.process
 def test_a_folder_in_use_is_refused_in_time(tmp_path: Path) -> None:
-    """The other engine stays: the error names the folder and what to do."""
+    """A cache folder whose lock stays held is refused in time by an error that says it is in use by another engine."""
     with hold(tmp_path) as holder:
         with pytest.raises(CacheError, match="in use by another engine"), _only_engine(tmp_path, 0.05):
             pass
@@ -55,7 +55,9 @@ def test_a_folder_in_use_is_refused_in_time(tmp_path: Path) -> None:
 
 
 async def test_an_error_of_the_drain_ends_the_service(tmp_path: Path) -> None:
-    """It was dropped, and the log said that the service had drained."""
+    """An error while the engine drains ends the service with that error, where the log said that the service had
+    drained.
+    """
 
     async def fail(seconds: float) -> None:
         raise CacheError("the disk is gone")

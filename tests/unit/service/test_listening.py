@@ -1,4 +1,4 @@
-"""The sockets of an engine."""
+"""The sockets of an engine in the runtime folder and the cache folder, on a real file system."""
 
 from __future__ import annotations
 
@@ -39,7 +39,9 @@ def _wait_for(path: Path) -> None:
 
 @pytest.mark.process
 async def test_an_embedded_engine_listens_in_its_cache_folder_too(tmp_path: Path) -> None:
-    """Jobs with a /tmp of their own find it there; the path of a service is configured."""
+    """An engine of a trainer listens in its cache folder too, for jobs with a /tmp of their own; a service listens at
+    its path only.
+    """
     config = _config(tmp_path)
     second = config.cache.directory / CACHE_SOCKET_NAME
     async with listen(config, asyncio.Protocol) as listeners:
@@ -54,7 +56,7 @@ async def test_an_embedded_engine_listens_in_its_cache_folder_too(tmp_path: Path
 
 @pytest.mark.process
 async def test_a_removed_socket_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A cleaner of temporary files, or the end of a login, removes the runtime folder under a job."""
+    """A socket that was removed with the runtime folder, as by a cleaner of temporary files, is made again."""
     monkeypatch.setattr("streamer.service.listening._LOOK_SECONDS", 0.01)
     config = _config(tmp_path)
     async with listen(config, asyncio.Protocol) as listeners:
@@ -71,7 +73,9 @@ async def test_a_removed_socket_is_made_again(tmp_path: Path, monkeypatch: pytes
 async def test_a_socket_in_the_cache_folder_is_made_again_with_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not before the engine has made the folder again, and not in a folder of another engine."""
+    """A removed socket in the cache folder is made again once the engine has made the folder again, and not in another
+    engine's.
+    """
     monkeypatch.setattr("streamer.service.listening._LOOK_SECONDS", 0.01)
     config = _config(tmp_path)
     cache = config.cache.directory
@@ -95,7 +99,7 @@ async def test_a_socket_in_the_cache_folder_is_made_again_with_it(
 
 @pytest.mark.process
 async def test_a_socket_of_another_engine_stays(tmp_path: Path) -> None:
-    """One that has taken the name over."""
+    """An engine that ends leaves the socket of another engine, or another file, that has taken its name."""
     config = _config(tmp_path)
     async with listen(config, asyncio.Protocol):
         async with listen(config, asyncio.Protocol):
@@ -108,7 +112,9 @@ async def test_a_socket_of_another_engine_stays(tmp_path: Path) -> None:
 
 @pytest.mark.process
 async def test_a_path_that_cannot_be_bound(tmp_path: Path) -> None:
-    """It is named; without the one in the cache folder the engine serves all the same."""
+    """A path that cannot be bound is a ConfigError; if that is only the one in the cache folder, the engine serves
+    without it.
+    """
     config = _config(tmp_path)
     (config.cache.directory / CACHE_SOCKET_NAME).mkdir()
     async with listen(config, asyncio.Protocol) as listeners:

@@ -1,4 +1,4 @@
-"""What clients have asked for ends with them, and nothing that they ask ends the engine."""
+"""Requests of clients that take long: they end with their client, and their errors do not end the engine."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PARTS = (Part("d"),)
 
 
 class Client:
-    """A connection without a socket; keeps what it is sent."""
+    """Stands for a client's connection without a socket: it keeps what it is sent."""
 
     credentials = None
 
@@ -30,7 +30,7 @@ class Client:
 
 
 class AskedEngine:
-    """An engine whose store answers with an error, or not at all."""
+    """Stands for an engine whose store answers with an error, or not at all."""
 
     def __init__(self, error: Exception | None = None) -> None:
         self._error = error
@@ -48,7 +48,9 @@ class AskedEngine:
     [(AccessDeniedError("no"), AccessDeniedError), (ValueError("a bug"), BrokenError), (OSError("disk"), BrokenError)],
 )
 async def test_an_error_over_a_session_is_that_of_its_client(error, expected):
-    """Options of any kind come from a client: what a library makes of them ends no task group, which is the engine."""
+    """An error over the options of a session, of any type, goes to its client and does not end the engine's
+    task group.
+    """
     failed = []
     async with asyncio.TaskGroup() as tasks:
         proofs = SessionProofs(AskedEngine(error).prepare, tasks)
@@ -57,7 +59,7 @@ async def test_an_error_over_a_session_is_that_of_its_client(error, expected):
 
 
 async def test_an_error_over_what_came_before_the_session_was_open_is_that_of_its_client():
-    """Messages that waited are taken then, outside of the connection's own turn."""
+    """An error over messages that came before the session was open goes to its client and does not end the engine."""
     failed = []
 
     def opened(steps: object) -> None:
@@ -71,7 +73,7 @@ async def test_an_error_over_what_came_before_the_session_was_open_is_that_of_it
 
 
 async def test_questions_about_sessions_end_with_them():
-    """A client that comes and goes leaves no request to its store behind."""
+    """Checks of sessions end with their session or client, and leave no request to the store behind."""
     engine = AskedEngine()
     async with asyncio.TaskGroup() as tasks:
         proofs = SessionProofs(engine.prepare, tasks)
@@ -89,7 +91,9 @@ async def test_questions_about_sessions_end_with_them():
 
 
 async def test_requests_end_with_their_client(server, monkeypatch):
-    """Waiting and reading end; indexes go on for who asks again, but of all clients only so many."""
+    """Waiting and reading end with their client; indexing goes on for a later request, but only for MAX_LONG_REQUESTS
+    of all clients.
+    """
 
     async def for_ever(*arguments: object) -> None:
         await asyncio.Event().wait()

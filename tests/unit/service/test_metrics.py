@@ -1,4 +1,4 @@
-"""The table of metrics and what it makes of statistics."""
+"""The table of metrics and the series that it makes of statistics."""
 
 import re
 
@@ -32,7 +32,7 @@ COUNTS = re.compile(
 
 
 def test_names_are_unique_and_carry_their_unit():
-    """streamer_<room>_<what>_<unit>[_total]."""
+    """Names of metrics are unique, begin with streamer_ and end with their unit."""
     assert len(NAMED) == len(DEFINITIONS)
     for name in NAMED:
         assert re.fullmatch(r"streamer_[a-z0-9_]+", name)
@@ -42,12 +42,12 @@ def test_names_are_unique_and_carry_their_unit():
 
 
 def test_kind_follows_from_the_name():
-    """A counter ends in _total and nothing else does."""
+    """A metric is a counter if and only if its name ends in _total."""
     assert all((definition.kind == "counter") == name.endswith("_total") for name, definition in NAMED.items())
 
 
 def test_stable_names_are_frozen():
-    """Dashboards are built on them: one that goes or is renamed is a new first number of the version."""
+    """Stable metrics keep their names, because dashboards use them; one that goes needs a new major version."""
     stable = {name for name, definition in NAMED.items() if definition.stability == "stable"}
     assert {
         "streamer_store_received_bytes_total",
@@ -66,14 +66,16 @@ def test_stable_names_are_frozen():
 
 
 def test_equal_labels_are_summed():
-    """Two loaders of one rank are one series."""
+    """Entries with equal labels are summed, such as two loaders of one rank."""
     entry = {"job": "j", "consumer": "rank 0", "dataset": "d", "waiting_seconds": 1.5}
     found = make_series(NAMED["streamer_session_waiting_seconds_total"], {"sessions": [entry, entry]})
     assert found == [(("j", "rank 0", "d"), 3.0)]
 
 
 def test_what_loaders_say_is_there_once_they_have_said_it():
-    """The largest share of equal labels, not their sum; the bottleneck is a label; who said nothing has no series."""
+    """The report of a loader has series once there is one: the largest share of equal labels, and the bottleneck as a
+    label.
+    """
     entry = {"job": "j", "consumer": "rank 0", "dataset": "d", "loader_waiting_share": 0.6, "bottleneck": "decode"}
     silent = {**entry, "consumer": "rank 1", "loader_waiting_share": None, "bottleneck": None}
     values = {"sessions": [entry, {**entry, "loader_waiting_share": 0.7}, silent]}
@@ -82,7 +84,7 @@ def test_what_loaders_say_is_there_once_they_have_said_it():
 
 
 def test_rows_of_documents_have_series_once_a_loader_makes_some():
-    """Padding, the spread of costs, tokens so far, tokens that are in no row; a loader of samples has none."""
+    """Rows of documents have series for padding, costs, tokens and tokens left out; a loader of samples has none."""
     rows = {"row_padding": 0.01, "row_cost_spread": 0.2, "row_tokens": 5000, "row_left_out": 7}
     entry = {"job": "j", "consumer": "rank 0", "dataset": "d", **rows}
     values = {"sessions": [entry, {**entry, "consumer": "rank 1", **dict.fromkeys(rows)}]}
@@ -92,7 +94,9 @@ def test_rows_of_documents_have_series_once_a_loader_makes_some():
 
 
 def test_info_metrics_name_the_version_and_the_urls():
-    """A label each, so that dashboards show urls where other metrics have the digest."""
+    """Info metrics have the version and the urls of datasets as labels, for dashboards that show urls in place of
+    digests.
+    """
     values = {"version": "1.2.3", "datasets": [{"dataset": "d", "url": "s3://bucket/train/", "samples": 7}]}
     text = make_exposition(values)[0].decode()
     assert 'streamer_build_info{version="1.2.3"} 1.0' in text
@@ -101,7 +105,9 @@ def test_info_metrics_name_the_version_and_the_urls():
 
 
 def test_first_bytes_are_a_histogram():
-    """Cumulative buckets, count and sum, as histogram_quantile() takes them."""
+    """Times to the first byte are a histogram with cumulative buckets, count and sum, as histogram_quantile() takes
+    them.
+    """
     buckets = [{"le": "0.1", "count": 3}, {"le": "+Inf", "count": 4}]
     text = make_exposition({"first_byte_buckets": buckets, "first_byte_sum_seconds": 2.5})[0].decode()
     assert "# TYPE streamer_store_first_byte_seconds histogram" in text
@@ -111,7 +117,7 @@ def test_first_bytes_are_a_histogram():
 
 
 def test_a_scrape_stays_small():
-    """Sessions beyond the first thousand are one series of their dataset."""
+    """Sessions beyond the first thousand are one series of their dataset, so that a scrape stays small."""
     entries = [{"job": "j", "consumer": f"rank {i}", "dataset": "d", "age_seconds": 1} for i in range(MAX_SESSIONS + 7)]
     found = dict(make_series(NAMED["streamer_session_age_seconds"], {"sessions": entries}))
     assert len(found) == MAX_SESSIONS + 1
@@ -119,7 +125,9 @@ def test_a_scrape_stays_small():
 
 
 def test_members_of_a_mix_are_series_of_their_session():
-    """Of more than a thousand members of all sessions, the others are one series each, whatever the session."""
+    """Members of a mix are series of their session; beyond a thousand members each name is one series of all
+    sessions.
+    """
     entries = [
         {"job": "j", "consumer": f"rank {i // 600}", "member": f"m{i % 600}", "needed_bytes": 10, "hit_bound": 0.25}
         for i in range(1800)
@@ -133,7 +141,7 @@ def test_members_of_a_mix_are_series_of_their_session():
 
 
 def test_the_exposition_is_prometheus_text():
-    """Type, help with stability, value; labels of clients are escaped."""
+    """The exposition is Prometheus text with type, help, stability and value; labels of clients are escaped."""
     values = {"store_bytes": 12, "sessions": [{"job": 'a"b\n', "consumer": "c", "dataset": "d", "age_seconds": 2}]}
     body, kind = make_exposition(values)
     text = body.decode()
@@ -145,7 +153,7 @@ def test_the_exposition_is_prometheus_text():
 
 
 def test_every_source_is_a_statistic(engine_statistics):
-    """A metric whose statistic was renamed would have no series. (Those of peers: tests/e2e/test_peers.py.)"""
+    """Every metric has a statistic of the engine as its source. (Those of peers: tests/e2e/test_peers.py.)"""
     of_peers = {f"streamer_{name}" for name, _, _ in metrics._OF_PEERS}
     for definition in metrics.DEFINITIONS:
         if definition.name in of_peers:

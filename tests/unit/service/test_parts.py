@@ -1,4 +1,4 @@
-"""A session over several datasets as it comes over the wire."""
+"""A session over several datasets as the server receives it, on a real engine without a socket."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SECRETS = ({"key": "one"}, {"key": "two"})
 
 
 class Peer:
-    """Keeps what it is sent."""
+    """Stands for a client's connection: it keeps the events and errors that it is sent."""
 
     credentials = None
 
@@ -32,11 +32,12 @@ class Peer:
         self.failures.append(error)
 
     def close(self) -> None:
-        """Nothing to close."""
+        """Does nothing, since there is no socket."""
 
 
 @pytest.fixture
 async def parts(server: Server, tmp_path: Path) -> list[Part]:
+    """Two parts of three files each, with options of their own."""
     made = []
     for name, options in zip(("web", "books"), SECRETS, strict=True):
         (tmp_path / name).mkdir()
@@ -49,13 +50,14 @@ async def parts(server: Server, tmp_path: Path) -> list[Part]:
 
 
 def opened(server: Server, peer: Peer, parts: list[Part]) -> EngineSession:
+    """Opens a session over the parts as a client does, and returns it."""
     server._clients.setdefault(peer, _ClientState())  # type: ignore[arg-type]
     server.take(peer, OpenSession(1, "job", "mix", "rank 0", parts=parts))  # type: ignore[arg-type]
     return server._clients[peer].sessions[1]  # type: ignore[index]
 
 
 async def test_each_part_has_its_own_options(server: Server, parts: list[Part]) -> None:
-    """And its name, value and open bytes."""
+    """Each part of a session has its own options, name, value and open bytes."""
     session = opened(server, Peer(), parts)
     assert tuple(dataset.options for dataset in session.collection.datasets) == SECRETS
     assert [(part.name, part.value, part.open_bytes) for part in session.request.parts] == [
@@ -66,7 +68,9 @@ async def test_each_part_has_its_own_options(server: Server, parts: list[Part]) 
 
 
 async def test_passes_and_values_reach_the_session(server: Server, parts: list[Part]) -> None:
-    """A pass for each use; values for each part."""
+    """A schedule's passes count for each use and its values for each part; passes of a wrong length are a
+    ProtocolError.
+    """
     peer = Peer()
     session = opened(server, peer, parts)
     chunk, steps, passes = np.array([0, 4], "<u4"), np.arange(2, dtype="<i8").tobytes(), np.array([5, 6], "<u4")
@@ -81,7 +85,7 @@ async def test_passes_and_values_reach_the_session(server: Server, parts: list[P
 
 
 async def test_options_that_are_none_fail_the_session_only(server: Server, parts: list[Part]) -> None:
-    """Their text is not quoted."""
+    """Options of a part that cannot be read fail its session only, by an error that names the part and not the text."""
     peer = Peer()
     server._clients[peer] = _ClientState()  # type: ignore[index]
     broken = [parts[0], Part(parts[1].dataset, "books", StoreOptions(b"[hunter2"))]
@@ -92,7 +96,7 @@ async def test_options_that_are_none_fail_the_session_only(server: Server, parts
 
 
 async def test_long_options_are_read_once_or_refused(server: Server, parts: list[Part]) -> None:
-    """Equal ones count once, however many parts have them; 3 MB of different ones are not read."""
+    """Equal options of parts are read and counted once; more than 2 MiB of different ones are refused unread."""
     peer = Peer()
     same = StoreOptions.make({"key": "x" * 1500})
     session = opened(server, peer, [Part(parts[0].dataset, str(n), StoreOptions(same.encoded)) for n in range(2000)])

@@ -1,4 +1,4 @@
-"""What the statistics say of the log."""
+"""The recent warnings of the log in the statistics."""
 
 import logging
 
@@ -8,7 +8,9 @@ logger = logging.getLogger("streamer.test")
 
 
 def test_warnings_are_kept_and_lines_of_less_weight_are_not():
-    """The newest first, with their logger and text, while the context lasts."""
+    """Warnings and errors are kept while the context lasts, the newest first with logger and text; lines of lower
+    levels are not.
+    """
     with recent_warnings() as warnings:
         logger.info("all is well")
         logger.warning("peer %d is slow", 3)
@@ -20,7 +22,7 @@ def test_warnings_are_kept_and_lines_of_less_weight_are_not():
 
 
 def test_a_message_that_comes_again_counts_up():
-    """A thousand lines of one kind push no other out; the newest of them is shown."""
+    """A message that is logged again with other values counts up and replaces its text, and pushes out no other."""
     with recent_warnings() as warnings:
         logger.warning("the disk is full")
         for number in range(1000):
@@ -30,7 +32,7 @@ def test_a_message_that_comes_again_counts_up():
 
 
 def test_their_number_and_length_are_bounded():
-    """The oldest kinds go; a long message is cut."""
+    """The recent warnings are bounded in number, where the oldest kinds are dropped, and in length."""
     with recent_warnings() as warnings:
         for number in range(MAX_WARNINGS + 5):
             logger.warning(f"kind {number} {'x' * 1000}")  # noqa: G004 - each is a kind of its own

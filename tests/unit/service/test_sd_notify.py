@@ -1,4 +1,4 @@
-"""What the service manager hears."""
+"""Messages to the service manager, over a real datagram socket."""
 
 import asyncio
 import logging
@@ -11,7 +11,7 @@ from streamer.service.sd_notify import Notifier
 
 @pytest.fixture(params=["path", "abstract"])
 def manager(request, tmp_path):
-    """A socket as systemd's, by path and by abstract name."""
+    """Stands for systemd: a socket by path and by abstract name, which receives and checks nothing."""
     address = str(tmp_path / "notify") if request.param == "path" else f"@streamer-test-{tmp_path.name}"
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
         listener.bind("\0" + address[1:] if address.startswith("@") else address)
@@ -20,7 +20,7 @@ def manager(request, tmp_path):
 
 
 async def test_ready_reloading_stopping(manager):
-    """In systemd's words."""
+    """A service reports ready, reload and stop in the words of systemd."""
     address, listener = manager
     notifier = Notifier(address)
     notifier.report_ready()
@@ -33,7 +33,7 @@ async def test_ready_reloading_stopping(manager):
 
 
 async def test_the_watchdog_is_fed_by_the_loop(manager):
-    """Twice an interval, until closed."""
+    """The event loop sends the watchdog's message twice an interval until it is closed."""
     address, listener = manager
     notifier = Notifier(address, watchdog_seconds=0.02)
     notifier.report_ready()
@@ -44,7 +44,7 @@ async def test_the_watchdog_is_fed_by_the_loop(manager):
 
 
 def test_no_manager_no_message(caplog):
-    """None named: silence. One named that is gone: a line in the log, and the service lives on."""
+    """Without a service manager nothing is sent or logged; one that is gone is logged and raises no error."""
     Notifier(None).report_stop()
     assert not caplog.records
     with caplog.at_level(logging.WARNING):

@@ -1,4 +1,4 @@
-"""Numbers and names of a session that mean nothing."""
+"""Numbers and names of a session that are out of range."""
 
 from __future__ import annotations
 
@@ -12,14 +12,16 @@ from streamer.wire.messages import OpenSession, Part
 @pytest.mark.parametrize("name", ["global_batch", "world_size", "start", "open_bytes", "sharers"])
 @pytest.mark.parametrize("number", [-1, 1 << 53, (1 << 63) - 1, 1 << 63, (1 << 64) - 1])
 def test_numbers_beyond_any_dataset_are_refused(name: str, number: int) -> None:
-    """Before anything is computed with them: 2^63 was an error that asked for a report."""
+    """A number of a session that is negative or beyond 2^53 is a ProtocolError; 2^63 was an error that asked for a
+    report.
+    """
     with pytest.raises(ProtocolError, match=f"{name}={number}; it is 0 to 9007199254740991"):
         _check_numbers(OpenSession(1, "job", "digest", "rank 0", **{name: number}))
     _check_numbers(OpenSession(1, "job", "digest", "rank 0", **{name: (1 << 53) - 1}))
 
 
 def test_parts_and_names_are_checked_too() -> None:
-    """A part has its own number; a name of a megabyte would be kept as long as the session."""
+    """The numbers of parts and the length of names are checked as well, because a session keeps them."""
     parts = [Part("a", "x"), Part("b", "y", open_bytes=1 << 63)]
     with pytest.raises(ProtocolError, match="open_bytes of part 1=9223372036854775808"):
         _check_numbers(OpenSession(1, "job", "digest", "rank 0", parts=parts))

@@ -1,4 +1,4 @@
-"""Requests to share a cache, as they come over the wire."""
+"""Requests to share a cache as a real engine's server receives them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SHARERS = [Sharer("a" * 32, "10.0.0.1:7070", 1), Sharer("b" * 32, "10.0.0.2:7070
 
 @pytest.fixture
 async def dataset(server: Server, tmp_path: Path) -> Dataset:
-    """Of three chunks."""
+    """A dataset of three chunks."""
     (tmp_path / "data").mkdir()
     for number in range(3):
         (tmp_path / "data" / f"{number}.bin").write_bytes(b"x" * 5000)
@@ -31,7 +31,7 @@ async def dataset(server: Server, tmp_path: Path) -> Dataset:
 
 
 def request(found: Dataset, **changes: object) -> ShareCache:
-    """Two engines that read a lane each, and both the third."""
+    """Makes a request of two engines that read a lane each, and both the chunks in no lane."""
     asked = ShareCache(
         1,
         found.manifest.digest,
@@ -47,7 +47,7 @@ def request(found: Dataset, **changes: object) -> ShareCache:
 
 
 async def test_what_belongs_together_is_taken(dataset: Dataset) -> None:
-    """The lane of each chunk."""
+    """A request whose parts agree gives the lane of each chunk."""
     assert dataset.manifest.chunks == 3
     assert _read_lanes(request(dataset), dataset).tolist() == [0, 1, -1]
 
@@ -66,7 +66,9 @@ async def test_what_belongs_together_is_taken(dataset: Dataset) -> None:
     ],
 )
 async def test_what_does_not_belong_together_is_refused(dataset: Dataset, changes: dict[str, object]) -> None:
-    """A wrong number of chunks, lanes without readers, members that are none."""
+    """A request with a wrong number of chunks, lanes without readers, or members that do not exist is a
+    ProtocolError.
+    """
     with pytest.raises(ProtocolError, match=r"lanes of|the lanes"):
         _read_lanes(request(dataset, **changes), dataset)
 
@@ -81,18 +83,20 @@ async def test_what_does_not_belong_together_is_refused(dataset: Dataset, change
 async def test_where_an_engine_listens_and_for_what(
     server: Server, dataset: Dataset, changes: dict[str, object], error: type[StreamerError], what: str
 ) -> None:
-    """At an address, since names would have to be looked up; for a dataset that it knows."""
+    """An engine shares its cache only at an IP address, because names would have to be looked up, and for a dataset
+    that it knows.
+    """
     server._engine.config = replace(server._engine.config, grace_seconds=1.0)
     with pytest.raises(error, match=what):
         await server._long_requests._sharing.share(request(dataset, **changes), NO_OPTIONS)
 
 
 async def test_a_service_shares_as_its_configuration_says(server: Server, dataset: Dataset) -> None:
-    """A job cannot make it listen, or ask other machines."""
+    """A service refuses requests of jobs to share its cache, because its configuration says where it listens."""
     with pytest.raises(ConfigError, match="this one is a service"):
         await server._long_requests._sharing.share(request(dataset), NO_OPTIONS)
 
 
 def test_the_token_is_not_shown() -> None:
-    """Requests are printed in tracebacks of tools."""
+    """The repr of a request to share a cache does not show the token, because tools print requests in tracebacks."""
     assert "secret" not in repr(ShareCache(1, "d", "secret", "127.0.0.1"))

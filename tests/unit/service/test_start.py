@@ -1,4 +1,4 @@
-"""What a start costs: which modules an engine has imported when it listens."""
+"""Which modules a real engine process has imported when it listens."""
 
 from __future__ import annotations
 
@@ -34,6 +34,7 @@ LATER = [
 
 @pytest.fixture(scope="module")
 def imported():
+    """Names of the modules that a process has imported which is ready to run an engine."""
     listed = subprocess.run([sys.executable, "-c", LISTED], check=True, stdout=subprocess.PIPE, text=True)
     return set(listed.stdout.split())
 
@@ -41,6 +42,8 @@ def imported():
 @pytest.mark.process
 @pytest.mark.parametrize("name", LATER)
 def test_an_engine_that_starts_does_not_import(imported, name):
-    """The first batch waits for every import of the engine."""
+    """The start of an engine does not import modules that only some engines use, because the first batch waits
+    for it.
+    """
     assert "streamer.engine.engine" in imported
     assert name not in imported

@@ -1,4 +1,4 @@
-"""The timing of a start add up, and begin where the kernel says that the process began."""
+"""The timing of a start: phases, their sum, and the process's start by the kernel."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from streamer.service.startup_timing import StartupTiming
 
 
 def test_phases_follow_each_other() -> None:
-    """Each ends where the next one begins; the sum is the time since the first began."""
+    """Each phase of a start ends where the next begins, and their sum is the time since the first began."""
     times = iter([10.25, 10.75, 12.0])
     timing = StartupTiming(10.0, lambda: next(times))
     for name in ("interpreter", "imports", "cache"):
@@ -19,7 +19,7 @@ def test_phases_follow_each_other() -> None:
 
 
 def test_a_process_knows_when_it_began() -> None:
-    """From the kernel's table: before this test, after the boot, and the same each time."""
+    """The start of a process is read from the kernel: it lies between the boot and now, and is the same each time."""
     before = time.clock_gettime(time.CLOCK_BOOTTIME)
     timing = StartupTiming.begin_with_process()
     timing.end("all")
@@ -30,6 +30,6 @@ def test_a_process_knows_when_it_began() -> None:
 
 
 def test_the_name_of_a_program_may_hold_anything() -> None:
-    """A space or a parenthesis in it does not shift the fields: another process of this name tells its start."""
+    """The start of a process is read correctly if the name of its program contains spaces and parentheses."""
     stat = f"{os.getpid()} (a) (b c) R " + " ".join(str(number) for number in range(4, 53))
     assert StartupTiming.start_ticks(stat) == 22

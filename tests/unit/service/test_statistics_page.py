@@ -1,4 +1,4 @@
-"""The names that `streamer stat --json` prints are those of docs/statistics.md."""
+"""The names that `streamer stat --json` prints and those of docs/statistics.md."""
 
 from __future__ import annotations
 
@@ -16,11 +16,13 @@ OF_A_GROUP = {"fetched_for_peers", "fetched_for_peers_bytes", "peer_members", "p
 
 
 def test_every_name_of_an_engine_has_a_row(engine_statistics):
-    """A service without peers, as it answers `/statistics.json`."""
+    """Every statistic of an engine without peers has a row in docs/statistics.md."""
     assert sorted(named("Engine")) == sorted(engine_statistics)
 
 
 def test_every_name_of_peers_has_a_row():
-    """The counters of client, server and source, and those of the group."""
+    """Every statistic of peers has a row in docs/statistics.md: the counters of client, server and source, and those of
+    the group.
+    """
     counts = {name for kind in (Counts, PeerCounts, SourceCounts) for name in kind.__struct_fields__}
     assert set(named("Peers")) == counts | OF_A_GROUP

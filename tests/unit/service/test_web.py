@@ -1,4 +1,4 @@
-"""/metrics, /healthz, /readyz, the page and what it shows."""
+"""The HTTP server of a service, asked over loopback: /metrics, /healthz, /readyz, the page and its statistics."""
 
 import asyncio
 import os
@@ -14,19 +14,21 @@ from streamer.service.web import parse_address, serve_http
 
 
 def free_port() -> int:
+    """Returns a port that was free a moment ago."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
 
 
 async def get(address: str, path: str) -> tuple[int, str]:
+    """Returns the status and the text of an answer."""
     async with aiohttp.ClientSession() as session, session.get(f"http://{address}{path}") as answer:
         return answer.status, await answer.text()
 
 
 @pytest.mark.process
 async def test_ready_says_why_not():
-    """503 and the reason while the service stops; alive all the time."""
+    """/readyz answers 503 with the reason while the service stops; /healthz and /metrics answer all the time."""
     reason = ""
     address = f"127.0.0.1:{free_port()}"
     async with serve_http(address, lambda: {"store_bytes": 5}, lambda: reason):
@@ -40,7 +42,7 @@ async def test_ready_says_why_not():
 
 @pytest.mark.process
 async def test_the_log_names_the_port_that_the_kernel_chose(caplog):
-    """Port 0 is a wish."""
+    """The log names the port that the kernel chose for port 0."""
     caplog.set_level("INFO")
     async with serve_http("127.0.0.1:0", dict, lambda: ""):
         (address,) = [record.args for record in caplog.records if "metrics" in record.message]
@@ -49,7 +51,7 @@ async def test_the_log_names_the_port_that_the_kernel_chose(caplog):
 
 @pytest.mark.process
 async def test_the_page_and_its_statistics():
-    """A page that may ask its own server alone, and the statistics as the service has them at that moment."""
+    """The page may connect to its own server only, and /statistics.json has the statistics of that moment."""
     values = {"pid": 7, "sessions": [{"job": "<b>", "loader_waiting_share": None}]}
     address = f"127.0.0.1:{free_port()}"
     async with serve_http(address, lambda: values, lambda: ""), aiohttp.ClientSession() as session:
@@ -65,7 +67,9 @@ async def test_the_page_and_its_statistics():
 
 @pytest.mark.process
 async def test_another_name_in_the_header_is_refused(monkeypatch):
-    """A web site whose name resolves to this address reads nothing (DNS rebinding); scrapers may use any name."""
+    """A request with another host name is refused (DNS rebinding), except for metrics and health of a server that is
+    open to all addresses.
+    """
     monkeypatch.setattr(os, "uname", lambda: os.uname_result(("Linux", "gpu-07.example.org", "", "", "")))
     port = free_port()
     for host, open_paths in (("127.0.0.1", set()), ("0.0.0.0", {"/metrics", "/healthz", "/readyz"})):
@@ -81,7 +85,7 @@ async def test_another_name_in_the_header_is_refused(monkeypatch):
 
 
 async def test_off_listens_nowhere():
-    """No port, no aiohttp."""
+    """An empty address or "off" serves nothing."""
     for address in ("", "off"):
         async with serve_http(address, dict, lambda: ""):
             pass
@@ -89,7 +93,7 @@ async def test_off_listens_nowhere():
 
 @pytest.mark.process
 async def test_a_port_that_is_taken_is_a_config_error():
-    """It names the setting."""
+    """A port that is taken is a ConfigError that names the setting."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -99,7 +103,7 @@ async def test_a_port_that_is_taken_is_a_config_error():
 
 
 def test_addresses():
-    """Host and port, also of IPv6."""
+    """An address of HTTP is a host and a port, and an IPv6 host is in square brackets."""
     assert parse_address("[::]:9464") == ("::", 9464)
     for wrong in ("9464", "host:", "host:http", ":9464", "host:99999"):
         with pytest.raises(ConfigError, match="host:port"):
@@ -108,7 +112,7 @@ def test_addresses():
 
 @pytest.mark.process
 async def test_who_opens_many_connections_keeps_nobody_out(monkeypatch):
-    """A connection costs the service a descriptor: of too many the one that was silent for longest gives way."""
+    """Many open connections keep no other client out: of too many the one that was silent for longest is closed."""
     monkeypatch.setattr("streamer.service.web._MAX_CONNECTIONS", 4)
     address = f"127.0.0.1:{(port := free_port())}"
     async with serve_http(address, dict, lambda: ""):
@@ -122,7 +126,7 @@ async def test_who_opens_many_connections_keeps_nobody_out(monkeypatch):
 
 @pytest.mark.process
 async def test_who_says_nothing_is_sent_away(monkeypatch):
-    """Also where there are few connections."""
+    """A connection that sends nothing is closed after a time, even if there are few."""
     monkeypatch.setattr("streamer.service.web._SILENT_SECONDS", 0.05)
     async with serve_http(f"127.0.0.1:{(port := free_port())}", dict, lambda: ""):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -132,6 +136,7 @@ async def test_who_says_nothing_is_sent_away(monkeypatch):
 
 
 async def _is_ended(reader: asyncio.StreamReader, seconds: float = 0.3) -> bool:
+    """Returns whether the server closes the connection in time."""
     try:
         async with asyncio.timeout(seconds):
             return await reader.read(1) == b""
@@ -153,7 +158,9 @@ async def _is_ended(reader: asyncio.StreamReader, seconds: float = 0.3) -> bool:
     ],
 )
 async def test_garbage_is_not_logged(caplog, garbage):
-    """Neither its escapes nor a header that may be another's token; a failure of the service itself is."""
+    """A request that is no HTTP is answered with 400 and not logged, neither its escapes nor its headers; a failure of
+    the service is.
+    """
     caplog.set_level("DEBUG")
     address = f"127.0.0.1:{(port := free_port())}"
     async with serve_http(address, lambda: {}["missing"], lambda: ""):

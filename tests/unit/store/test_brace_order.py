@@ -1,4 +1,4 @@
-"""Urls with braces are short for lists of urls: also in the order of the objects."""
+"""The order of objects whose url has braces."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from streamer.store.local_store import LocalStore
 async def test_braces_keep_the_order_in_which_they_are_written(
     tmp_path: Path, pattern: str, wanted: list[str], scheme: str
 ) -> None:
-    """Objects of one pattern are in order of name."""
+    """Objects come in the order in which the braces are written, and within one pattern in order of name."""
     for key in wanted:
         (tmp_path / key).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / key).write_bytes(b"")
@@ -37,7 +37,7 @@ async def test_braces_keep_the_order_in_which_they_are_written(
 
 
 def test_urls_of_other_stores() -> None:
-    """As the store spells them; a url without braces has no order of its own."""
+    """The order of braces is found from the urls of a store; a url without braces has no order of its own."""
     place_of = brace_order("s3://b/{y,x}/{2..10}.tar")
     assert place_of is not None
     assert [place_of(f"s3://b/{key}.tar") for key in ("y/2", "y/10", "x/2", "z/1")] == [0, 8, 9, 18]

@@ -1,4 +1,4 @@
-"""Files of certificates that options name."""
+"""Files of certificates that storage options name."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from streamer.store.root import StoreRoot
 
 @pytest.mark.parametrize("kind", ["pipe", "device", "folder", "empty", "long", "missing"])
 def test_only_regular_files_are_read(tmp_path: Path, kind: str) -> None:
-    """A pipe held the thread that read it for ever; sixty of them stopped a service."""
+    """Only a regular file of 1 byte to 16 MiB is read as certificates: a pipe blocked its thread for ever, and sixty of
+    them stopped a service.
+    """
     path = tmp_path / "ca"
     if kind == "pipe":
         os.mkfifo(path)
@@ -34,7 +36,9 @@ def test_only_regular_files_are_read(tmp_path: Path, kind: str) -> None:
 
 @pytest.mark.parametrize("path", ["/etc/shadow", "/no/such/file", "/dev/zero"])
 def test_a_client_names_no_files(path: str) -> None:
-    """What a service answers does not depend on what there is."""
+    """A client of a service cannot name a file of certificates, and the refusal does not depend on whether the file
+    exists.
+    """
     root = StoreRoot.resolve("s3://bucket/x/", {"key": "a", "secret": "b", "client_kwargs": {"verify": path}})
     with pytest.raises(AccessDeniedError, match="verify in storage_options is a file"):
         guard.check(root, is_curl=True)

@@ -1,4 +1,4 @@
-"""What fsspec's filesystems do differently from each other, on fakes of the ones that do it."""
+"""Differences between filesystems of fsspec, on fakes of those that have them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.contract.store_contract import listed, read
 
 
 class Session:
-    """Counts how often it was closed."""
+    """Stands for the session of a filesystem: it counts how often it was closed."""
 
     def __init__(self) -> None:
         self.closed = 0
@@ -27,7 +27,10 @@ class Session:
 
 
 class AzureLike(AsyncFileSystem):
-    """As adlfs 2026.8: `find` of one object gives its bare name, and the session is called `service_client`."""
+    """Stands for adlfs 2026.8: `find` of one object gives its bare name, and the session is called `service_client`.
+
+    It has one object and connects to nothing.
+    """
 
     cachable = False
 
@@ -43,7 +46,7 @@ class AzureLike(AsyncFileSystem):
 
 
 async def test_bare_names_of_a_listing_are_described() -> None:
-    """A filesystem that ignores `detail` for one object costs one request more, and no ValueError."""
+    """An object whose filesystem lists a bare name instead of its details is described by one more request."""
     found = await FileCalls(AzureLike()).find("container/key")
     assert found == {"container/key": {"name": "container/key", "size": 7, "etag": "0x8D"}}
 
@@ -56,7 +59,10 @@ async def test_the_session_of_azure_is_closed() -> None:
 
 
 class HostedFileSystem(AbstractFileSystem):
-    """As fsspec's sftp, ftp, smb and webhdfs: the host is an argument, names are paths without it."""
+    """Stands for fsspec's sftp, ftp, smb and webhdfs: the host is an argument, and names are paths without it.
+
+    It has two files and connects to nothing.
+    """
 
     protocol = "hosted"
     files = {"/data/a": b"first", "/data/b": b"second"}
@@ -84,7 +90,9 @@ class HostedFileSystem(AbstractFileSystem):
 
 
 async def test_a_host_in_the_url(monkeypatch: pytest.MonkeyPatch) -> None:
-    """sftp://host/path needs no option that repeats the host, and what is listed there is read there."""
+    """The host and user in a url such as sftp://user@host/path reach the filesystem without an option, and listed urls
+    can be read.
+    """
     fsspec.register_implementation("hosted", HostedFileSystem, clobber=True)
     store = open_store("hosted://reader@server.test/data/", {})
     try:
@@ -98,14 +106,16 @@ async def test_a_host_in_the_url(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("scheme", ["cos", "obs", "bos", "b2", "tos"])
 async def test_stores_that_speak_s3(scheme: str) -> None:
-    """Their own schemes have no filesystem of fsspec: the message has the endpoint."""
+    """The url of a store that speaks S3 under a scheme of its own is refused with the s3 url and the endpoint
+    to write.
+    """
     store = open_store(f"{scheme}://bucket/x", {})
     with pytest.raises(ConfigError, match=r"speaks S3: write s3://bucket/\.\.\. with endpoint_url='https://"):
         await listed(store, f"{scheme}://bucket/x/")
 
 
 def test_a_change_that_cannot_be_seen_is_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
-    """Of a filesystem that tells sizes and nothing else; not of one that tells times."""
+    """A filesystem that gives sizes and no times is warned about once, because a change of equal size is not seen."""
     told, silent = (FsspecStore("memory://", "memory", {}) for _ in range(2))
     assert told._record("/a", {"size": 5, "created": 1.0}).version == "stat:5:1000000000"
     assert not caplog.messages

@@ -1,4 +1,4 @@
-"""What clients of a service without [[datasets]] may not name."""
+"""Urls and options that a client of a service without [[datasets]] may not name."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ S3 = {"key": "k", "secret": "s"}
     ],
 )
 def test_addresses_of_this_machine(host: str, own: bool) -> None:
-    """Loopback, link-local, and where clouds tell a machine its credentials; private networks are not."""
+    """Loopback, link-local and cloud metadata addresses belong to this machine; those of private networks do not."""
     assert is_own(host) is own
 
 
@@ -66,7 +66,9 @@ def test_addresses_of_this_machine(host: str, own: bool) -> None:
     ],
 )
 def test_clients_cannot_name_the_machine(url: str, options: dict[str, object], why: str) -> None:
-    """Neither by a url nor by an option; the error says what to do, and shows no password."""
+    """A client of a service can name the service's machine by no url or option; the error names [[datasets]] and shows
+    no password.
+    """
     with pytest.raises(AccessDeniedError, match=r"\[\[datasets\]\]") as refused:
         open_store(url, options, refuse_local=True)
     assert why in str(refused.value)
@@ -86,24 +88,26 @@ def test_clients_cannot_name_the_machine(url: str, options: dict[str, object], w
     ],
 )
 def test_other_stores_are_opened(url: str, options: dict[str, object]) -> None:
-    """Buckets, and servers elsewhere."""
+    """A client of a service without [[datasets]] may name buckets and servers on other machines."""
     assert open_store(url, options, refuse_local=True) is not None
 
 
 def test_a_login_that_ends_a_host_is_refused() -> None:
-    """Where one library reads a host before the backslash, and another one after it."""
+    """A url whose login contains a backslash is refused, because libraries disagree on whether it ends the host."""
     with pytest.raises(ConfigError, match="a sign that ends a host's name"):
         open_store(r"http://127.0.0.1\@example.org/a", {}, refuse_local=True)
 
 
 def test_an_endpoint_that_the_operator_names_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the service's environment: clients have not chosen it."""
+    """An endpoint in the service's environment may be on this machine, because its operator has chosen it."""
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9000")
     assert type(open_store("s3://bucket/a", S3, refuse_local=True)).__name__ == "CurlStore"
 
 
 def test_what_obstore_reads_is_refused_where_the_client_names_its_address() -> None:
-    """obstore cannot be asked before it connects."""
+    """A client of a service cannot name a web server that obstore would read, because obstore cannot be asked before it
+    connects.
+    """
     assert open_store("s3://bucket/a", S3, client="obstore", refuse_local=True) is not None
     with pytest.raises(AccessDeniedError, match="libcurl does not read it"):
         open_store("https://example.org/a", {}, client="obstore", refuse_local=True)

@@ -1,4 +1,4 @@
-"""Folders of this machine with links in them."""
+"""Local folders with links, pipes and cache folders in them, on a real file system."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from streamer.store.local_store import LocalStore, read_files
 
 
 async def listed(url: Path | str) -> list[str]:
-    """The objects below a url."""
+    """Returns the urls of the objects below a url."""
     return [record.url async for page in LocalStore().list(str(url)) for record in page]
 
 
@@ -28,7 +28,7 @@ def write(path: Path) -> Path:
 
 
 async def test_linked_folders_are_walked(tmp_path: Path) -> None:
-    """Relative and absolute links, links in linked folders, and two links to one folder, as ImageFolder has them."""
+    """Links to folders are followed, relative, absolute or nested, and two links to one folder list its files twice."""
     write(tmp_path / "elsewhere/cat/1.jpg")
     write(tmp_path / "deep/2.jpg")
     (tmp_path / "elsewhere/cat/more").symlink_to("../../deep")
@@ -46,7 +46,9 @@ async def test_linked_folders_are_walked(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("target", [".", "..", "../..", "self"])
 async def test_links_in_a_circle_are_not_followed(tmp_path: Path, target: str, caplog) -> None:
-    """All files come once; a line names the link."""
+    """A link to a folder that contains the link is not followed and is named in a log line; all files are
+    listed once.
+    """
     write(tmp_path / "data/cat/1.jpg")
     link = tmp_path / "data/cat/again"
     link.symlink_to(tmp_path / "data" if target == "self" else target)
@@ -58,7 +60,9 @@ async def test_links_in_a_circle_are_not_followed(tmp_path: Path, target: str, c
 
 
 async def test_folders_that_link_to_each_other_end(tmp_path: Path, monkeypatch) -> None:
-    """A bound on the visits of one folder; the error names it."""
+    """Folders that link to each other are refused after a bounded number of visits, by an error that names the
+    folder.
+    """
     monkeypatch.setattr(local_store, "MOST_VISITS", 20)
     for name in "abcdefgh":
         (tmp_path / name).mkdir()
@@ -70,7 +74,9 @@ async def test_folders_that_link_to_each_other_end(tmp_path: Path, monkeypatch) 
 
 @pytest.mark.parametrize("target", ["/nowhere/x.jpg", "broken.jpg", "other/x.jpg"])
 async def test_a_broken_link_is_named(tmp_path: Path, target: str) -> None:
-    """One that leads nowhere, one to itself, and one through a file; by a folder, a pattern and braces."""
+    """A link to nothing, to itself or through a file is an error that names it, whether a folder, a glob or braces lead
+    to it.
+    """
     write(tmp_path / "cat/0.jpg")
     write(tmp_path / "cat/other")
     (tmp_path / "cat/broken.jpg").symlink_to(target)
@@ -81,7 +87,7 @@ async def test_a_broken_link_is_named(tmp_path: Path, target: str) -> None:
 
 
 async def test_broken_links_that_are_hidden_do_no_harm(tmp_path: Path) -> None:
-    """Editors lock files by links that lead nowhere."""
+    """Hidden links that lead nowhere are ignored, since editors lock files by them."""
     write(tmp_path / "0.jpg")
     (tmp_path / ".#0.jpg").symlink_to("user@host.1234")
     (tmp_path / ".git").mkdir()
@@ -90,7 +96,7 @@ async def test_broken_links_that_are_hidden_do_no_harm(tmp_path: Path) -> None:
 
 
 async def test_pipes_are_left_out(tmp_path: Path, caplog) -> None:
-    """To open one would wait for a writer; a line names it."""
+    """A pipe is left out of a listing and named in a log line, because opening it would wait for a writer."""
     write(tmp_path / "0.jpg")
     os.mkfifo(tmp_path / "1.jpg")
     assert await listed(tmp_path) == [f"{tmp_path}/0.jpg"]
@@ -98,7 +104,7 @@ async def test_pipes_are_left_out(tmp_path: Path, caplog) -> None:
 
 
 async def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(tmp_path: Path) -> None:
-    """A manifest names any file, and one that was indexed may be replaced: a thread would wait for ever."""
+    """A pipe in the place of a file is an error when it is read, because a thread that opens it would wait for ever."""
     os.mkfifo(tmp_path / "pipe")
     store = LocalStore()
     record = ObjectRecord(str(tmp_path / "pipe"), 10, "stat:10:1")
@@ -109,7 +115,9 @@ async def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(tmp_path: Path) -
 
 
 async def test_a_cache_folder_below_the_data_is_none_of_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """`cache_dir="data/cache"`: its marker, and later its chunks, were samples."""
+    """A cache folder of streamer below the data is left out of the listing and named in a log line; its marker and
+    chunks were samples.
+    """
     write(tmp_path / "a.bin")
     open_folder(tmp_path / "cache")
     found = [record.url async for page in LocalStore().list(f"{tmp_path}/") for record in page]
@@ -118,7 +126,7 @@ async def test_a_cache_folder_below_the_data_is_none_of_it(tmp_path: Path, caplo
 
 
 async def test_a_mounted_configmap_has_each_file_once(tmp_path: Path) -> None:
-    """Kubernetes mounts a hidden folder, and links to its files."""
+    """A mounted ConfigMap lists each file once, although Kubernetes mounts a hidden folder and links to its files."""
     from streamer.formats.detect import chooser
     from streamer.indexing.listed_rows import list_objects
 

@@ -1,4 +1,4 @@
-"""What obstore's texts become where the server gave no answer."""
+"""Errors made from obstore's texts where the store gave no answer."""
 
 from __future__ import annotations
 
@@ -28,7 +28,9 @@ Generic {{ store: "S3", source: RetryError(RetryErrorImpl {{ inner: Http(HttpErr
     ],
 )
 def test_a_refused_certificate_is_not_just_no_connection(inner: str, expected: str) -> None:
-    """The kind of refusal stands in the debug text only; each names its remedy."""
+    """A certificate that is refused is told from a missing connection by obstore's debug text, and each error says what
+    to do.
+    """
     error = map_error("s3://b/x", GenericError(_TEXT.format(inner)), None)
     assert re.search(expected, str(error))
 
@@ -64,7 +66,7 @@ _STATUS = "Server returned non-2xx status code: {} Whatever: <Error/>"
     ],
 )
 def test_an_issuer_is_not_the_store(url: str, text: str, kind: type[StoreError], said: str) -> None:
-    """Of obstore's own chain, in the image without the clouds' libraries: those that are not well are waited for."""
+    """An issuer of credentials that fails is named as such in obstore's error; one that is down may be tried again."""
     error = map_error(url, GenericError(text), None)
     assert type(error) is kind
     assert said in str(error)
@@ -72,7 +74,7 @@ def test_an_issuer_is_not_the_store(url: str, text: str, kind: type[StoreError],
 
 
 def test_no_credentials_is_no_answer() -> None:
-    """obstore's own refusal, without a status, is not "the store answered 401"."""
+    """A refusal of obstore itself for want of credentials is an AccessDeniedError without a status of the store."""
     error = map_error("s3://b/x", UnauthenticatedError("The operation lacked valid authentication credentials"), None)
     assert isinstance(error, AccessDeniedError)
     assert error.details["status"] is None

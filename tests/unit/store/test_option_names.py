@@ -1,4 +1,4 @@
-"""Storage options that do not exist, and half of a pair of keys."""
+"""Storage options that do not exist, and options that cannot be used alone."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from streamer.store.options import check_options
     ],
 )
 def test_a_misspelt_option_is_named_with_the_nearest(url: str, options: Mapping[str, object], said: str) -> None:
-    """Before any request; whichever client would read."""
+    """A misspelt storage option is refused when the store is opened, by an error that names the nearest option."""
     with pytest.raises(ConfigError) as caught:
         open_store(url, options)
     assert said in str(caught.value)
@@ -52,7 +52,7 @@ def test_a_misspelt_option_is_named_with_the_nearest(url: str, options: Mapping[
     ],
 )
 def test_what_cannot_be_used_alone(options: Mapping[str, object], said: str) -> None:
-    """A key without a secret, and an endpoint without a scheme; no secret is shown."""
+    """A key without its secret and an endpoint without a scheme are refused, and no secret is shown."""
     with pytest.raises(ConfigError) as caught:
         open_store("s3://b", options)
     assert said in str(caught.value)
@@ -60,7 +60,9 @@ def test_what_cannot_be_used_alone(options: Mapping[str, object], said: str) -> 
 
 
 def test_an_endpoint_of_the_environment_has_a_scheme_too() -> None:
-    """It was waited for as for a store that is away: 60 s, and "the request failed" (2026-11-23)."""
+    """An endpoint in the environment without a scheme is refused at once; it was waited for 60 s as a store that is
+    down (2026-11-23).
+    """
     variables = {"AWS_ENDPOINT_URL": "minio:9000"}
     with pytest.raises(ConfigError, match="AWS_ENDPOINT_URL='minio:9000' in the environment has no scheme"):
         check_options("s3://b", "s3", {}, variables)
@@ -80,19 +82,23 @@ def test_an_endpoint_of_the_environment_has_a_scheme_too() -> None:
     ],
 )
 def test_what_fsspec_takes_is_not_refused(url: str, options: Mapping[str, object]) -> None:
-    """Also where nothing here has a counterpart of it."""
+    """Options that fsspec's filesystem takes are accepted, even if streamer has no counterpart."""
     check_options(url, str(split(url).family), options)
 
 
 def test_options_of_other_stores_are_passed_on() -> None:
-    """What a library that is not known here takes, only the library can say."""
+    """Options of a store that streamer does not know are passed on, since only its library can check them."""
     assert open_store("sftp://h", {"whatever": 1}) is not None
 
 
 def test_options_that_a_filesystem_of_fsspec_does_not_take(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The message has the name and no value."""
+    """An option that a filesystem of fsspec does not take is refused by an error with its name and without its
+    value.
+    """
 
     class Strict:
+        """Stands for a filesystem of fsspec that takes no options."""
+
         async_impl = False
 
         @staticmethod

@@ -1,4 +1,4 @@
-"""Options of any kind, as a client of a service may send them: used, or refused by an error of ours."""
+"""Storage options of any name and value: stores use them or refuse them by an error of streamer."""
 
 from __future__ import annotations
 
@@ -34,6 +34,7 @@ VALUES = st.recursive(
 
 
 def _options_of(table: Mapping[str, object]) -> st.SearchStrategy[dict[str, object]]:
+    """Draws options of a table, with values of any kind."""
     values = {
         name: st.one_of(_options_of(rule), VALUES) if isinstance(rule, Mapping) else VALUES
         for name, rule in table.items()
@@ -45,12 +46,13 @@ def _options_of(table: Mapping[str, object]) -> st.SearchStrategy[dict[str, obje
 
 @st.composite
 def asked(draw: st.DrawFn) -> tuple[str, dict[str, object]]:
-    """A url and options of its kind."""
+    """Draws a url and options of its kind."""
     kind = draw(st.sampled_from(sorted(URLS)))
     return draw(st.sampled_from(URLS[kind])), draw(_options_of(_TABLES[kind]))
 
 
 def _use(url: str, options: dict[str, object], *, guarded: bool) -> None:
+    """Resolves and opens a store, and prepares it where that looks for no credentials."""
     StoreRoot.resolve(url, options, {}).describe_chosen_endpoint({})
     store = open_store(url, options, refuse_local=guarded)
 
@@ -77,7 +79,9 @@ KEYS = {"key": "k", "secret": "s"}
 @example(("https://host.example/a", {"headers": {"a\nb": "c"}}), True)
 @settings(suppress_health_check=[HealthCheck.too_slow], max_examples=25)
 def test_values_of_any_kind(drawn: tuple[str, dict[str, object]], guarded: bool) -> None:
-    """No error of a library passes: in an engine it would be that of a request, and not of who has sent the option."""
+    """A storage option of any value is used or refused by an error of streamer; an error of a library would count as
+    the request's.
+    """
     url, options = drawn
     if url.startswith("s3") and guarded:
         options = {**KEYS, **options}

@@ -1,4 +1,4 @@
-"""fsspec's storage options in obstore's words."""
+"""Storage options of fsspec translated to those of obstore."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ from streamer.store.options import translate
     ],
 )
 def test_translation(url: str, options: Mapping[str, object], config: Mapping[str, object]) -> None:
-    """What both know is mapped; what tunes fsspec's own buffers has no effect."""
+    """Options that fsspec and obstore both know are translated; those that tune fsspec's own buffers have no effect."""
     found = translate(split(url), {**options, "default_block_size": 5, "use_listings_cache": False})
     assert found.config == config
     assert found.unknown == []
@@ -71,7 +71,7 @@ def test_translation(url: str, options: Mapping[str, object], config: Mapping[st
     ],
 )
 def test_what_has_no_counterpart_is_named(url: str, options: Mapping[str, object], unknown: str) -> None:
-    """Nothing is dropped in silence."""
+    """An option of fsspec without a counterpart in obstore is named as unknown and not dropped."""
     assert translate(split(url), options).unknown == [unknown]
 
 
@@ -84,7 +84,9 @@ def test_what_has_no_counterpart_is_named(url: str, options: Mapping[str, object
     ],
 )
 def test_what_changes_no_read_has_no_effect(given: Mapping[str, object]) -> None:
-    """What users of R2, MinIO and Ceph set for botocore's writes does not send their reads through s3fs."""
+    """Options of botocore that change no read have no effect, so that users of R2, MinIO and Ceph who set them keep the
+    fast client.
+    """
     assert translate(split("s3://b"), {"config_kwargs": given}).unknown == []
 
 
@@ -105,37 +107,43 @@ _GOVERNMENT = "DefaultEndpointsProtocol=https;AccountName=a;AccountKey=k;Endpoin
     ],
 )
 def test_clouds_of_azure(url: str, options: Mapping[str, object], expected: str | None) -> None:
-    """No request for an account of another cloud goes to the public one, where the name may be someone else's."""
+    """An account of another Azure cloud keeps that cloud's endpoint, because in the public cloud the name may be
+    another user's.
+    """
     found = translate(split(url), options)
     assert found.config.get("endpoint") == expected
     assert found.config["account_name"] == "a"
 
 
 def test_onelake() -> None:
-    """Microsoft Fabric's lake has hosts of its own."""
+    """A url of OneLake, Microsoft Fabric's lake, selects the Fabric endpoint with its account."""
     found = translate(split("abfss://workspace@onelake.dfs.fabric.microsoft.com/lake.Lakehouse/Files/x"), {})
     assert (found.config["account_name"], found.config["use_fabric_endpoint"]) == ("onelake", True)
 
 
 def test_express_buckets_are_read_by_s3fs() -> None:
-    """Which asks for the keys of a session."""
+    """A bucket of S3 Express One Zone has no counterpart in obstore, so that s3fs reads it, which asks for the keys of
+    a session.
+    """
     assert translate(split("s3://b--usw2-az1--x-s3/x"), {}).unknown == ["S3 Express One Zone"]
 
 
 @pytest.mark.parametrize("token", ["/run/secrets/google", "./key", "key.json"])
 def test_a_file_of_google_needs_no_suffix(token: str) -> None:
-    """As mounted secrets have none."""
+    """A token of Google that is a path is taken as a file of credentials without a suffix, as mounted secrets have
+    none.
+    """
     assert translate(split("gs://b"), {"token": token}).config == {"application_credentials": token}
 
 
 def test_plain_http_only_where_it_says_so() -> None:
-    """An https endpoint does not allow plain http."""
+    """Plain HTTP is allowed only for an endpoint whose url says http."""
     assert translate(split("s3://b"), {"endpoint_url": "http://h"}).client["allow_http"] is True
     assert translate(split("s3://b"), {"endpoint_url": "https://h"}).client["allow_http"] is False
 
 
 def test_ca_file_profile_and_headers() -> None:
-    """A private CA, a named profile, Google's billing project and headers of HTTP."""
+    """A file of certificates, a profile, Google's billing project and headers of HTTP are translated."""
     found = translate(split("s3://b"), {"profile": "p", "client_kwargs": {"verify": "/ca.pem"}})
     assert (found.profile, found.ca_file) == ("p", "/ca.pem")
     found = translate(split("gs://b"), {"requester_pays": "project-1"})
@@ -145,18 +153,18 @@ def test_ca_file_profile_and_headers() -> None:
 
 
 def test_service_account_as_a_mapping() -> None:
-    """gcsfs takes the parsed JSON of a key; obstore its text."""
+    """The key of a service account may be a mapping, as gcsfs takes it; obstore gets its JSON."""
     key = {"type": "service_account", "private_key": "x"}
     found = translate(split("gs://b"), {"token": key})
     assert json.loads(str(found.config["service_account_key"])) == key
 
 
 def test_secrets_are_not_in_the_repr() -> None:
-    """Names are shown, values are not."""
+    """The repr of translated options does not show their values."""
     assert "hush" not in repr(translate(split("s3://b"), {"key": "hush", "secret": "hush"}))
 
 
 def test_families() -> None:
-    """Which schemes obstore serves."""
+    """The family of a url is the cloud whose client of obstore reads it, or None."""
     urls = ("s3://b", "gcs://b", "abfss://c@a.dfs.core.windows.net", "https://h", "memory://x")
     assert [split(url).family for url in urls] == ["s3", "gs", "az", "http", None]

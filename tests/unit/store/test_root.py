@@ -1,4 +1,6 @@
-"""A root is resolved once; its messages say which credentials and which address, never a secret."""
+"""Roots of stores are resolved once, and say which credentials and address are used without showing a secret; servers
+are on loopback.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ from streamer.tools.doctor import reach
 def test_the_way_to_a_store(
     url: str, options: Mapping[str, object], variables: Mapping[str, str], credentials: str, endpoint: str
 ) -> None:
-    """From the options and the environment."""
+    """A root says which credentials and which endpoint it uses and whether options or the environment gave them,
+    without secrets.
+    """
     root = StoreRoot.resolve(url, options, {})
     said = [root.describe_credentials(variables)[0], root.describe_endpoint(variables)]
     assert credentials in said[0]
@@ -50,7 +54,9 @@ def test_the_way_to_a_store(
 
 
 def test_a_refusal_says_with_which_credentials() -> None:
-    """401 and 403 keep their advice; the type and the details stay."""
+    """A refusal with status 403 says with which credentials the request was made, and keeps its type, details and
+    advice.
+    """
     root = StoreRoot.resolve("s3://b", {"anon": True})
     refusal = root.explain(failures.error_of("s3://b/x", failures.StoreAnswer(403, "AccessDenied")))
     assert isinstance(refusal, AccessDeniedError)
@@ -60,7 +66,9 @@ def test_a_refusal_says_with_which_credentials() -> None:
 
 
 def test_a_missing_connection_says_what_was_tried() -> None:
-    """A host name that does not exist, a port that refuses; not a connection that broke later."""
+    """A store that cannot be reached is an error with the address that was tried; a connection that broke later is left
+    as it is.
+    """
     root = StoreRoot.resolve("s3://b", {"endpoint_url": "http://nosuch:1"})
     error = root.explain(failures.unreachable("s3://b/x", failures.UNRESOLVED))
     assert isinstance(error, StoreError)
@@ -70,7 +78,7 @@ def test_a_missing_connection_says_what_was_tried() -> None:
 
 
 def test_no_credentials_at_all() -> None:
-    """The refusal, or the silence, of the server for roles is none of the store."""
+    """A machine without credentials and without a metadata server gets an AccessDeniedError that says so."""
     text = "Generic S3 error: Error performing PUT http://169.254.169.254/latest/api/token in 1 ms - HTTP error"
     error = map_error("s3://b/x", RuntimeError(text), None)
     assert isinstance(error, AccessDeniedError)
@@ -79,7 +87,7 @@ def test_no_credentials_at_all() -> None:
 
 @pytest.mark.parametrize(("url", "said"), [("minio://b/x", "did you mean s3://"), ("gc://b/x", "did you mean gs://")])
 def test_an_unknown_scheme_names_the_nearest(url: str, said: str) -> None:
-    """As other programs call it, or by its letters."""
+    """A url with an unknown scheme is refused by an error that names the nearest scheme."""
     store = open_store(url)
     with pytest.raises(ConfigError, match=said):
         store._connect()  # type: ignore[attr-defined]
@@ -91,7 +99,7 @@ _NO_OBJECTS = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(_LISTING
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """How often urls were split, and options translated."""
+    """Counts how often urls are split and options translated, in all modules that imported the functions."""
     found: Counter[str] = Counter()
 
     def count(function: object, name: str) -> None:
@@ -110,7 +118,9 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
 @contextlib.asynccontextmanager
 async def serve_nothing(calls: Counter[str]) -> AsyncIterator[str]:
-    """The endpoint of an S3 whose buckets are empty."""
+    """Stands for an S3 whose buckets are empty: it answers each GET with a listing of no objects, and checks no
+    signature.
+    """
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while (await reader.readuntil(b"\r\n\r\n")).startswith(b"GET"):
@@ -127,7 +137,9 @@ async def serve_nothing(calls: Counter[str]) -> AsyncIterator[str]:
 async def test_a_url_is_split_and_its_options_are_translated_once(
     is_service: bool, calls: Counter[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On the way from the url of a dataset to the first request of its engine, and not again for the next ones."""
+    """The url of a dataset is split and its options are translated once before the first request of its engine, and not
+    again after it.
+    """
     given = {"key": "k", "secret": "s"}
     allowlist = UrlAllowlist(refuse_local=is_service)
     async with serve_nothing(calls) as endpoint, Fetchers(FetchConfig(), allowlist) as fetchers:
@@ -145,7 +157,7 @@ async def test_a_url_is_split_and_its_options_are_translated_once(
 
 @pytest.mark.process
 async def test_doctor_resolves_a_root_once(calls: Counter[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """All checks of a url take it."""
+    """The checks of `streamer doctor` for a url resolve its root once."""
     monkeypatch.setattr(reach, "access_findings", lambda root: [])
     async with serve_nothing(calls) as endpoint:
         root = StoreRoot.resolve("s3://bucket/train/", {"key": "k", "secret": "s", "endpoint_url": endpoint})
@@ -157,7 +169,7 @@ async def test_doctor_resolves_a_root_once(calls: Counter[str], monkeypatch: pyt
 
 @pytest.mark.process
 def test_bench_resolves_a_root_once(calls: Counter[str]) -> None:
-    """Each client opens a store of it."""
+    """`streamer bench` resolves a root once, and each client opens its store from it."""
     parser = argparse.ArgumentParser()
     bench_command.add_arguments(parser)
     given = json.dumps({"key": "k", "secret": "s", "endpoint_url": "http://127.0.0.1:1"})

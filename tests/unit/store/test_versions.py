@@ -1,4 +1,4 @@
-"""The text that pins a read."""
+"""Versions of objects that pin reads."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from streamer.store.versions import etag_version, if_match, nanoseconds, read_ve
     ],
 )
 def test_version_of_an_info(entry: dict[str, object], expected: str) -> None:
-    """The strongest that the store gives: ETag, then generation, then size and time."""
+    """The version of an object is the strongest that the store gives: ETag, then generation, then size and time."""
     assert read_version(entry) == expected
 
 
@@ -33,17 +33,19 @@ def test_version_of_an_info(entry: dict[str, object], expected: str) -> None:
     [("etag:abc", '"abc"'), ('etag:W/"abc"', None), ("stat:1:2", None), ("generation:3", None)],
 )
 def test_if_match(version: str, expected: str | None) -> None:
-    """Only strong tags can pin a read by header (RFC 9110 13.1.1)."""
+    """Only strong ETags are sent as If-Match to pin a read (RFC 9110 13.1.1)."""
     assert if_match(version) == expected
 
 
 def test_weak_tags_keep_their_mark() -> None:
-    """A weak tag is never sent."""
+    """The version of a weak ETag keeps its W/ mark."""
     assert etag_version('W/"x"') == 'etag:W/"x"'
 
 
 def test_a_weakened_tag_is_the_same_version() -> None:
-    """As a proxy makes it that may compress; another tag is another version, weak or not."""
+    """A weak and a strong ETag of the same value are one version, as a compressing proxy weakens tags; another value is
+    another version.
+    """
     for pinned, found in (("etag:x", 'etag:W/"x"'), ('etag:W/"x"', "etag:x"), ('etag:W/"x"', 'etag:W/"x"')):
         require(ObjectRecord("https://h/k", 10, pinned), found)
     for found in ('etag:W/"y"', "etag:y", "stat:10:0"):
@@ -52,13 +54,13 @@ def test_a_weakened_tag_is_the_same_version() -> None:
 
 
 def test_times_agree_however_they_come() -> None:
-    """A float has no nanoseconds: the same moment as float and as datetime is the same version."""
+    """A moment as a float, which has no nanoseconds, and as a datetime is the same version."""
     moment = datetime(2026, 11, 20, 13, 40, 0, 761088, UTC)
     assert nanoseconds(moment) == nanoseconds(moment.timestamp()) == 1795182000761088000
 
 
 def test_require_names_both_versions() -> None:
-    """The message has what the manifest and what the store says."""
+    """The error about a changed object has the version of the manifest and that of the store."""
     target = ObjectRecord("s3://b/k", 10, "etag:old")
     require(target, "etag:old")
     with pytest.raises(ObjectChangedError, match=r"etag:old.*etag:new") as caught:

@@ -1,4 +1,4 @@
-"""Frames: whatever comes in is a message or a ProtocolError."""
+"""Frames of the protocol: bytes of any kind decode to a message or end in a ProtocolError."""
 
 import struct
 
@@ -20,7 +20,7 @@ MESSAGES = [
 
 
 def test_messages_survive_the_wire_in_pieces_of_any_size():
-    """However the kernel cuts the stream, the same messages come out in the same order."""
+    """The decoder gives the same messages in the same order, into whatever pieces the kernel cuts the stream."""
     stream = b"".join(map(frames.encode, MESSAGES))
     for size in (1, 3, 7, len(stream)):
         decoder = frames.request_decoder()
@@ -29,7 +29,7 @@ def test_messages_survive_the_wire_in_pieces_of_any_size():
 
 
 def test_events_survive_the_wire():
-    """Nested statistics and errors arrive as they were."""
+    """Events decode to what was encoded, nested statistics and details of errors included."""
     sent = [
         Statistics(1, {"needs": 3, "sessions": [{"done": 4}]}),
         Failed("StoreError", "no", {"a": 1}),
@@ -39,7 +39,7 @@ def test_events_survive_the_wire():
 
 
 def test_a_long_frame_is_refused_before_it_is_stored():
-    """A length beyond the limit is an error at its header."""
+    """A frame whose header announces more bytes than the limit is refused before its body arrives."""
     decoder = frames.request_decoder()
     with pytest.raises(ProtocolError, match="exceeds the limit"):
         list(decoder.feed(struct.pack(">I", frames.MAX_REQUEST_BYTES + 1)))
@@ -58,14 +58,16 @@ def test_a_long_frame_is_refused_before_it_is_stored():
     ],
 )
 def test_what_is_no_message_is_a_protocol_error(body):
-    """Wrong types, unknown tags, missing fields, numbers out of range, lying lengths."""
+    """A frame with a wrong type, an unknown tag, a missing field, a number out of range or a false length is a
+    ProtocolError.
+    """
     with pytest.raises(ProtocolError, match="is not a message"):
         list(frames.request_decoder().feed(struct.pack(">I", len(body)) + body))
 
 
 @given(st.lists(st.binary(max_size=64), max_size=8))
 def test_any_bytes_end_in_a_message_or_a_protocol_error(pieces):
-    """No input raises anything else, and nothing but an unfinished frame stays buffered."""
+    """The decoder raises no error but ProtocolError, whatever bytes it is fed."""
     decoder = frames.request_decoder()
     try:
         for piece in pieces:
@@ -76,7 +78,9 @@ def test_any_bytes_end_in_a_message_or_a_protocol_error(pieces):
 
 
 def test_names_that_are_not_utf_8() -> None:
-    """An event has escapes for them, a request is refused before anything is sent."""
+    """An event replaces bytes of a path that are not UTF-8 by escapes; a request with such a path is refused before it
+    is sent.
+    """
     frame = frames.encode(Failed("StoreError", "/d/\udcff is missing", {"url": "/d/\udcff", "size": 3}))
     (event,) = frames.event_decoder().feed(frame)
     assert event == Failed("StoreError", "/d/\\udcff is missing", {"url": "/d/\\udcff", "size": 3})
@@ -85,7 +89,9 @@ def test_names_that_are_not_utf_8() -> None:
 
 
 def test_more_readers_than_a_job_has_are_refused_before_they_are_made() -> None:
-    """Readers of 32,767 lanes by 4,096 engines are taken, with those that hold the lanes; a million are not."""
+    """A request to share a cache may name readers of 32,767 lanes by 4,096 engines and those that held them before; a
+    list of more than a million readers is refused before its objects are made.
+    """
     readers = [[(lane % 4096, 70_000)] for lane in range(32_767)]
     readers[0] += [(engine, 70_000) for engine in range(4096)]
     former = [[(1, 1 << 40), (4095, 1 << 40)] for _ in range(32_767)]

@@ -1,4 +1,4 @@
-"""Storage options on the wire: what they are to each side, and what is refused."""
+"""Storage options in messages: their encoding, their key, and the values that are refused."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ KEYS = StoreOptions.make({"secret": "hunter2", "key": "K"})
     ],
 )
 def test_options_travel_as_their_text(message):
-    """Bytes of JSON, as in every release; they are in no repr, and unread by the socket."""
+    """Storage options travel as bytes of JSON, as in every release, are parsed only by the part that uses them, and are
+    in no repr.
+    """
     (received,) = request_decoder().feed(encode(message))
     assert received == message
     assert received.options.mapping == {"key": "K", "secret": "hunter2"}
@@ -32,7 +34,7 @@ def test_options_travel_as_their_text(message):
 
 
 def test_equal_options_have_one_key():
-    """However they are spelled; no options are false, and empty."""
+    """Storage options that are equal have one key, however their JSON is spelled; empty options are false."""
     assert StoreOptions(b'{"b":1,  "a":2}').key == StoreOptions.make({"a": 2, "b": 1}).key
     assert StoreOptions(b"").key == NO_OPTIONS.key == "{}"
     assert not StoreOptions(b"")
@@ -42,21 +44,25 @@ def test_equal_options_have_one_key():
 
 @pytest.mark.parametrize("encoded", [b"hunter2", b'["hunter2"]', b"\xff", b"[" * 10_000])
 def test_what_is_no_mapping_is_refused_where_it_is_read(encoded):
-    """By a ConfigError that does not repeat it."""
+    """Bytes that are no JSON object are refused as storage options when they are read, by a ConfigError that does not
+    quote them.
+    """
     with pytest.raises(ConfigError, match="storage_options") as caught:
         StoreOptions(encoded).check()
     assert "hunter2" not in str(caught.value)
 
 
 def test_an_object_does_not_travel():
-    """The error says what to leave out."""
+    """Storage options with an object that is no plain value are refused, and the error says that plain values are
+    needed.
+    """
     with pytest.raises(ConfigError, match="plain values"):
         StoreOptions.make({"credentials": object()})
 
 
 @pytest.mark.parametrize("options", ["text", 7, {}])
 def test_options_of_another_type_break_the_protocol(options):
-    """They are bytes."""
+    """A message whose storage options are not bytes is a ProtocolError."""
     broken = encode(msgspec.structs.replace(Read(1, "digest", 0, 0, 9), options=options))
     with pytest.raises(ProtocolError):
         list(request_decoder().feed(broken))

@@ -1,4 +1,6 @@
-"""Client and engine of neighbouring versions understand each other's greeting, and say which side to restart."""
+"""Greetings between client and engine of neighbouring versions: what is decoded, and which side the error says to
+restart.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +15,16 @@ from streamer.wire.messages import PROTOCOL, Hello, Welcome
 
 
 def frame(*fields: object) -> bytes:
+    """Returns the frame of a message with these fields, the tag first."""
     body = msgspec.msgpack.encode(fields)
     return struct.pack(">I", len(body)) + body
 
 
 @pytest.mark.parametrize("more", [(), ("a field",), (7, {"of": "a later"}, ["version"], None)])
 def test_a_greeting_of_another_protocol_is_read(more: tuple[object, ...]) -> None:
-    """Whatever its other fields are: both ends get to compare the versions."""
+    """A greeting of another protocol version is decoded whatever its other fields are, so that both sides can compare
+    versions.
+    """
     (hello,) = request_decoder().feed(frame(1, PROTOCOL + 1, "0.9.0", 42, *more))
     assert (hello.protocol, hello.version, hello.pid, type(hello)) == (PROTOCOL + 1, "0.9.0", 42, Hello)
     (welcome,) = event_decoder().feed(frame(64, PROTOCOL + 1, "0.9.0", 42, *more))
@@ -39,13 +44,15 @@ def test_a_greeting_of_another_protocol_is_read(more: tuple[object, ...]) -> Non
     ],
 )
 def test_nothing_else_is_let_through(fields: tuple[object, ...]) -> None:
-    """Messages of this protocol stay exact."""
+    """A message of another protocol version that is no greeting, and a greeting of this version with other fields, are
+    refused.
+    """
     with pytest.raises(ProtocolError):
         list(request_decoder().feed(frame(*fields)))
 
 
 def test_the_older_side_is_to_be_restarted() -> None:
-    """With the version of the other one."""
+    """The version error says to restart the older side, and with which version of streamer."""
     older_engine = version_error(Side(2, "0.1.0"), Side(3, "0.2.0"))
     assert "restart the engine with streamer 0.2.0" in str(older_engine)
     older_client = version_error(Side(4, "0.3.0"), Side(3, "0.2.0"))

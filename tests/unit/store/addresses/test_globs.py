@@ -1,4 +1,4 @@
-"""Globs without backtracking."""
+"""Globs matched without backtracking, compared with regular expressions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _EXPRESSIONS = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
 
 
 def _expression(glob: str) -> str:
-    """The regular expression that means the same, and backtracks."""
+    """Returns the regular expression that means the same as the glob, and backtracks."""
     return "".join(
         _EXPRESSIONS.get(token)
         or (f"(?!/)[{token[1:-1].replace('!', '^')}]" if token[0] == "[" and len(token) > 1 else re.escape(token))
@@ -33,7 +33,9 @@ def _expression(glob: str) -> str:
 )
 @pytest.mark.filterwarnings("ignore:Possible nested set:FutureWarning")
 def test_globs_keep_what_a_regular_expression_keeps(globs: list[str], urls: list[str]) -> None:
-    """Each url, and which globs have matched none."""
+    """A set of globs matches the urls that the equivalent regular expressions match, and tells which globs have matched
+    none.
+    """
     expressions = {glob: re.compile(_expression(glob)) for glob in globs}
     found = GlobSet(expressions)
     for url in urls:
@@ -56,7 +58,7 @@ def test_globs_keep_what_a_regular_expression_keeps(globs: list[str], urls: list
     ],
 )
 def test_no_glob_takes_long(glob: str) -> None:
-    """The time grows with the letters of the key, not with the ways to divide it among the stars."""
+    """Matching a glob takes time by the letters of the key and not by the ways to divide it among the stars."""
     pattern, url = UrlPattern.parse(glob), "s3://b/train/" + "a" * 1000 + "b.tar"
     begun = time.process_time()
     pattern.matches(url)
@@ -64,7 +66,7 @@ def test_no_glob_takes_long(glob: str) -> None:
 
 
 def test_an_automaton_forgets() -> None:
-    """Keys that are all different do not fill the memory, and are told apart after it has forgotten."""
+    """A glob keeps telling keys apart after its automaton has dropped states, which keeps its memory bounded."""
     pattern = UrlPattern.parse("s3://b/*" + "?" * 300 + "x*y")
     for number in range(200):
         middle = chr(0x4E00 + number) * (300 + number % 3)
@@ -73,7 +75,9 @@ def test_an_automaton_forgets() -> None:
 
 
 def test_globs_that_differ_behind_a_star_are_bounded() -> None:
-    """The error says what to write; globs that differ before their first star are looked up, and may be many."""
+    """A pattern of 100,000 globs that differ after a star is refused with advice; globs that differ before their first
+    star may be many.
+    """
     with pytest.raises(ConfigError, match=r"write \* instead of the braces"):
         UrlPattern.parse("s3://b/*-{00000..99999}.tar")
     many = UrlPattern.parse("s3://b/{00000..99999}/*.tar")

@@ -1,4 +1,6 @@
-"""The host that is connected to is the cloud's, or nothing is: whatever a client writes into urls and options."""
+"""The host that a client connects to is the cloud's, whatever urls and options say; real clients connect through a
+proxy.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +66,9 @@ EVIL = st.one_of(
 
 
 class Proxy:
-    """Stands for the resolver of all clients: it notes the hosts that they want to be connected to, and refuses."""
+    """Stands for the proxy of all clients: it notes the hosts to which they ask to be connected, and refuses each with
+    403.
+    """
 
     def __init__(self) -> None:
         self.asked: list[str] = []
@@ -85,7 +89,7 @@ class Proxy:
                 connection.sendall(b"HTTP/1.1 403 Forbidden\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
 
     def hosts(self) -> list[str]:
-        """The hosts of the requests so far: those of plain http have the whole url."""
+        """The hosts of the requests since the last call; a request of plain http has its host in the url."""
         found = [line.split(" ")[1] for line in self.asked]
         self.asked.clear()
         return [one.partition("://")[2].partition("/")[0] if "://" in one else one for one in found]
@@ -99,6 +103,8 @@ class Proxy:
 
 @pytest.fixture(scope="module")
 def proxy() -> Iterator[Proxy]:
+    """A proxy for all tests of the module, made after obstore's runtime has started."""
+
     async def start_obstore() -> None:
         await obstore.put_async(obstore.store.MemoryStore(), "a", b"")
 
@@ -111,6 +117,7 @@ def proxy() -> Iterator[Proxy]:
 
 @pytest.fixture
 def behind(proxy, monkeypatch, tmp_path) -> Proxy:
+    """Sends all clients through the proxy, without exceptions, profiles or endpoints of the environment."""
     for name in ("HTTPS_PROXY", "HTTP_PROXY", "https_proxy", "http_proxy", "ALL_PROXY"):
         monkeypatch.setenv(name, proxy.url)
     for name in ("NO_PROXY", "no_proxy", "AWS_ENDPOINT_URL", "AWS_PROFILE", "STORAGE_EMULATOR_HOST"):
@@ -121,7 +128,7 @@ def behind(proxy, monkeypatch, tmp_path) -> Proxy:
 
 
 def reached(proxy: Proxy, url: str, options: dict[str, object]) -> list[str]:
-    """The hosts to which a listing leads; none if it is refused before."""
+    """Returns the hosts to which a listing connects; there are none if it is refused before."""
 
     async def first_page() -> None:
         with contextlib.suppress(StreamerError):
@@ -134,6 +141,7 @@ def reached(proxy: Proxy, url: str, options: dict[str, object]) -> list[str]:
 
 
 def check(proxy: Proxy, kind: str, url: str, options: dict[str, object]) -> None:
+    """Asserts that a listing connects to no host but those of the cloud, on port 443."""
     for host in reached(proxy, url, options):
         name, _, port = host.partition(":")
         assert port in ("", "443"), (host, url, options)
@@ -159,7 +167,7 @@ FUZZ = settings(
     ],
 )
 def test_clouds_are_reached(behind, kind, url, host):
-    """What this file refuses is not what users write: a service without [[datasets]] reads all of Azure's clouds."""
+    """A service without [[datasets]] connects to all regions of AWS, Google and Azure's clouds that users write."""
     options = {**KEYS[kind], **({"client_kwargs": {"region_name": "eu-west-1"}} if kind == "s3" else {})}
     if "@" in url:
         options.pop("account_name")
@@ -170,7 +178,7 @@ def test_clouds_are_reached(behind, kind, url, host):
 @FUZZ
 @given(bucket=EVIL, region=EVIL)
 def test_strings_of_s3(behind, bucket, region):
-    """Bucket and region, in the url, in client_kwargs and in config_kwargs."""
+    """Bucket and region of S3, in the url, client_kwargs or config_kwargs, lead to no host outside AWS."""
     check(behind, "s3", f"s3://{bucket}/x/", {**KEYS["s3"], "client_kwargs": {"region_name": "eu-west-1"}})
     check(behind, "s3", "s3://bucket/x/", {**KEYS["s3"], "client_kwargs": {"region_name": region}})
     check(behind, "s3", "s3://bucket/x/", {**KEYS["s3"], "config_kwargs": {"region_name": f"eu-{region}"}})
@@ -180,7 +188,7 @@ def test_strings_of_s3(behind, bucket, region):
 @FUZZ
 @given(bucket=EVIL, text=EVIL)
 def test_strings_of_google(behind, bucket, text):
-    """Bucket, endpoint, and the fields of a service account's key."""
+    """Bucket, endpoint and the fields of a service account's key lead to no host outside Google's storage."""
     check(behind, "gs", f"gs://{bucket}/x/", KEYS["gs"])
     check(behind, "gs", "gs://bucket/x/", {**KEYS["gs"], "endpoint_url": f"https://{text}"})
     for name in ("gcs_base_url", "token_uri", "project_id", "universe_domain"):
@@ -193,7 +201,7 @@ def test_strings_of_google(behind, bucket, text):
 @FUZZ
 @given(text=EVIL)
 def test_strings_of_azure(behind, text):
-    """Container, account, host, tenant, and all parts of a connection string."""
+    """Container, account, host and all parts of a connection string lead to no host outside Azure's storage."""
     key = KEYS["az"]["account_key"]
     secret = {"account_key": key}
     check(behind, "az", f"az://{text}/x/", KEYS["az"])
@@ -226,20 +234,22 @@ def test_strings_of_azure(behind, text):
 )
 @pytest.mark.parametrize("refuse_local", [False, True])
 def test_names_follow_the_grammar_of_their_cloud(url, options, what, refuse_local):
-    """In every engine; the error names what is wrong, and no login."""
+    """A name that breaks the grammar of its cloud is refused in every engine, by an error that says which name
+    it is.
+    """
     with pytest.raises(ConfigError, match=what.replace(".", r"\.")):
         open_store(url, options, refuse_local=refuse_local)
 
 
 def test_a_login_before_a_bucket_is_not_shown():
-    """It would be in logs."""
+    """The login in an S3 url is not shown by the error about its bucket, because errors are logged."""
     with pytest.raises(ConfigError) as caught:
         open_store("s3://user:hunter2@bucket@x/", {})
     assert "hunter2" not in str(caught.value)
 
 
 def test_a_region_of_the_environment_is_checked(monkeypatch):
-    """It becomes a part of the host's name as well."""
+    """A region from the environment is checked as one from options is, because it becomes a part of the host's name."""
     monkeypatch.setitem(__import__("sys").modules, "botocore.session", None)
     monkeypatch.setenv("AWS_REGION", "x@evil.example/#")
     monkeypatch.delenv("AWS_ENDPOINT_URL", raising=False)
@@ -263,7 +273,7 @@ def test_a_region_of_the_environment_is_checked(monkeypatch):
     ],
 )
 def test_addresses_end_with_the_suffix_of_a_cloud(url, of_aws, of_azure):
-    """As a host, in every reading."""
+    """The address of a cloud is https, has the cloud's suffix at the end of its host, and has no login or port."""
     assert (is_of_aws(url), is_of_azure(url)) == (of_aws, of_azure)
 
 
@@ -276,7 +286,9 @@ def test_addresses_end_with_the_suffix_of_a_cloud(url, of_aws, of_azure):
     ],
 )
 def test_translated_addresses_are_this_machine(host):
-    """NAT64, SIIT, 6to4, mapped and compatible addresses of loopback and of the metadata server."""
+    """NAT64, SIIT, 6to4, mapped and compatible addresses of loopback and of the metadata server are refused as
+    local.
+    """
     assert guard.is_own(host)
     assert not guard.is_own("64:ff9b::808:808")
     assert not guard.is_own("64:ff9b:1::808:808")
@@ -310,6 +322,8 @@ def test_translated_addresses_are_this_machine(host):
     ],
 )
 def test_the_place_that_options_name(url, options, named):
-    """What another client's url does not say; without logins."""
+    """The place that storage options name is an endpoint, partition, profile, account or Host header that the url does
+    not say, without logins.
+    """
     variables = {"AZURE_STORAGE_ACCOUNT": "mine", "AWS_REGION": "eu-central-1"}
     assert StoreRoot.resolve(url, options).describe_chosen_endpoint(variables) == named

@@ -1,4 +1,4 @@
-"""Globs and brace ranges."""
+"""Patterns of urls: globs, brace ranges, and what is refused before it is expanded."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from streamer.store.addresses.urls import find_bucket_url
     ],
 )
 def test_braces(url: str, expected: list[str]) -> None:
-    """Ranges keep their zeros, alternatives their order, and several multiply."""
+    """A brace range keeps its leading zeros, alternatives keep their order, and several braces multiply."""
     assert expand(url) == expected
 
 
 @pytest.mark.parametrize("url", ["s3://b/{5..1}", "s3://b/{0..99999999}"])
 def test_nonsense_ranges(url: str) -> None:
-    """A range that falls, or that names more than a million urls, is a slip."""
+    """A range that falls or that names more than a million urls is refused."""
     with pytest.raises(ConfigError, match="must rise"):
         expand(url)
 
@@ -47,7 +47,7 @@ def test_nonsense_ranges(url: str) -> None:
     ],
 )
 def test_what_a_pattern_keeps(pattern: str, yes: list[str], no: list[str]) -> None:
-    """A star stays inside a folder, two stars do not; dots are dots."""
+    """In a pattern a star matches inside a folder only, two stars match across folders, and a dot is a dot."""
     found = UrlPattern.parse(pattern)
     assert all(map(found.matches, yes))
     assert not any(map(found.matches, no))
@@ -63,13 +63,13 @@ def test_what_a_pattern_keeps(pattern: str, yes: list[str], no: list[str]) -> No
     ],
 )
 def test_what_is_listed(url: str, folder: str, single: bool) -> None:
-    """The deepest folder that holds everything."""
+    """The folder that is listed for a pattern is the deepest one that holds all its matches."""
     assert (UrlPattern.parse(url).folder, UrlPattern.parse(url).single) == (folder, single)
 
 
 @pytest.mark.parametrize("url", ["https://h/a/*.tar", "https://h/a/"])
 def test_web_servers_cannot_be_listed(url: str) -> None:
-    """The message says what to write instead."""
+    """A folder or glob of a web server is refused with advice to write a brace range, because it cannot be listed."""
     with pytest.raises(ConfigError, match=r"000\.\.127"):
         require_file_url(url)
     assert require_file_url("https://h/a/{0..3}.tar") == "https://h/a/{0..3}.tar"
@@ -86,13 +86,15 @@ def test_web_servers_cannot_be_listed(url: str) -> None:
     ],
 )
 def test_the_web_address_of_a_bucket_is_named_as_a_url(url: str, bucket: str) -> None:
-    """The address that a console shows cannot be listed; the bucket can."""
+    """The web address of a bucket is refused with the url of the bucket, which can be listed."""
     with pytest.raises(ConfigError, match=f"this is the address of a bucket: write {bucket}"):
         require_file_url(url)
 
 
 def test_a_signed_url_is_no_dataset():
-    """It would end, and be kept on the disk; its signature is not shown."""
+    """A signed url is refused as a dataset, because its signature expires and would be stored; the error does not show
+    it.
+    """
     with pytest.raises(ConfigError, match=r"https://h/a\.tar with a query .* signed url ends") as caught:
         require_file_url("https://h/a.tar?X-Amz-Signature=hush")
     assert "hush" not in repr(caught.value)
@@ -113,7 +115,9 @@ def test_a_signed_url_is_no_dataset():
     ],
 )
 def test_braces_are_counted_before_they_are_expanded(url: str) -> None:
-    """Their product, the letters of all urls, and how many braces multiply; no error repeats a long url."""
+    """Braces are counted before they are expanded: a pattern of too many urls, letters or braces is refused at once, by
+    a short error.
+    """
     begun = time.process_time()
     with pytest.raises(ConfigError, match="at most 1,000,000") as caught:
         expand(url)
@@ -125,7 +129,7 @@ def test_braces_are_counted_before_they_are_expanded(url: str) -> None:
     "url", ["s3://b/{a,b}/{0..1}", "s3://b/{a,{b,c}}", "s3://b/{008..011}.tar", "s3://b/x", "s3://b/{a,}{0..12}"]
 )
 def test_the_count_is_that_of_the_expansion(url: str) -> None:
-    """Nothing is made for it."""
+    """The count of urls of a pattern is that of its expansion, and the count of their letters is no less."""
     count, letters = count_urls(url)
     assert count == len(expand(url))
     assert letters >= sum(map(len, expand(url)))
@@ -141,14 +145,14 @@ def test_the_count_is_that_of_the_expansion(url: str) -> None:
     ],
 )
 def test_no_web_address_takes_long(url: str) -> None:
-    """A host that nearly is that of a bucket is compared once."""
+    """Comparing a web address with those of buckets takes less than half a second, however nearly it matches."""
     begun = time.process_time()
     assert find_bucket_url(url) is None
     assert time.process_time() - begun < 0.5
 
 
 def test_an_ipv6_host_is_no_glob() -> None:
-    """Its address is in square brackets."""
+    """The square brackets of an IPv6 address are no glob; a glob or query after it is refused."""
     url = "http://[2001:db8::1]:9000/part-{000..003}.tar"
     assert require_file_url(url) == url
     with pytest.raises(ConfigError, match="cannot be listed"):
@@ -162,7 +166,7 @@ def test_an_ipv6_host_is_no_glob() -> None:
 
 @pytest.mark.parametrize("url", ["https://h/a.tar?download=1", "https://h/download?file=a.tar", "https://h/a.tar?"])
 def test_a_query_says_how_to_give_the_url(url: str) -> None:
-    """It is no signature, so other advice helps."""
+    """A url with a query that is no signature is refused with advice on headers and redirects."""
     with pytest.raises(ConfigError, match=r"Authorization.*redirects") as caught:
         require_file_url(url)
     assert "signed" not in str(caught.value)

@@ -1,4 +1,4 @@
-"""Urls in their parts."""
+"""Urls split into scheme, root and key, and their shown form."""
 
 from __future__ import annotations
 
@@ -24,18 +24,20 @@ from streamer.store.addresses.urls import Address, shown, split
     ],
 )
 def test_split(url: str, expected: Address) -> None:
-    """The root is what one client serves, the key what the store calls the object."""
+    """A url is split into its scheme, the root that one client serves, and the key that the store calls the object."""
     assert split(url) == expected
 
 
 def test_relative_paths_are_absolute() -> None:
-    """The same file has one url, whatever the working folder; a slash at the end stays."""
+    """A relative path is split as its absolute one, with its slash at the end, so that a file has one url in every
+    working folder.
+    """
     assert split("x/y/").key == os.path.abspath("x/y") + "/"
 
 
 @pytest.mark.parametrize("url", ["", "s3://", "s3:///key"])
 def test_no_bucket(url: str) -> None:
-    """What names no bucket is refused."""
+    """A url that names no bucket is refused."""
     with pytest.raises(ConfigError):
         split(url)
 
@@ -50,5 +52,5 @@ def test_no_bucket(url: str) -> None:
     ],
 )
 def test_shown_hides_secrets(url: str, expected: str) -> None:
-    """Neither signatures nor credentials get into a message."""
+    """The shown form of a url has neither its signature nor its credentials."""
     assert shown(url) == expected

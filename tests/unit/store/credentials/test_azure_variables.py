@@ -1,4 +1,4 @@
-"""What the Azure CLI's variables say, where the options say nothing."""
+"""Variables of the Azure CLI where the storage options say nothing."""
 
 from __future__ import annotations
 
@@ -27,20 +27,22 @@ KEY = {"AZURE_STORAGE_ACCOUNT": "mine", "AZURE_STORAGE_KEY": "a2V5"}
 def test_variables_of_the_command_line(
     options: Mapping[str, object], variables: Mapping[str, str], expected: Mapping[str, object]
 ) -> None:
-    """A connection string goes first; a key of one account is not sent to another."""
+    """Variables of the Azure CLI fill options: a connection string goes before a key, and a key is not sent to another
+    account.
+    """
     assert add_variables(options, variables) == expected
 
 
 @pytest.mark.parametrize("name", ["AZURE_STORAGE_SAS_TOKEN", "AZURE_STORAGE_ACCOUNT_KEY"])
 def test_a_secret_of_the_environment_needs_no_token(name: str) -> None:
-    """obstore signs with it by itself."""
+    """A secret in Azure's variables or options is enough to sign, since obstore signs with it without a token."""
     assert has_secret({}, {name: "x"})
     assert has_secret({"sas_key": "x"}, {})
     assert not has_secret({"account_name": "mine"}, {"AZURE_STORAGE_ACCOUNT": "mine"})
 
 
 def test_a_container_without_an_account(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Is said, with three ways to name it."""
+    """A container without a storage account is refused when the store connects, with the ways to name the account."""
     for variable in ("AZURE_STORAGE_ACCOUNT", "AZURE_STORAGE_ACCOUNT_NAME", "AZURE_STORAGE_CONNECTION_STRING"):
         monkeypatch.delenv(variable, raising=False)
     store = open_store("az://c", {"account_key": "a2V5"})

@@ -1,4 +1,4 @@
-"""AWS credentials as boto finds them, and its errors as ours."""
+"""AWS credentials that botocore finds in files, variables and programs, and its errors as those of streamer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ROOT = "s3://b"
 
 @pytest.fixture(autouse=True)
 def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The file that boto reads, and nothing else."""
+    """The configuration file that botocore reads; no other source of credentials is there."""
     for name in [*os.environ]:
         if name.startswith("AWS_"):
             monkeypatch.delenv(name)
@@ -27,7 +27,7 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_keys_and_region_of_a_profile(config: Path) -> None:
-    """They do not end, and are not shown."""
+    """Keys and region of a profile in a file do not expire, and the keys are not shown in a repr."""
     config.write_text("[profile p]\nregion = r-1\naws_access_key_id = k\naws_secret_access_key = hidden\n")
     found = boto_keys.find(ROOT, "p")
     assert (found.region, found.credentials, found.ends) == ("r-1", boto_keys.AwsKeys("k", "hidden"), None)
@@ -35,13 +35,13 @@ def test_keys_and_region_of_a_profile(config: Path) -> None:
 
 
 def test_nothing_to_find() -> None:
-    """A machine without a metadata server has no role."""
+    """A machine without configured credentials and without a metadata server is denied access."""
     with pytest.raises(AccessDeniedError, match="no credentials were found"):
         boto_keys.find(ROOT, None)
 
 
 def test_what_is_configured_wrong(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A profile that is not there and half a pair of keys name the error and the profile."""
+    """A missing profile and half a pair of keys are errors that name the profile and botocore's error."""
     with pytest.raises(ConfigError, match=r"profile='none'.*ProfileNotFound"):
         boto_keys.find(ROOT, "none")
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "k")
@@ -51,7 +51,9 @@ def test_what_is_configured_wrong(config: Path, monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.process
 def test_a_program_that_fails(config: Path) -> None:
-    """Worth a few seconds; what it prints is not in the message."""
+    """A credential_process that fails is denied with advice to run it by hand, may be tried again soon, and its output
+    is not shown.
+    """
     config.write_text("[default]\ncredential_process = python3 -c 'import sys; sys.exit(\"token=hidden\")'\n")
     with pytest.raises(AccessDeniedError, match=r"credential_process failed .*by hand") as caught:
         boto_keys.find(ROOT, None)
@@ -60,7 +62,7 @@ def test_a_program_that_fails(config: Path) -> None:
 
 
 def test_the_environment_does_without_boto(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A pair is needed, a token is not."""
+    """Keys of the environment are found without botocore: the pair is needed, the session token is not."""
     monkeypatch.setitem(sys.modules, "botocore.session", None)
     assert boto_keys.find(ROOT, None).credentials is None
     pair = {"AWS_ACCESS_KEY_ID": "k", "AWS_SECRET_ACCESS_KEY": "s"}
@@ -70,7 +72,9 @@ def test_the_environment_does_without_boto(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_what_needs_boto_is_refused_without_it(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """obstore would take the machine's role instead: a profile by option or variable, a default profile in a file."""
+    """A profile in an option, a variable or the default section is refused without botocore, because obstore would take
+    the machine's role instead.
+    """
     monkeypatch.setitem(sys.modules, "botocore.session", None)
     with pytest.raises(ConfigError, match=r"profile='p' needs botocore; pip install 'streamer-data\[aws\]'"):
         boto_keys.find(ROOT, "p")

@@ -1,4 +1,4 @@
-"""Credentials that expire: who waits for them, and who does not."""
+"""Credentials that expire: who waits for their renewal, and who does not."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SECRET = "do-not-show"
 
 
 def issued(name: str, seconds: float | None) -> Issued[str]:
-    """Credentials that last so long."""
+    """Makes credentials that expire after so many seconds, or never."""
     return Issued(name, None if seconds is None else datetime.now(UTC) + timedelta(seconds=seconds))
 
 
@@ -26,7 +26,10 @@ Outcome = Issued[str] | Exception
 
 
 class Finder:
-    """Finds what it is told, in the order of the looks, and counts; what stands beside an Event waits for it."""
+    """Stands for an issuer of credentials: it gives what it is told in the order of the looks and counts them.
+
+    An outcome beside an Event waits for it, as for an issuer that is slow. Nothing is signed or sent.
+    """
 
     def __init__(self, *outcomes: Outcome | tuple[threading.Event, Outcome]) -> None:
         self._outcomes = list(outcomes)
@@ -47,25 +50,27 @@ class Finder:
 
 @pytest.fixture
 def hanging() -> Iterator[threading.Event]:
-    """Holds looks until the test is over."""
+    """An event that holds looks until the test is over."""
     event = threading.Event()
     yield event
     event.set()
 
 
 async def ended(ring: KeyRing[str]) -> None:
-    """Until no look is under way."""
+    """Waits until no look is under way."""
     while ring._looks:
         await ring._news.wait()
 
 
 def due(ring: KeyRing[str]) -> None:
-    """As if the time of the next look had come."""
+    """Makes the next look due, as if its time had come."""
     ring._next = float("-inf")
 
 
 async def test_one_look_for_all_who_wait() -> None:
-    """In a thread of its own; what does not end is not looked for again."""
+    """All who wait for credentials share one look in a thread of its own; credentials that do not expire are not looked
+    for again.
+    """
     find = Finder(issued("first", None))
     ring = KeyRing("s3://b", find)
     assert await asyncio.gather(*(ring.keys() for _ in range(20))) == ["first"] * 20
@@ -76,7 +81,9 @@ async def test_one_look_for_all_who_wait() -> None:
 
 
 async def test_a_look_that_fails_is_shared() -> None:
-    """An error of ours that names the kind and not the text; the next look is after a second."""
+    """A failed look is one StoreError for all who wait, with the type of the cause and without its text; the next look
+    is a second later.
+    """
     find = Finder(RuntimeError(f"token={SECRET}"), issued("first", None))
     ring = KeyRing("s3://b", find)
     found = await asyncio.gather(*(ring.keys() for _ in range(20)), return_exceptions=True)
@@ -92,7 +99,7 @@ async def test_a_look_that_fails_is_shared() -> None:
 
 
 async def test_nobody_waits_for_a_renewal(hanging: threading.Event) -> None:
-    """Neither for one that is slow, nor for one that fails: the old ones serve, and that is said once."""
+    """Valid credentials serve at once while a slow renewal is under way."""
     find = Finder(issued("first", 600), (hanging, issued("second", 3600)))
     ring = KeyRing("s3://b", find)
     assert await ring.keys() == "first"
@@ -105,7 +112,9 @@ async def test_nobody_waits_for_a_renewal(hanging: threading.Event) -> None:
 
 
 async def test_a_failed_renewal_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
-    """It names the issuer's answer and the end of the old ones; the next try is soon."""
+    """A failed renewal is logged once as a warning with the issuer's answer and the end of the old credentials, which
+    serve on; the next try is soon.
+    """
     refusal = failures.refused_by_issuer("s3://b", "AssumeRole was answered with AccessDenied")
     ring = KeyRing("s3://b", Finder(issued("first", 600), refusal, refusal, issued("second", 3600)))
     assert await ring.keys() == "first"
@@ -125,7 +134,9 @@ async def test_a_failed_renewal_is_a_warning(caplog: pytest.LogCaptureFixture) -
 
 
 async def test_ended_ones_are_waited_for_briefly(hanging: threading.Event) -> None:
-    """The message says that it is the issuer that does not answer, sooner than patience with the store ends."""
+    """Expired credentials are waited for a second or two, after which the error says that their issuer does not
+    answer.
+    """
     find = Finder(issued("first", 0.05), (hanging, issued("second", None)))
     ring = KeyRing("s3://b", find)
     assert await ring.keys() == "first"
@@ -138,7 +149,9 @@ async def test_ended_ones_are_waited_for_briefly(hanging: threading.Event) -> No
 
 
 async def test_refused_ones_are_looked_for_again() -> None:
-    """By those who come after the refusal; a look that began before it does not count."""
+    """Refused credentials are looked for again by those who come after the refusal; a look begun before it does not
+    count.
+    """
     before = threading.Event()
     find = Finder(issued("first", 600), (before, issued("old", 700)), issued("second", 600))
     ring = KeyRing("s3://b", find)
@@ -151,7 +164,9 @@ async def test_refused_ones_are_looked_for_again() -> None:
 
 
 async def test_a_hanging_look_gets_others_beside_it(hanging: threading.Event) -> None:
-    """Three at most; what comes late and ends sooner is dropped."""
+    """A look that hangs gets at most two others beside it; late credentials that expire sooner than the present ones
+    are dropped.
+    """
     find = Finder(issued("first", 600), *[(hanging, issued("late", 700))] * 3, issued("second", 3600))
     ring = KeyRing("s3://b", find)
     await ring.keys()
@@ -169,7 +184,7 @@ async def test_a_hanging_look_gets_others_beside_it(hanging: threading.Event) ->
 
 
 async def test_who_is_cancelled_leaves_the_look_to_others(hanging: threading.Event) -> None:
-    """Whoever waits gets them."""
+    """A cancelled caller leaves the look to the others who wait for its credentials."""
     ring = KeyRing("s3://b", Finder((hanging, issued("first", None))))
     first, other = asyncio.create_task(ring.keys()), asyncio.create_task(ring.keys())
     await asyncio.sleep(0)
@@ -180,9 +195,10 @@ async def test_who_is_cancelled_leaves_the_look_to_others(hanging: threading.Eve
 
 
 async def test_a_process_without_threads_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Is an error of ours, worth another try."""
+    """A process that can start no thread gets a StoreError, and credentials at the next look."""
 
     def start(thread: threading.Thread) -> None:
+        """Stands for a system that has no thread left."""
         raise RuntimeError("can't start new thread")
 
     ring = KeyRing("s3://b", Finder(issued("first", None)))
@@ -195,7 +211,7 @@ async def test_a_process_without_threads_left(monkeypatch: pytest.MonkeyPatch) -
 
 
 async def test_a_final_refusal_keeps_its_type() -> None:
-    """Nobody waits where waiting does not help."""
+    """A refusal that waiting does not change keeps its type, AccessDeniedError."""
     ring = KeyRing("s3://b", Finder(failures.no_credentials("s3://b")))
     with pytest.raises(AccessDeniedError, match="no credentials were found"):
         await ring.keys()

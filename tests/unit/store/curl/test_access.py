@@ -1,4 +1,4 @@
-"""How libcurl reaches a root: addresses, headers, trust."""
+"""How libcurl reaches a root: addresses, headers and trusted certificates."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ SECRET = "do-not-show"
     ],
 )
 def test_a_web_address_keeps_what_is_escaped(url: str, address: str) -> None:
-    """And escapes the rest; a # is part of the name, as it is where obstore finds the object."""
+    """A web address keeps what is escaped and gets the rest escaped; a # is part of the name, as it is for obstore."""
     assert Access().address(url) == address
 
 
 def test_the_address_of_a_key() -> None:
-    """Every sign but those that SigV4 leaves alone is escaped."""
+    """The address of a key has every character escaped but those that SigV4 leaves alone."""
     assert Access(base="http://h/b/").address("a/b~c+d%20e?") == "http://h/b/a/b~c%2Bd%2520e%3F"
 
 
@@ -41,7 +41,9 @@ def _access(headers: dict[str, str]) -> Access | None:
 
 
 def test_headers_become_lines() -> None:
-    """An empty one in libcurl's own spelling; one that would be two lines is refused, without its value."""
+    """Headers become lines of libcurl, an empty one in its own spelling; a value that breaks the line or is not Latin-1
+    is refused without being shown.
+    """
     access = _access({"A": "b c", "Empty": ""})
     assert access is not None
     assert access.headers == ("A: b c", "Empty;")
@@ -52,7 +54,9 @@ def test_headers_become_lines() -> None:
 
 
 def test_trusted_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """SSL_CERT_FILE and SSL_CERT_DIR go first; a file that is not there is no file."""
+    """SSL_CERT_FILE and SSL_CERT_DIR go before the system's certificates; a variable whose file is missing is
+    ignored.
+    """
     (tmp_path / "ca.pem").touch()
     monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "ca.pem"))
     monkeypatch.setenv("SSL_CERT_DIR", str(tmp_path))

@@ -1,4 +1,4 @@
-"""Answers of a store that lies: what is no list of S3 is refused before it takes time or memory."""
+"""Answers that are no listing of S3 are refused before they take time or memory."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ BOMB = b"<!DOCTYPE x [<!ENTITY a 'aaaaaaaaaa'>%s]><ListBucketResult>&j;</ListBuc
     ids=["entities", "tags", "deep", "utf-16", "negative", "2^53", "5000 digits"],
 )
 def test_what_is_no_list_is_refused(body: bytes) -> None:
-    """At once: a page of a list is read on the loop."""
+    """An answer that is no listing of S3 is refused within 0.2 s, because pages are parsed on the event loop."""
     begun = time.process_time()
     with pytest.raises(ConfigError, match="is not a listing of S3"):
         parse_page("s3://bucket", body)

@@ -1,4 +1,4 @@
-"""Transfers of libcurl on an event loop."""
+"""Transfers of libcurl on an event loop, with a real server of HTTP on loopback."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(BODY), BODY)
 
 @dataclass
 class Server:
-    """Answers each request with BODY."""
+    """Stands for a web server: it answers each request on any number of connections with BODY, or is silent. It reads
+    no path.
+    """
 
     answers: bool = True
     port: int = 0
@@ -32,7 +34,7 @@ class Server:
     expected: int = 1
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One connection."""
+        """Answers the requests of one connection."""
         self.writers.append(writer)
         while True:
             await reader.readuntil(b"\r\n\r\n")
@@ -45,7 +47,7 @@ class Server:
 
 @asynccontextmanager
 async def server_of_answers() -> AsyncIterator[Server]:
-    """A server on a port of its own."""
+    """Serves answers on a port of its own."""
     told = Server()
     async with serving(told.serve) as told.port:
         yield told
@@ -53,14 +55,14 @@ async def server_of_answers() -> AsyncIterator[Server]:
 
 @pytest.fixture
 async def multi() -> AsyncIterator[Multi]:
-    """Closed in the end."""
+    """A Multi for ten connections, closed after the test."""
     made = Multi(10)
     yield made
     await made.close()
 
 
 def easy(port: int) -> tuple[pycurl.Curl, list[bytes]]:
-    """A request and the pieces that it brings."""
+    """Returns a request and the list that gets the pieces of its body."""
     handle, pieces = pycurl.Curl(), list[bytes]()
     handle.setopt(pycurl.URL, f"http://127.0.0.1:{port}/")
     handle.setopt(pycurl.NOPROXY, "*")
@@ -69,7 +71,7 @@ def easy(port: int) -> tuple[pycurl.Curl, list[bytes]]:
 
 
 async def unanswered(multi: Multi, server: Server) -> asyncio.Future[None]:
-    """A request that the server has and says nothing to."""
+    """Returns a transfer whose request the server has received and does not answer."""
     server.answers = False
     task = asyncio.ensure_future(multi.perform(easy(server.port)[0]))
     await server.asked.wait()
@@ -78,7 +80,7 @@ async def unanswered(multi: Multi, server: Server) -> asyncio.Future[None]:
 
 @pytest.mark.process
 async def test_many_at_once(multi: Multi) -> None:
-    """Each has its body, and the connections serve again."""
+    """Transfers that run at the same time each get their whole body, and their connections serve the next requests."""
     async with server_of_answers() as server:
         for _ in range(2):
             handles = [easy(server.port) for _ in range(5)]
@@ -90,7 +92,7 @@ async def test_many_at_once(multi: Multi) -> None:
 
 @pytest.mark.process
 async def test_the_loop_has_its_turn(multi: Multi, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What waits at many sockets is taken over several turns, between which others have theirs."""
+    """Bytes at many sockets are received in several turns of the loop, so that other tasks run between them."""
     monkeypatch.setattr(curl_multi, "_TURN_SECONDS", 0.0)
     async with server_of_answers() as server:
         handles = [easy(server.port) for _ in range(12)]
@@ -110,7 +112,9 @@ async def test_the_loop_has_its_turn(multi: Multi, monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.process
 async def test_idle_connection_that_the_server_closes(multi: Multi) -> None:
-    """It is watched no more, so that the loop does not spin, and the next request makes another."""
+    """An idle connection that the server closes is no longer polled, so that the loop does not spin, and the next
+    request opens another.
+    """
     async with server_of_answers() as server:
         await multi.perform(easy(server.port)[0])
         server.writers[0].close()
@@ -127,7 +131,7 @@ async def test_idle_connection_that_the_server_closes(multi: Multi) -> None:
 
 @pytest.mark.process
 async def test_cancelled(multi: Multi) -> None:
-    """Nothing is left of a request that nobody waits for."""
+    """A transfer that is cancelled leaves nothing behind."""
     async with server_of_answers() as server:
         task = await unanswered(multi, server)
         task.cancel()
@@ -139,7 +143,7 @@ async def test_cancelled(multi: Multi) -> None:
 
 @pytest.mark.process
 async def test_closed(multi: Multi) -> None:
-    """Whoever waits is cancelled; a second time does nothing."""
+    """Closing the transfers cancels those under way; closing them again does nothing."""
     async with server_of_answers() as server:
         task = await unanswered(multi, server)
         await multi.close()
@@ -151,7 +155,7 @@ async def test_closed(multi: Multi) -> None:
 
 @pytest.mark.process
 async def test_failed(multi: Multi) -> None:
-    """libcurl's error arrives."""
+    """A transfer that cannot connect raises libcurl's error."""
     async with server_of_answers() as server:
         port = server.port
     with pytest.raises(pycurl.error) as caught:

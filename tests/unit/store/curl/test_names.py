@@ -1,4 +1,4 @@
-"""The addresses that connections go to."""
+"""The addresses to which libcurl connects for a name."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ def _no_proxies(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_each_connection_begins_with_another_address(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All of them are in each list, in case the first does not answer."""
+    """Each connection begins with another address of the name; its list has all of them, in case the first does not
+    answer.
+    """
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: FOUND)
     names = Names("http://bucket.test:8000/x")
     await names.ready()
@@ -34,9 +36,12 @@ async def test_each_connection_begins_with_another_address(monkeypatch: pytest.M
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:9/x", "http://[::1]:9/x", "http://bucket.test/x"])
 async def test_what_is_left_to_libcurl(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Addresses, and names behind a proxy, are not looked up; a name that does not resolve has no addresses."""
+    """Addresses, and names behind a proxy, are left to libcurl without a look-up, and so is a name that does not
+    resolve.
+    """
 
     def look(host: str, *_: object, **__: object) -> None:
+        """Stands for a resolver that knows no name."""
         assert host == "bucket.test"
         raise socket.gaierror("unknown")
 

@@ -9,7 +9,7 @@ from streamer.store.curl.request import CurlRequest, make_easy
 
 
 class Refusing(CurlRequest):
-    """Takes no byte."""
+    """Stands for a receiver that fails at the first byte."""
 
     def take(self, piece: bytes) -> int | None:
         raise ValueError(piece)
@@ -29,7 +29,7 @@ def make_request() -> Refusing:
     ],
 )  # fmt: skip
 def test_the_head_is_that_of_the_last_answer(lines: list[bytes], status: int, headers: dict[bytes, bytes]) -> None:
-    """Those of proxies and redirects come before it."""
+    """The header of a response is that of the last answer; those of proxies and redirects before it are dropped."""
     request = make_request()
     request.lines += lines
     assert request.read_head() == (status, headers)
@@ -38,7 +38,9 @@ def test_the_head_is_that_of_the_last_answer(lines: list[bytes], status: int, he
 
 
 def test_an_error_of_a_receiver_ends_the_transfer_and_is_kept() -> None:
-    """libcurl would print it, and say that a write has failed."""
+    """An error of a receiver ends the transfer and is kept, because libcurl would print it and report a failed
+    write.
+    """
     request = make_request()
     assert request._write(b"x") == -1
     assert isinstance(request.failure, ValueError)

@@ -1,4 +1,6 @@
-"""Signature Version 4. The contract of the stores compares with boto and asks a server that checks."""
+"""Signature Version 4 against the published example; the contract of the stores compares with boto and a server that
+checks.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +14,14 @@ ADDRESS = "https://examplebucket.s3.amazonaws.com/test.txt"
 
 
 def _signer(*moments: float) -> Signer:
+    """Makes a signer whose clock gives these moments."""
     left = list(moments)
     base = "https://examplebucket.s3.amazonaws.com/"
     return Signer(base, "us-east-1", ("Range: bytes=0-9",), lambda: left.pop(0))
 
 
 def test_the_example_of_aws() -> None:
-    """Source: AWS, "Signature Calculations for the Authorization Header", example GET Object."""
+    """A request is signed as in AWS's "Signature Calculations for the Authorization Header", example GET Object."""
     assert _signer(MOMENT).sign(ADDRESS, KEYS) == [
         "Authorization: AWS4-HMAC-SHA256 Credential=AKIAIOSFODNN7EXAMPLE/20130524/us-east-1/s3/aws4_request, "
         "SignedHeaders=host;range;x-amz-content-sha256;x-amz-date, "
@@ -31,7 +34,7 @@ def test_the_example_of_aws() -> None:
 
 
 def test_what_is_kept_is_for_this_second_and_these_keys() -> None:
-    """A later second and other keys sign as if nothing had been kept; within a second the same is signed the same."""
+    """A signature is reused within a second for the same keys; a later second or other keys sign anew."""
     later, token = MOMENT + 86_400.0, AwsKeys(KEYS.key, KEYS.secret, "token")
     signer = _signer(MOMENT, MOMENT + 0.9, later, later)
     signed = [signer.sign(ADDRESS, keys) for keys in (KEYS, KEYS, KEYS, token)]
