@@ -47,7 +47,7 @@ def test_every_panel_has_series(tmp_path: Path) -> None:
         deadline = time.monotonic() + 60
         found: dict[tuple[str, str], list] = {}
         while time.monotonic() < deadline and len(found) < sum(title not in EMPTY for title, _ in queries):
-            time.sleep(1)  # Prometheus tells nobody that it has scraped
+            time.sleep(1)  # Prometheus does not tell when it has scraped
             found = {key: series for key in queries if (series := pictures.asked(key[1], None, time.time()))}
     assert {title for title, query in queries if (title, query) not in found} == EMPTY & {p["title"] for p in panels}
     for key, series in found.items():

@@ -183,7 +183,7 @@ def test_a_stock_dataloader_gets_every_sample_once(machine, data, truth, layout,
     )
     found = delivered(ranks)
     assert set(found) == set(truth)
-    # Told the batch size, the data set has the mask; else at most a sample per rank fills the epoch.
+    # Told the batch size, the dataset has the mask; else at most a sample per rank fills the epoch.
     assert found.total() - truth.total() < (1 if told else world)
     assert len({sum(len(b["samples"]) for b in batches_of(lines)) for lines in ranks}) == 1
 

@@ -24,7 +24,7 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 Make = Callable[[], StreamingDataset]
 Closing = Callable[[StreamingDataset], StreamingDataset]
-# How a loader is made of a data set; both kinds with one worker process.
+# How a loader is made of a dataset; both kinds with one worker process.
 KINDS = {
     "streaming": lambda dataset: StreamingDataLoader(dataset, BATCH, 1),
     "stock": lambda dataset: DataLoader(dataset, BATCH, num_workers=1),
@@ -147,7 +147,7 @@ def test_lightning_trains_on_it(make: Make, tmp_path: Path, kind: str) -> None:
     if kind == "streaming":
         assert module.seen == plain(make, 2)
         assert all(module.rings)
-    # Lightning begins an epoch of torch's loader that it never asks: it is over for the data set.
+    # Lightning begins an epoch of torch's loader that it never asks: it is over for the dataset.
     for epoch in (module.seen[:STEPS], module.seen[STEPS:]):
         assert sorted(number for batch in epoch for number in batch) == list(range(SAMPLES))
 
@@ -203,7 +203,7 @@ def test_what_lightning_reads_of_a_loader(make: Make) -> None:
 def test_accelerate_trains_on_it(make: Make, kind: str) -> None:
     """Accelerate trains on the batches of a bare loop, with gradients accumulated over two of them."""
     accelerate = pytest.importorskip("accelerate")
-    # By default one rank reads for all where the data set is an iterable, and copies each batch.
+    # By default one rank reads for all where the dataset is an iterable, and copies each batch.
     configuration = accelerate.DataLoaderConfiguration(dispatch_batches=False)
     accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=2, dataloader_config=configuration)
     model = torch.nn.Linear(1, 1)

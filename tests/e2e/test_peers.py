@@ -1,4 +1,7 @@
-"""Engines that share their caches, in one process: who fetches what, and that without peers nothing is loaded."""
+"""Two real engines of one process that share their caches over HTTP: which of them fetches what from the store.
+
+Without peers nothing of the feature is loaded.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,7 @@ FILES = 60
 
 
 class Reader:
-    """A session of one engine that reads all chunks, one a step."""
+    """Stands for a job: a session of one engine that reads all chunks, one a step."""
 
     def __init__(self, engine: Engine, digest: str, job: str) -> None:
         self.engine = engine
@@ -50,7 +53,7 @@ class Reader:
         self.news.set()
 
     async def read(self, seed: int, most: int | None = None) -> list[bytes]:
-        """The content of each chunk, by its number; or only of some of them."""
+        """Returns the content of each chunk by its number, or only of `most` of them."""
         order = np.random.default_rng(seed).permutation(self.manifest.chunks)[:most]
         steps = np.arange(len(order))
         self.session.extend(EpochSchedule(0, order.astype(np.uint32), steps, steps), True)
@@ -70,7 +73,7 @@ class Reader:
 
 @pytest.fixture
 async def engines(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[list[Engine]]:
-    """Two that know each other; a parameter says which folders they serve."""
+    """Yields two engines that know each other; a parameter says which folders they serve."""
     served = [[DatasetConfig(url=str(tmp_path / name))] for name in getattr(request, "param", ())]
     (tmp_path / "token").write_text("a token")
     (tmp_path / "token").chmod(0o600)
@@ -88,7 +91,7 @@ async def engines(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterat
 
 
 async def until(reached: Callable[[], bool]) -> None:
-    """Asks until it is so, for a minute at most."""
+    """Waits until a condition holds, for a minute at most."""
     for _ in range(1200):
         if reached():
             return
@@ -97,13 +100,13 @@ async def until(reached: Callable[[], bool]) -> None:
 
 
 async def digests(engines: list[Engine], data: Path, **changes: object) -> set[str]:
-    """Each engine makes its manifest."""
+    """Has each engine make its manifest, and returns the digests."""
     request = GetManifest(0, [str(data)], "auto", chunk_bytes=CHUNK_BYTES, **changes)
     return {await engine.manifest(request, lambda text, done, total: None) for engine in engines}
 
 
 def write(folder: Path) -> list[bytes]:
-    """Files of a chunk each."""
+    """Writes files of a chunk each."""
     contents = [np.random.default_rng(number).bytes(CHUNK_BYTES) for number in range(FILES)]
     folder.mkdir()
     for number, content in enumerate(contents):
@@ -116,7 +119,10 @@ def total(engines: list[Engine], name: str) -> int:
 
 
 async def test_two_jobs_read_the_store_once(engines: list[Engine], tmp_path: Path) -> None:
-    """Each engine keeps what is its own, and sends it to the other; every metric of peers has a series."""
+    """Of two engines with a job each, each keeps its own chunks and sends them to the other; the store sends each once.
+
+    Every metric of peers has a series.
+    """
     contents = write(tmp_path / "data")
     (digest,) = await digests(engines, tmp_path / "data")
     readers = [Reader(engine, digest, f"job {number}") for number, engine in enumerate(engines)]
@@ -136,7 +142,10 @@ async def test_two_jobs_read_the_store_once(engines: list[Engine], tmp_path: Pat
 @pytest.mark.slow
 @pytest.mark.parametrize("engines", [["data", "data"]], indirect=True)
 async def test_an_engine_without_a_job_is_a_home(engines: list[Engine], tmp_path: Path) -> None:
-    """It takes the manifest from the peer that asks, keeps what is its own, and reads it from the store once."""
+    """An engine without a job takes the manifest from the peer that asks, and keeps and sends its own chunks.
+
+    The store sends each chunk once.
+    """
     contents = write(tmp_path / "data")
     (digest,) = await digests(engines[:1], tmp_path / "data")
     await Reader(engines[0], digest, "first job").read(0, 20)
@@ -152,7 +161,7 @@ async def test_an_engine_without_a_job_is_a_home(engines: list[Engine], tmp_path
 async def test_no_manifest_of_what_is_not_served(
     engines: list[Engine], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A peer cannot make an engine read a url that its configuration does not name; it says so once."""
+    """A peer cannot make an engine read a url that its configuration does not name; the engine says so once."""
     caplog.set_level(logging.INFO)
     contents = write(tmp_path / "data")
     (digest,) = await digests(engines[:1], tmp_path / "data")
@@ -166,7 +175,7 @@ async def test_no_manifest_of_what_is_not_served(
 
 @pytest.mark.slow
 async def test_recoded_chunks_travel_as_records(engines: list[Engine], tmp_path: Path) -> None:
-    """The peer recodes them once; their length is known from the answer alone."""
+    """Chunks are recoded once and sent to the other engine as records, whose length the answer alone tells."""
     pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     (tmp_path / "data").mkdir()
     for number in range(4):
@@ -182,7 +191,7 @@ async def test_recoded_chunks_travel_as_records(engines: list[Engine], tmp_path:
 
 
 def test_without_peers_nothing_of_them_is_imported(tmp_path: Path) -> None:
-    """Neither by a service nor by the engine of a trainer."""
+    """An engine without peers imports neither the code of peers nor aiohttp, as a service or for a trainer."""
     program = (
         "import asyncio, sys\n"
         "from pathlib import Path\n"

@@ -1,4 +1,4 @@
-"""StreamingDataset on a real engine: under torch's DataLoader, torchdata's, and in a bare loop."""
+"""StreamingDataset on a real engine: under torch's DataLoader, torchdata's, and in a loop; with worker processes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ BATCH = 8
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory, standing_engine: Callable[[Path], None]) -> Path:
-    """A folder of data, and an engine."""
+    """Returns a folder of data, with an engine."""
     root = tmp_path_factory.mktemp("plain")
     for number in range(SAMPLES):
         path = root / "data" / f"c{number % 3}" / f"{number:03d}.npy"
@@ -72,7 +72,10 @@ def in_order(make: Callable[..., StreamingDataset], epochs: int) -> list[list[in
     ("workers", "start"), [(0, None), pytest.param(1, "fork", marks=pytest.mark.slow), (3, "fork")]
 )
 def test_batches_are_the_same_for_any_number_of_workers(make, workers, start):
-    """Told the batch size: the very batches of a bare loop, epoch after epoch."""
+    """A DataLoader over a dataset that knows the batch size has the batches of a bare loop with any number of workers.
+
+    They are so epoch after epoch.
+    """
     first, second = in_order(make, 2)
     assert set(first) == set(range(SAMPLES))
     dataset = make(batch_size=BATCH)
@@ -85,7 +88,10 @@ def test_batches_are_the_same_for_any_number_of_workers(make, workers, start):
 
 @pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow), 2])
 def test_the_last_batch_is_short_or_filled_and_marked(make, workers):
-    """100 samples in 13 batches of 8: on one rank the last has 4; filled, and on two ranks, the mask finds the rest."""
+    """The last batch is short on one rank; if it is filled, the mask `repeated` leaves each sample once on all ranks.
+
+    100 samples make 13 batches of 8, of which the last has 4.
+    """
     sizes = [len(batch) for batch in batches(loader(make(batch_size=BATCH), num_workers=workers))]
     assert sizes == [8] * 12 + [4]
     for ranks in (1, 2):
@@ -100,7 +106,7 @@ def test_the_last_batch_is_short_or_filled_and_marked(make, workers):
 
 @pytest.mark.parametrize("start", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_set_epoch_reaches_persistent_workers(make, start):
-    """Also back to an epoch that was; a lambda travels under spawn too."""
+    """`set_epoch` reaches persistent workers, also back to an earlier epoch, and a lambda can be sent to them."""
     first, second = in_order(make, 2)
     dataset = make(batch_size=BATCH, transform=lambda sample: sample)
     torch_loader = loader(dataset, num_workers=2, multiprocessing_context=start, persistent_workers=True)
@@ -113,7 +119,10 @@ def test_set_epoch_reaches_persistent_workers(make, start):
 @pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow), 3])
 @pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(3, marks=pytest.mark.slow)])
 def test_every_sample_once_over_ranks_and_workers_not_told_the_batch(make, workers, ranks):
-    """The dataset does not know the batch size: all samples come, the fillers are fewer than ranks."""
+    """A dataset that does not know the batch size gives all samples over ranks and workers, and few of them twice.
+
+    The fillers are fewer than ranks.
+    """
     found: Counter[int] = Counter()
     for rank in range(ranks):
         dataset = make(rank=rank, world_size=ranks)
@@ -124,7 +133,7 @@ def test_every_sample_once_over_ranks_and_workers_not_told_the_batch(make, worke
 
 @pytest.mark.parametrize("ranks", [pytest.param(2, marks=pytest.mark.slow), 3])
 def test_every_sample_once_over_ranks_and_workers_told_the_batch(make, ranks):
-    """And every rank makes equally many steps, of equal size."""
+    """A dataset that knows the batch size gives all samples over ranks and workers, in equally many steps per rank."""
     found = []
     for rank in range(ranks):
         dataset = make(rank=rank, world_size=ranks, batch_size=BATCH)
@@ -138,7 +147,7 @@ def test_every_sample_once_over_ranks_and_workers_told_the_batch(make, ranks):
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("taken", [*(pytest.param(taken, marks=pytest.mark.slow) for taken in (0, 1, 13)), 5])
 def test_stateful_dataloader_resumes(make, workers, taken):
-    """torchdata's loader, with its own rule (same num_workers): the rest of the epoch, then the next one."""
+    """torchdata's StatefulDataLoader resumes with the rest of the epoch, then the next one, with as many workers."""
     first, second = in_order(make, 2)
     before = loader(make(batch_size=BATCH), StatefulDataLoader, num_workers=workers)
     iterator = iter(before)
@@ -156,7 +165,7 @@ def test_stateful_dataloader_resumes(make, workers, taken):
 
 
 def test_an_error_in_a_worker_arrives_with_its_type(make, place):
-    """What, where, which decoder; torch re-raises it in the main process."""
+    """A DecodeError in a worker process is raised in the main process with its type, the sample and the decoder."""
     dataset = StreamingDataset(place / "bad")
     iterator = iter(loader(dataset, num_workers=1))
     with pytest.raises(DecodeError, match=r"1\.cls.*decode_class"):
@@ -168,7 +177,7 @@ def test_an_error_in_a_worker_arrives_with_its_type(make, place):
 
 
 def test_a_forked_child_does_not_touch_the_parents_line(make):
-    """The parent's dataset is open and in use before, during and after the workers."""
+    """A loop over a dataset goes on while forked workers read it: they do not use the parent's connection."""
     dataset = make(batch_size=BATCH)
     iterator = iter(dataset)
     head = [next(iterator) for _ in range(3)]
@@ -188,7 +197,7 @@ print(sum(len(batch["npy"]) for batch in DataLoader(dataset, batch_size=8, num_w
 
 @pytest.mark.slow
 def test_a_script_ends_by_itself(place):
-    """Without closing anything, with workers, in seconds, and with nothing on its error output."""
+    """A script with workers that closes nothing ends by itself, with nothing on its error output."""
     found = subprocess.run(
         [sys.executable, "-W", "error", "-c", SPAWNED, str(place / "data")],
         capture_output=True,
@@ -201,7 +210,10 @@ def test_a_script_ends_by_itself(place):
 
 
 def test_every_byte_comes_from_the_store_once(make, place):
-    """Whatever the tests of this module did before: their data fits into the cache."""
+    """The store sends each byte once for all epochs of a dataset that fits into the cache.
+
+    This holds whatever the tests of this module did before.
+    """
     for workers in (0, 2):
         assert len(flat(batches(loader(make(batch_size=BATCH), num_workers=workers)))) == SAMPLES
     settings = make()._opening.options.client_settings(Environment.read(), "probe")
@@ -213,7 +225,7 @@ def test_every_byte_comes_from_the_store_once(make, place):
 
 @pytest.mark.parametrize("workers", [pytest.param(0, marks=pytest.mark.slow), 2])
 def test_a_killed_engine_changes_nothing(make, workers):
-    """SIGKILL in mid-epoch: the same batches, no error."""
+    """A DataLoader whose engine is killed in mid-epoch has the same batches without an error."""
     (first,) = in_order(make, 1)
     dataset = make(batch_size=BATCH)
     with dataset._opening.connections.for_requests() as line:
@@ -229,7 +241,7 @@ def test_a_killed_engine_changes_nothing(make, workers):
 
 
 def test_a_cache_that_is_damaged_under_way_changes_nothing(make, place):
-    """Every chunk file spoilt in mid-epoch: leased again, read, in the same order."""
+    """Chunk files that are damaged in mid-epoch are leased again, and the samples come in the same order."""
     (first,) = in_order(make, 1)
     found = []
     for number, sample in enumerate(make(batch_size=BATCH)):

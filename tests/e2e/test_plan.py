@@ -1,4 +1,4 @@
-"""`streamer plan` beside a real run: what is fetched is what was planned."""
+"""`streamer plan` beside a real run of a loader with its engine: what is fetched is what was planned."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ EPOCHS = 3
 
 @pytest.fixture(scope="module")
 def objects(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """1,200 raw objects of 20 to 60 KB: 48 MB."""
+    """Returns a folder of 1,200 raw objects of 20 to 60 KB: 48 MB."""
     folder, random = tmp_path_factory.mktemp("objects"), np.random.default_rng(3)
     for number in range(SAMPLES):
         (folder / f"{number:05}.bin").write_bytes(random.bytes(int(random.integers(20_000, 60_000))))
@@ -31,7 +31,10 @@ def objects(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.process
 def test_the_command_says_what_follows(objects: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Epochs, the smallest cache and link, as text and as JSON; half the data in the cache is half the requests."""
+    """`streamer plan` gives epochs, smallest cache and smallest link, as text and as JSON.
+
+    Half the data in the cache is half the requests.
+    """
     report = tmp_path / "plan.json"
     code = main(
         [
@@ -53,7 +56,7 @@ def test_the_command_says_what_follows(objects: Path, tmp_path: Path, capsys: py
 
 @pytest.mark.slow
 def test_a_link_that_is_not_given_is_measured(objects: Path, tmp_path: Path) -> None:
-    """From this machine; a local disk is faster than what the job needs."""
+    """`streamer plan` measures the link of this machine if none is given; a local disk makes no step wait."""
     done = subprocess.run(
         [
             *(sys.executable, "-m", "streamer", "plan", f"{objects}/", "--cache-bytes", "60MB", "--batch-size", "32"),
@@ -71,7 +74,7 @@ def test_a_link_that_is_not_given_is_measured(objects: Path, tmp_path: Path) -> 
 @pytest.mark.slow
 @pytest.mark.parametrize(("share", "tolerance"), [(1.5, 0.04), (0.6, 0.06)])
 def test_a_run_fetches_what_was_planned(objects: Path, tmp_path: Path, share: float, tolerance: float) -> None:
-    """Three epochs; bytes and requests of the engine, its look-ahead into the next epoch included.
+    """A run of three epochs fetches the bytes and requests that `streamer plan` says, its look-ahead included.
 
     Hedged requests come on top, at most 3 %.
     """

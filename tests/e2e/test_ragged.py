@@ -1,4 +1,4 @@
-"""Fields that come as `Ragged`: encoded files and arrays of different lengths, on the slot and in the trainer."""
+"""Fields that come as `Ragged`, from a real engine and workers: encoded files and arrays of different lengths."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Close = Callable[[StreamingDataset], StreamingDataset]
 
 
 def content(number: int) -> bytes:
-    """Begins with its number; from 1,500 to 2,680 bytes."""
+    """Returns bytes that begin with the number; from 1,500 to 2,680 of them."""
     return number.to_bytes(4, "little") * (375 + 5 * number)
 
 
@@ -38,7 +38,10 @@ def picture(value: int, width: int) -> bytes:
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory, standing_engine: Callable[[Path], None]) -> Path:
-    """The same samples as files and in a tar, there with arrays of as many rows as their number; lists of pictures."""
+    """Returns the same samples as files and in a tar, and lists of images in Parquet.
+
+    In the tar each has an array of as many rows as its number's remainder by three.
+    """
     folder = tmp_path_factory.mktemp("ragged")
     (folder / "files").mkdir()
     entries = []
@@ -60,7 +63,10 @@ def data(tmp_path_factory: pytest.TempPathFactory, standing_engine: Callable[[Pa
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("layout", ["files", "tars"])
 def test_every_value_is_that_of_its_sample(data: Path, closing: Close, layout: str, workers: int) -> None:
-    """Two epochs: of the second the bytes are read directly to the slot."""
+    """Each view of a `Ragged` field is the value of its sample, in two epochs.
+
+    In the second epoch the bytes are read directly to the slot.
+    """
     dataset = closing(StreamingDataset(data / layout, decode={"jpg": None}))
     fields = ("jpg",) if layout == "files" else ("jpg", "npy")
     with StreamingDataLoader(dataset, batch_size=BATCH, num_workers=workers, ragged=fields) as loader:
@@ -83,7 +89,7 @@ def test_every_value_is_that_of_its_sample(data: Path, closing: Close, layout: s
 
 
 def test_members_of_a_mix_may_have_different_lengths(data: Path, closing: Close) -> None:
-    """Of one batch, where other fields must have one shape."""
+    """A `Ragged` field of a batch may have other lengths in each member of a mix, where other fields need one shape."""
     members = {
         name: closing(StreamingDataset(data / "tars", decode={"jpg": None}, seed=len(name))) for name in ("a", "bb")
     }
@@ -97,7 +103,10 @@ def test_members_of_a_mix_may_have_different_lengths(data: Path, closing: Close)
 
 
 def test_memory_is_not_reused_while_a_view_of_it_lives(data: Path, closing: Close) -> None:
-    """One view of each batch is kept, over more batches than the ring has slots; freed slots are overwritten."""
+    """The memory of a batch is not reused while one view of it is kept, over more batches than the ring has slots.
+
+    The test overwrites slots as soon as they are free.
+    """
     dataset = closing(StreamingDataset(data / "files", decode=None))
     kept = []
     with StreamingDataLoader(dataset, batch_size=4, num_workers=1, ragged=("jpg",)) as loader:
@@ -109,7 +118,7 @@ def test_memory_is_not_reused_while_a_view_of_it_lives(data: Path, closing: Clos
 
 
 def shapes(sample: dict[str, object]) -> dict[str, object]:
-    """Arrays whose last axis differs."""
+    """Makes arrays whose last axis differs."""
     return {**sample, "npy": np.zeros((2, 1 + int(str(sample["__key__"]))))}
 
 
@@ -121,7 +130,7 @@ def shapes(sample: dict[str, object]) -> dict[str, object]:
     ],
 )
 def test_what_cannot_be_joined_is_refused(data: Path, closing: Close, field: str, message: str) -> None:
-    """The message names the field."""
+    """ragged= refuses a field that no sample has, and arrays that cannot be joined along their first axis, by name."""
     dataset = closing(StreamingDataset(data / "tars", decode={"jpg": None}, transform=shapes))
     with (
         StreamingDataLoader(dataset, batch_size=BATCH, ragged=(field,)) as loader,
@@ -131,7 +140,10 @@ def test_what_cannot_be_joined_is_refused(data: Path, closing: Close, field: str
 
 
 def test_names_of_fields_are_a_sequence_and_the_batch_is_made_by_one(data: Path, closing: Close) -> None:
-    """A text would be a sequence of letters; a collate_fn makes its own batches."""
+    """ragged= is refused as a text, which would be a sequence of letters, and with a collate_fn.
+
+    A collate_fn makes its own batches.
+    """
     dataset = closing(StreamingDataset(data / "files"))
     with pytest.raises(ConfigError, match="ragged= with collate_fn"):
         StreamingDataLoader(dataset, ragged=("jpg",), collate_fn=list)
@@ -142,7 +154,10 @@ def test_names_of_fields_are_a_sequence_and_the_batch_is_made_by_one(data: Path,
 @pytest.mark.slow
 @pytest.mark.timing
 def test_encoded_batches_cost_the_trainer_little(tmp_path: Path, data: Path, closing: Close) -> None:
-    """Point 19: at most 0.5 ms of CPU for the views, and no page fault, for 28 MB; as bytes it is 20 ms and 6,600."""
+    """Views of an encoded batch of 28 MB cost the trainer at most 0.5 ms of CPU and no page fault.
+
+    As bytes it is 20 ms and 6,600 faults (point 19).
+    """
     drawn = np.random.default_rng(0)
     for number in range(1024):
         (tmp_path / f"{number:05}.jpg").write_bytes(drawn.bytes(int(drawn.integers(60_000, 160_000))))
@@ -171,7 +186,7 @@ def test_encoded_batches_cost_the_trainer_little(tmp_path: Path, data: Path, clo
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_lists_of_pictures(data: Path, closing: Close, workers: int) -> None:
-    """Those of one size are stacked, also where a sample has none; of several sizes they are refused."""
+    """Lists of images of one size are stacked, also where a sample has none; lists of several sizes are refused."""
     dataset = closing(StreamingDataset(data / "lists", format=Parquet(columns=("even",))))
     with StreamingDataLoader(dataset, batch_size=BATCH, num_workers=workers, ragged=("even",)) as loader:
         for batch in loader:

@@ -1,4 +1,4 @@
-"""Ranks that get their dataset from another process, or whose group comes late, read each sample once in each epoch."""
+"""Ranks as real processes that get their dataset by fork or pickle, or whose process group comes late."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SAMPLES = 60
 
 
 def write(folder: Path, numbers: range, **fields: str) -> None:
-    """Lines of JSON in two files."""
+    """Writes lines of JSON to two files."""
     folder.mkdir()
     for part in range(2):
         lines = [json.dumps({"x": number, **fields}) for number in numbers[part::2]]
@@ -25,7 +25,7 @@ def write(folder: Path, numbers: range, **fields: str) -> None:
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """Data of each kind."""
+    """Returns a folder with data of each kind."""
     write(tmp_path / "data", range(SAMPLES))
     write(tmp_path / "a", range(SAMPLES // 2))
     write(tmp_path / "b", range(SAMPLES // 2, SAMPLES))
@@ -35,7 +35,7 @@ def root(tmp_path: Path) -> Path:
 
 
 def run(root: Path, *command: str, **variables: str) -> str:
-    """What a program writes to both of its streams."""
+    """Returns what a program writes to both of its streams."""
     kept = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
     environment = {**kept, "STREAMER_RUNTIME_DIR": str(root / "run"), **variables}
     done = subprocess.run(
@@ -46,7 +46,7 @@ def run(root: Path, *command: str, **variables: str) -> str:
 
 
 def check(root: Path, epochs: int = 3) -> None:
-    """Over both ranks each sample once in each epoch, in another order each."""
+    """Checks that both ranks together have each sample once in each epoch, in another order each."""
     ranks = [json.loads((root / f"rank-{number}.json").read_text()) for number in range(2)]
     for epoch in range(epochs):
         assert sorted(ranks[0][epoch] + ranks[1][epoch]) == list(range(SAMPLES)), f"epoch {epoch}"
@@ -69,7 +69,7 @@ def check(root: Path, epochs: int = 3) -> None:
     ],
 )
 def test_each_rank_has_its_own_share_and_epochs(root: Path, kind: str, reader: str, start: str) -> None:
-    """The dataset is made once, before the ranks are started."""
+    """A dataset that is made before its ranks are started gives each rank its own share in every epoch."""
     if kind == "packed":
         (root / "packed").mkdir()
         lines = [json.dumps({"x": [number] * (9 + number % 3)}) for number in range(SAMPLES)]
@@ -108,7 +108,10 @@ if __name__ == "__main__":
 
 @pytest.mark.slow
 def test_ranks_of_mp_spawn_send_functions_of_the_script(root: Path) -> None:
-    """Their __main__ is called __mp_main__, which no worker has."""
+    """Ranks of `torch.multiprocessing.spawn` send functions of the script to workers.
+
+    Their __main__ is called __mp_main__, which no worker has.
+    """
     run(root, write_program(root, SCRIPT), str(root))
 
 
@@ -166,7 +169,10 @@ if __name__ == "__main__":
 @pytest.mark.slow
 @pytest.mark.parametrize("what", ["length", "state", "iterator", "dataset length", "loader batch", "dataset batch"])
 def test_what_is_asked_before_the_group_does_not_fix_the_rank(root: Path, what: str) -> None:
-    """The rank is decided at the first batch; another one after that is an error."""
+    """The rank is decided at the first batch, and not by a length, state or iterator before the process group exists.
+
+    A process group that comes after the first batch and gives another rank is an error.
+    """
     run(root, write_program(root, LATE), str(root), what)
     if "batch" not in what:
         check(root, epochs=2)
@@ -195,7 +201,7 @@ assert sorted(found) == sorted([*range(60), *range(60)]), len(found)
 
 @pytest.mark.slow
 def test_accelerate_knows_the_last_batch_of_several_ranks(root: Path) -> None:
-    """Metrics have each sample once, and gradients are used up with the epoch."""
+    """Accelerate on two ranks gathers each sample once for metrics, and ends gradient accumulation with the epoch."""
     pytest.importorskip("accelerate")
     program = write_program(root, METRICS)
     run(root, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", program, str(root))

@@ -1,4 +1,4 @@
-"""A bucket that changes between epochs: the next epoch is of what is there, and only what is new is fetched."""
+"""A folder that changes between epochs, read through a real engine: what the next epoch has, and what is fetched."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ OBJECT_BYTES = 20_000
 
 @pytest.fixture(scope="module", autouse=True)
 def tracker() -> None:
-    """Lives as long as the process."""
+    """Starts the resource tracker, which lives as long as the process."""
     multiprocessing.resource_tracker.ensure_running()
 
 
 @pytest.fixture
 def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[EngineClient]:
-    """An engine, kept alive by a client of its own."""
+    """Yields the client that keeps an engine alive."""
     settings = ClientSettings(
         cache_dir=tmp_path / "cache", runtime_dir=tmp_path / "run", cache_bytes=64 << 20, grace_seconds=0.1
     )
@@ -39,21 +39,21 @@ def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[EngineCl
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """160 objects in one class, of which each batch tells the number."""
+    """Returns a folder of 160 objects in one class, whose first bytes are their number."""
     for number in range(160):
         write(tmp_path / "data", number)
     return tmp_path / "data"
 
 
 def write(folder: Path, number: int, mark: int = 0) -> None:
-    """An object that begins with its number."""
+    """Writes an object that begins with its number."""
     path = folder / "class0" / f"{number:04}.bin"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(number.to_bytes(4, "little") + bytes([mark]) * OBJECT_BYTES)
 
 
 def marks(loader: StreamingDataLoader) -> dict[int, int]:
-    """Number and mark of every sample of an epoch."""
+    """Returns number and mark of every sample of an epoch."""
     found: dict[int, int] = {}
     for batch in loader:
         bodies = batch["bin"]
@@ -65,7 +65,7 @@ def marks(loader: StreamingDataLoader) -> dict[int, int]:
 
 
 def fetched_bytes(engine: EngineClient) -> int:
-    """What the engine has received for chunks so far."""
+    """Returns the bytes that the engine has received for chunks so far."""
     received = engine.statistics()["store_bytes"]
     assert isinstance(received, int)
     return received
@@ -73,7 +73,10 @@ def fetched_bytes(engine: EngineClient) -> int:
 
 @pytest.mark.parametrize("workers", [pytest.param(0, marks=pytest.mark.slow), 2])
 def test_what_changed_between_epochs_is_in_the_next_one(engine: EngineClient, folder: Path, workers: int) -> None:
-    """One object more, one less, one other: all three count from the next epoch on; the rest is not fetched anew."""
+    """With on_change="refresh" an object that is added, removed or changed counts from the next epoch on.
+
+    The rest is not fetched again.
+    """
     dataset = StreamingDataset(
         folder,
         cache_dir=engine.settings.cache_dir,
@@ -96,7 +99,10 @@ def test_what_changed_between_epochs_is_in_the_next_one(engine: EngineClient, fo
 
 
 def test_a_change_in_mid_epoch_names_both_versions(engine: EngineClient, folder: Path) -> None:
-    """Within an epoch nothing is looked at again: an object that is another one by then is an error, never mixed."""
+    """An object that changes in mid-epoch raises ObjectChangedError with both versions, which are never mixed.
+
+    Within an epoch nothing is listed again.
+    """
     dataset = StreamingDataset(
         folder,
         cache_dir=engine.settings.cache_dir,

@@ -1,4 +1,4 @@
-"""The script of deploy/ for torchrun, really run, with two ranks. Those for SLURM: test_slurm.py."""
+"""The script of deploy/ for torchrun, run as a process with two ranks; the scripts for SLURM are in test_slurm.py."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def example():
 
 @pytest.fixture
 def place(example) -> Iterator[Path]:
-    """The example's samples as files, and a short path for sockets."""
+    """Yields the example's samples as files, and a short path for sockets."""
     root = Path(tempfile.mkdtemp(prefix="scripts-"))
     for name, content in example.contents()[:80]:
         (root / "data" / name).parent.mkdir(parents=True, exist_ok=True)
@@ -57,7 +57,7 @@ def environment(place: Path, **more: str) -> dict[str, str]:
 
 
 def run(place: Path, *command: object, **more: str) -> list[dict]:
-    """A script to its end; what the ranks said."""
+    """Runs a script to its end, and returns what the ranks printed."""
     found = subprocess.run(
         list(map(str, command)), env=environment(place, **more), cwd=place, capture_output=True, text=True, check=False
     )
@@ -66,7 +66,7 @@ def run(place: Path, *command: object, **more: str) -> list[dict]:
 
 
 def assert_exact(example, lines: list[dict]) -> None:
-    """Both ranks together had every sample once."""
+    """Checks that both ranks together had every sample once."""
     expected = 0
     for name, content in example.contents()[:80]:
         expected ^= example.fingerprint(name, content)
@@ -76,7 +76,7 @@ def assert_exact(example, lines: list[dict]) -> None:
 
 
 def service_of(place: Path) -> dict:
-    """What the service tells that the script has started."""
+    """Returns the statistics of the service that the script has started."""
     (socket,) = place.glob("run/engine.sock")
     found = subprocess.run(
         [sys.executable, "-m", "streamer", "stat", "--socket", socket, "--json"], capture_output=True, check=True
@@ -94,7 +94,7 @@ def ends(place: Path, pid: int) -> bool:
 
 
 def test_torchrun_sh_starts_one_service_for_all_jobs(place, example):
-    """The first job starts it; the second finds it, with the cache; it ends by SIGTERM."""
+    """deploy/torchrun.sh starts one service: a second job finds it with its cache, and SIGTERM ends it."""
     (place / "streamer.toml").write_text(f"[[datasets]]\nurl = '{place}/data/'\n")
     more = {"RANKS": "2", "STREAMER_RUNTIME_DIR": f"{place}/run", "STREAMER_CONFIG": f"{place}/streamer.toml"}
     arguments = (ROOT / "deploy" / "torchrun.sh", EXAMPLE, "--url", f"{place}/data/", "--epochs", "1")

@@ -1,4 +1,4 @@
-"""Logins, keys and signatures that a user gives are in nothing that is stored, published, shown or logged."""
+"""Logins, keys and signatures of a real job, its engine and commands are in nothing that is stored, shown or logged."""
 
 from __future__ import annotations
 
@@ -98,7 +98,10 @@ if __name__ == "__main__":
 
 
 class Web(BaseHTTPRequestHandler):
-    """Files for who logs in."""
+    """A web server of two files on loopback, with basic authentication.
+
+    Like a real one it answers 401 without the login, 404 for other paths, and ranges with 206; uploads are not taken.
+    """
 
     protocol_version = "HTTP/1.1"
 
@@ -133,7 +136,7 @@ class Web(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def web() -> Iterator[str]:
-    """The url of the server with its login."""
+    """Yields the url of the server with its login."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), Web)
     server.daemon_threads = True
     threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -143,7 +146,7 @@ def web() -> Iterator[str]:
 
 
 def test_a_job_stores_and_shows_no_secret(web: str, tmp_path: Path) -> None:
-    """Cache, published manifest, packed shards, log, statistics, states, reprs, errors and their details have none."""
+    """No secret of a url or option is in cache, manifest, shards, log, statistics, states, reprs or errors."""
     run = tmp_path / "run"
     run.mkdir(mode=0o700)
     (tmp_path / "job.py").write_text(JOB)

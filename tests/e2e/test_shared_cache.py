@@ -1,4 +1,4 @@
-"""One cache, several consumers: two jobs, validation between epochs, one that hangs; nobody waits for ever."""
+"""Jobs as processes that share one engine and its cache: two jobs, validation between epochs, one job that hangs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
 def make_files(root: Path, count: int, seed: int) -> Path:
-    """Files of 10 to 70 KB in four classes, six to a chunk."""
+    """Makes files of 10 to 70 KB in four classes, six to a chunk."""
     random = np.random.default_rng(seed)
     for number in range(count):
         path = root / f"class{number % 4}" / f"{number:04}.bin"
@@ -47,7 +47,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def truth(data: Path) -> Counter[str]:
-    """Digest of every sample."""
+    """Returns the digest of every sample."""
     return Counter(hashlib.blake2b(path.read_bytes(), digest_size=8).hexdigest() for path in data.rglob("*.bin"))
 
 
@@ -56,7 +56,7 @@ def size_of(folder: Path) -> int:
 
 
 class Machine:
-    """A cache folder, its engine, and a client that keeps it alive."""
+    """Stands for a node: a cache folder, its real engine process, and a client that keeps it alive."""
 
     def __init__(self, folder: Path, cache_bytes: int) -> None:
         self.folder, self.cache_bytes = folder, cache_bytes
@@ -68,7 +68,7 @@ class Machine:
         self.client.roots()
 
     def start(self, job: str, url: Path, *, seed: int, epochs: int, **task: object) -> Job:
-        """A job of one rank and two workers."""
+        """Starts a job of one rank and two workers."""
         dataset = {"cache_dir": str(self.folder / "cache"), "cache_bytes": self.cache_bytes, "seed": seed}
         settings = {"loader": "ours", "url": str(url), "batch_size": BATCH, "workers": 2, "epochs": epochs, **task}
         environment = {
@@ -92,18 +92,18 @@ class Machine:
 
 @dataclass
 class Job:
-    """A training under way."""
+    """A training process under way, which reads and computes nothing."""
 
     process: subprocess.Popen[str]
     output: Path
     epochs: int
 
     def lines(self) -> list[dict[str, object]]:
-        """What it has printed, whole lines."""
+        """Returns the whole lines that the job has printed."""
         return [json.loads(line) for line in self.output.read_text().splitlines(keepends=True) if line.endswith("\n")]
 
     def finish(self, truth: Counter[str]) -> None:
-        """It ends well, and every epoch was the data set."""
+        """Waits for the job's end, and checks that it ended well and every epoch was the dataset."""
         self.process.communicate(timeout=PATIENCE_SECONDS)
         assert self.process.returncode == 0
         for epoch in range(self.epochs):
@@ -133,13 +133,13 @@ def wait_for(condition: Callable[[], bool]) -> None:
 
 
 def bound_now(machine: Machine, total: int) -> float:
-    """(C - S) / D."""
+    """Returns (C - S) / D, the bound of the hit rate."""
     counts = machine.client.statistics()
     return (counts["limit_bytes"] - counts["staging_bytes"]) / total
 
 
 def test_two_jobs_on_one_dataset_hit_as_if_alone(tmp_path: Path, data: Path, truth: Counter[str]) -> None:
-    """Other seeds, one engine, half of the data: both get every sample, and (C - S)/D of it without a store byte."""
+    """Two jobs with different seeds and a cache of half the data get every sample, and hit at the bound (C - S)/D."""
     total = size_of(data)
     with machine(tmp_path, total // 2) as node:
         for job in [node.start(f"job {seed}", data, seed=seed, epochs=1) for seed in (1, 2)]:
@@ -159,7 +159,10 @@ def test_two_jobs_on_one_dataset_hit_as_if_alone(tmp_path: Path, data: Path, tru
 
 
 def test_a_hanging_job_stops_nobody(tmp_path: Path, data: Path, truth: Counter[str]) -> None:
-    """Stopped in mid-epoch by SIGSTOP: the other job trains on at its bound; awake again, it goes on where it was."""
+    """A job that hangs in mid-epoch (SIGSTOP) does not stop another job, and goes on where it was when it wakes.
+
+    The other job hits at its bound.
+    """
     total = size_of(data)
     with machine(tmp_path, total // 2) as node:
         hanging = node.start("hanging", data, seed=1, epochs=2, pause_at=[FILES // BATCH // 2])
@@ -183,7 +186,7 @@ def test_a_hanging_job_stops_nobody(tmp_path: Path, data: Path, truth: Counter[s
 
 
 def test_validation_between_epochs_keeps_its_place(tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From the second round on the small set comes from the disk alone, and the large one at its bound.
+    """A small validation set between epochs stays in the cache as a whole, and the training set hits at its bound.
 
     The small set's session had a look-ahead as large as if it were alone: S took all of the cache, and each round began
     with an empty one (hits 0.07, 2026-11-20).
@@ -223,5 +226,5 @@ def with_repeats(loader: StreamingDataLoader) -> Iterator[tuple[int, np.ndarray]
 
 
 def hit_rate(before: dict[str, Any], after: dict[str, Any]) -> float:
-    """In bytes, of what was needed in between."""
+    """Returns the hit rate in bytes, of what was needed in between."""
     return (after["hit_bytes"] - before["hit_bytes"]) / (after["needed_bytes"] - before["needed_bytes"])

@@ -1,4 +1,4 @@
-"""`streamer serve` as trainers meet it: one variable to set, no credentials, other users, namespaces and mounts."""
+"""`streamer serve` as a process beside trainers: one variable to set, no credentials, other users and namespaces."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ for_strangers = pytest.mark.skipif(
 
 
 def command_lines() -> list[str]:
-    """Those of all processes, as `ps` shows them."""
+    """Returns the command lines of all processes, as `ps` shows them."""
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):  # it has ended
@@ -54,10 +54,10 @@ def command_lines() -> list[str]:
 
 
 class Sidecar:
-    """A `streamer serve` of our own, its folders, and trainers that use it.
+    """A real `streamer serve` with its folders, and trainers that use it.
 
     Args:
-        root: where everything lies; other users may go through it.
+        root: Folder of everything, which other users may go through.
     """
 
     def __init__(self, root: Path) -> None:
@@ -122,7 +122,7 @@ class Sidecar:
         return EngineClient(self.settings(**changes))
 
     def trainer(self, task: dict, *prefix: str, env: dict[str, str] | None = None) -> subprocess.Popen[bytes]:
-        """A program that reads everything; the environment is the engine's address and nothing else."""
+        """Starts a program that reads everything, whose environment has the engine's address and nothing else."""
         trainer = subprocess.Popen(
             [*prefix, sys.executable, str(Path(__file__).with_name("read_all.py")), json.dumps(task)],
             stdin=subprocess.PIPE,
@@ -170,7 +170,7 @@ def metric(text: str, name: str) -> float:
 
 @pytest.fixture
 def sidecar() -> Iterator[Sidecar]:
-    # Not tmp_path: nobody but its owner may go through that.
+    # Not tmp_path: only its owner may go through that.
     root = Path(tempfile.mkdtemp(prefix="sidecar-"))
     root.chmod(0o755)
     random = np.random.default_rng(5)
@@ -192,7 +192,7 @@ def task_of(sidecar: Sidecar, **more: object) -> dict:
 
 
 def test_it_serves_its_datasets_and_nothing_else(sidecar):
-    """Its neighbours on the same disk are denied, whatever options the trainer sends."""
+    """A service denies urls outside of its [[datasets]], and does not use the options that a trainer sends."""
     (sidecar.root / "private").mkdir()
     (sidecar.root / "private" / "a.bin").write_bytes(b"secret")
     sidecar.start()
@@ -206,7 +206,7 @@ def test_it_serves_its_datasets_and_nothing_else(sidecar):
 
 
 def test_without_datasets_it_serves_nothing_of_its_machine(sidecar):
-    """It says at its start that it is open; files, loopback and link-local addresses are refused, at once."""
+    """A service without [[datasets]] warns at its start, and refuses files, loopback and link-local addresses."""
     sidecar.configure(datasets="")
     sidecar.start()
     assert "no [[datasets]] in the configuration" in sidecar.log.read_text()
@@ -227,7 +227,7 @@ def test_without_datasets_it_serves_nothing_of_its_machine(sidecar):
 
 @as_root
 def test_without_datasets_it_serves_one_user(sidecar):
-    """The first that asks for data; root and the service's own user still get statistics."""
+    """A service without [[datasets]] serves the first user that asks for data, and gives others statistics only."""
     sidecar.configure(datasets="", service="allow_uids = [1001, 1002]")
     sidecar.start()
 
@@ -245,7 +245,7 @@ def test_without_datasets_it_serves_one_user(sidecar):
 
 
 def as_user(uid: int, call: Callable[[], str]) -> str:
-    """What a call returns or raises in a process of another user."""
+    """Returns what a call returns or raises in a process of another user."""
     reads, writes = os.pipe()
     if (pid := os.fork()) == 0:
         try:
@@ -266,7 +266,7 @@ def as_user(uid: int, call: Callable[[], str]) -> str:
 
 @pytest.mark.slow
 def test_two_datasets_have_their_own_options(sidecar):
-    """Each is found by its url; fsspec's memory store needs options that the trainer does not know."""
+    """A service with two datasets finds each by its url, with options that the trainer does not know."""
     other = sidecar.root / "other"
     shutil.copytree(sidecar.data, other)
     sidecar.configure(
@@ -286,7 +286,7 @@ def test_two_datasets_have_their_own_options(sidecar):
 
 @pytest.mark.slow
 def test_one_service_for_one_folder(sidecar):
-    """A second one says whose folder it is, and the first goes on."""
+    """A second service on a cache folder is refused with the reason, and the first goes on."""
     sidecar.configure(service="")
     sidecar.start()
     second = Sidecar(sidecar.root)
@@ -313,7 +313,10 @@ def test_one_service_for_one_folder(sidecar):
     [pytest.param(signal.SIGKILL, marks=pytest.mark.slow), pytest.param(signal.SIGTERM, marks=pytest.mark.slow)],
 )
 def test_an_upgrade_in_mid_epoch_is_ridden_out(sidecar, number):
-    """Killed or asked to go: the next one takes the cache over, the trainer goes on, the samples are the same."""
+    """A trainer whose service is killed or ended in mid-epoch goes on with the next service, with the same samples.
+
+    The next service takes the cache over.
+    """
     sidecar.start()
     whole = result(sidecar.trainer(task_of(sidecar)))
     shutil.rmtree(sidecar.cache / "chunks")
@@ -333,7 +336,10 @@ def test_an_upgrade_in_mid_epoch_is_ridden_out(sidecar, number):
 @pytest.mark.slow
 @pytest.mark.parametrize("versions", [-1, 1])
 def test_stat_looks_at_engines_of_neighbouring_versions(sidecar, versions):
-    """In an upgrade node by node; trainers are still told to be of one version, and two versions apart is too far."""
+    """`streamer stat` and `top` read an engine one protocol version apart, as in an upgrade node by node, but not two.
+
+    A trainer one version apart is refused with ProtocolVersionError.
+    """
     sidecar.start(versions=versions)
     assert json.loads(sidecar.command("stat", "--json"))["pid"] == sidecar.process.pid
     assert sidecar.command("top", "--count", "1").startswith("store ")
@@ -347,14 +353,14 @@ def test_stat_looks_at_engines_of_neighbouring_versions(sidecar, versions):
 
 @pytest.mark.slow
 def test_a_late_start_is_waited_for(sidecar):
-    """The trainer's container may be up before the sidecar's."""
+    """A trainer that starts before its service waits for it, as a container that is up first does."""
     trainer = sidecar.trainer(task_of(sidecar))
     sidecar.start()
     assert result(trainer)["samples"] == SAMPLES
 
 
 def test_an_engine_that_stays_away_is_an_error_that_says_what_to_check(sidecar):
-    """Not for ever: the service, the variable, the mount."""
+    """A client whose service does not come raises an error that says to check service, variable and mount."""
     with (
         sidecar.client(connect_seconds=0.3) as client,
         pytest.raises(EngineUnavailableError, match=r"after 0 s .*`streamer serve` running.*STREAMER_ENGINE.*mounted"),
@@ -366,7 +372,7 @@ def test_an_engine_that_stays_away_is_an_error_that_says_what_to_check(sidecar):
 @as_root
 @for_strangers
 def test_the_sockets_folder_appears_with_its_rights(sidecar):
-    """A trainer of another user that is up first waits for it: it never meets a folder that keeps it out."""
+    """The socket's folder appears with its final rights, so that a waiting trainer of another user is not refused."""
     sidecar.configure(cache=f"group = '{GROUP}'")
     become = ("setpriv", f"--reuid={STRANGER}", f"--regid={STRANGER}", f"--groups={GROUP}")
     trainer = sidecar.trainer(task_of(sidecar), *become)
@@ -378,7 +384,7 @@ def test_the_sockets_folder_appears_with_its_rights(sidecar):
 
 @pytest.mark.slow
 def test_sigterm_takes_the_socket_away_and_ends_in_order(sidecar):
-    """Exit 0, no socket, nothing in tmp/, the catalog knows every chunk."""
+    """SIGTERM ends a service with code 0, without socket or temporary files, and the next one knows every chunk."""
     sidecar.start()
     result(sidecar.trainer(task_of(sidecar)))
     assert sidecar.stop() == 0
@@ -391,7 +397,7 @@ def test_sigterm_takes_the_socket_away_and_ends_in_order(sidecar):
 
 
 def test_sighup_reads_the_limit_again(sidecar):
-    """A new limit, and a configuration that cannot be is a line in the log and changes nothing."""
+    """SIGHUP makes a service read its limit again; a wrong configuration is logged and changes nothing."""
     sidecar.start()
     result(sidecar.trainer(task_of(sidecar)))
     with sidecar.client() as client:
@@ -421,7 +427,7 @@ def test_sighup_reads_the_limit_again(sidecar):
 @as_root
 @for_strangers
 def test_a_service_starts_on_a_full_disk(sidecar):
-    """Its folder is new: the cache is in memory, its clients are told, and no SIGHUP gives it the limit of the disk."""
+    """A service on a full disk keeps its cache in memory and tells its clients, and SIGHUP does not raise its limit."""
     with small_disk(sidecar.root / "disk", "64k") as disk:
         take_the_rest(disk)
         sidecar.cache = disk / "cache"
@@ -446,7 +452,10 @@ def test_a_service_starts_on_a_full_disk(sidecar):
 
 @pytest.mark.slow
 def test_a_rotated_secret_is_read(sidecar):
-    """Replaced as kubelet does, by renaming a link: without a signal, jobs go on with the new keys."""
+    """A service reads a rotated secret without a signal, and jobs go on with the new keys.
+
+    The file is replaced as kubelet does, by renaming a link.
+    """
     secrets = {name: sidecar.root / f"..{name}" for name in ("old", "new")}
     for name, folder in secrets.items():
         folder.mkdir()
@@ -473,7 +482,7 @@ def test_a_rotated_secret_is_read(sidecar):
 
 @pytest.mark.slow
 def test_systemd_is_notified_when_it_is_ready_and_when_it_stops(sidecar):
-    """READY after the socket answers, STOPPING before the drain."""
+    """A service notifies systemd: READY once its socket answers, STOPPING before the drain."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
         manager.bind(str(sidecar.root / "notify"))
         manager.settimeout(60)
@@ -487,7 +496,7 @@ def test_systemd_is_notified_when_it_is_ready_and_when_it_stops(sidecar):
 
 
 def test_health_metrics_stat_and_top_show_the_same(sidecar):
-    """Every figure has one source."""
+    """/healthz, /readyz, /metrics, `stat` and `top` agree with the statistics of the engine."""
     sidecar.start()
     with sidecar.client() as client:
         result(sidecar.trainer(task_of(sidecar, epochs=2)))
@@ -509,7 +518,7 @@ def test_health_metrics_stat_and_top_show_the_same(sidecar):
 
 
 def test_without_an_engine_stat_says_so(sidecar):
-    """Exit code 5, one line, nothing is started."""
+    """`streamer stat` without an engine ends with code 5 and says so, and starts none."""
     found = subprocess.run(
         [sys.executable, "-m", "streamer", "stat"],
         check=False,
@@ -526,7 +535,7 @@ def test_without_an_engine_stat_says_so(sidecar):
 
 @contextlib.contextmanager
 def own_group(controller: str, older: dict[str, str], newer: dict[str, str]) -> Iterator[Path]:
-    """A cgroup with these limits; version 1 or 2, whichever this machine has."""
+    """Yields a cgroup with these limits, of version 1 or 2, whichever this machine has."""
     root = Path("/sys/fs/cgroup")
     limits = newer
     if (root / controller).is_dir():
@@ -566,7 +575,7 @@ def half_a_gigabyte() -> Iterator[Path]:
 
 @pytest.mark.slow
 def test_a_quota_of_the_cgroup_bounds_its_threads(half_a_cpu, sidecar):
-    """Half a CPU: one core is counted on, and no pool has more threads than that asks for; trainers are served."""
+    """A service with half a CPU in its cgroup counts on one core, bounds its threads by that, and serves trainers."""
     sidecar.start("sh", "-c", f'echo $$ > {half_a_cpu}/cgroup.procs && exec "$@"', "sh")
     assert result(sidecar.trainer(task_of(sidecar)))["samples"] == SAMPLES
     values = json.loads(sidecar.command("stat", "--json"))
@@ -577,7 +586,7 @@ def test_a_quota_of_the_cgroup_bounds_its_threads(half_a_cpu, sidecar):
 
 
 def memory_of(group: Path) -> tuple[int, int]:
-    """The most that a group has held, page cache included, and how often it had to kill for memory."""
+    """Returns the most that a group has held, page cache included, and how often it had to kill for memory."""
     if (group / "memory.peak").exists():
         events = dict(line.split() for line in (group / "memory.events").read_text().splitlines())
         return int((group / "memory.peak").read_text()), int(events["oom_kill"])
@@ -588,7 +597,7 @@ def memory_of(group: Path) -> tuple[int, int]:
 @pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_512_mib_suffice_at_full_speed(half_a_gigabyte, sidecar, capsys):
-    """1.5 GB in chunks of 8 MiB as fast as they come, all asked for at once: buffers take their share and no more."""
+    """A service stays within 512 MiB while 1.5 GB in chunks of 8 MiB, all asked for at once, come at full speed."""
     files, size = 192, 8 << 20
     big = sidecar.root / "big" / "a"
     big.mkdir(parents=True)
@@ -627,7 +636,7 @@ def test_512_mib_suffice_at_full_speed(half_a_gigabyte, sidecar, capsys):
 
 @pytest.mark.slow
 def test_folders_and_files_are_the_owners_alone(sidecar):
-    """0700, 0600 and a socket 0600; with a group 0750, 0640 and 0660."""
+    """Cache, chunks and socket of a service have modes 0700, 0600 and 0600; with a group 0750, 0640 and 0660."""
     for cache, modes in [("", (0o700, 0o600, 0o600)), (f"group = '{os.getegid()}'", (0o750, 0o640, 0o660))]:
         sidecar.configure(cache=cache)
         shutil.rmtree(sidecar.cache, ignore_errors=True)
@@ -642,7 +651,7 @@ def test_folders_and_files_are_the_owners_alone(sidecar):
 @as_root
 @for_strangers
 def test_a_stranger_is_refused_before_and_at_the_socket(sidecar):
-    """The file's mode stops it; where the mode lets it through, its credentials do."""
+    """Another user is refused by the socket's mode, or by the service where the mode lets the user through."""
     sidecar.start()
     (sidecar.root / "run").chmod(0o755)
     become = ("setpriv", f"--reuid={STRANGER}", f"--regid={STRANGER}", "--clear-groups")
@@ -658,7 +667,7 @@ def test_a_stranger_is_refused_before_and_at_the_socket(sidecar):
 @as_root
 @for_strangers
 def test_a_trainer_of_another_user_reads_but_cannot_write(sidecar):
-    """A member of the group, without any right on the data and without write access to the cache."""
+    """A trainer in the service's group reads without a right on the data, and cannot write to the cache."""
     sidecar.configure(cache=f"group = '{GROUP}'")
     sidecar.data.chmod(0o700)
     sidecar.start()
@@ -672,7 +681,10 @@ def test_a_trainer_of_another_user_reads_but_cannot_write(sidecar):
 @as_root
 @for_strangers
 def test_another_pid_namespace_and_a_read_only_mount_elsewhere(sidecar):
-    """As in a pod: the trainer is pid 1, sees the cache read-only at another path, and not where the engine has it."""
+    """A trainer in namespaces of its own, as in a pod, reads the cache from a read-only mount at another path.
+
+    It is pid 1 there, and does not see the path that the engine has.
+    """
     probe = subprocess.run(["unshare", "--pid", "--mount", "--fork", "true"], check=False, capture_output=True)
     if probe.returncode:
         pytest.skip(f"no namespaces here: {probe.stderr.decode().strip()}")
@@ -692,7 +704,7 @@ def test_another_pid_namespace_and_a_read_only_mount_elsewhere(sidecar):
 
 @pytest.mark.slow
 def test_a_token_is_shown_from_its_file(sidecar):
-    """With it the trainer is in; without it the error names the variable."""
+    """A service with a token serves a trainer that has its file; without it the error names STREAMER_TOKEN_FILE."""
     token = sidecar.root / "token"
     token.write_text("hunter2\n")
     sidecar.configure(service=f"token_file = '{token}'")
@@ -703,7 +715,7 @@ def test_a_token_is_shown_from_its_file(sidecar):
 
 
 def test_auto_starts_an_engine_of_its_own(sidecar):
-    """No sidecar and engine="auto": the embedded one, which leaves with its client."""
+    """engine="auto" without a service starts an engine process of its own, which ends with its client."""
     settings = sidecar.settings(engine="auto", cache_bytes=64 << 20, grace_seconds=0.1)
     with EngineClient(settings) as client:
         client.manifest(GetManifest(0, [f"{sidecar.data}/"], "auto"))
@@ -721,7 +733,10 @@ def test_auto_starts_an_engine_of_its_own(sidecar):
 
 
 def test_the_error_that_ends_a_job_is_in_the_log_and_on_the_page(sidecar):
-    """Once for all ranks of a job, with its name; another job has a line of its own."""
+    """An error that ends a job is in the log and the statistics of the page once for all ranks, with the job's name.
+
+    Another job has a line of its own.
+    """
     sidecar.start()
     shutil.rmtree(sidecar.data / "a")
     for job in ("first", "first", "second"):
@@ -754,7 +769,7 @@ def refused_batch(batch: object) -> object:
     ids=["in the trainer", "in a worker", "on the way to the device"],
 )
 def test_an_error_that_only_the_trainer_sees_is_there_too(sidecar, monkeypatch, workers, options, loader_options):
-    """Of user code, in whatever process: with its type and text."""
+    """An error of user code in trainer, worker or device transform is in log and statistics, with its type and text."""
     monkeypatch.setenv("STREAMER_JOB", "trains")
     sidecar.start()
     dataset = StreamingDataset(
@@ -777,11 +792,11 @@ def test_an_error_that_only_the_trainer_sees_is_there_too(sidecar, monkeypatch, 
 
 
 def test_a_secret_is_nowhere_to_be_seen(sidecar):
-    """Key, token and signed url appear in no log, metric, error, statistic, process list or file of the cache."""
+    """Key, token and signed url are in no log, metric, error, statistic, process list or file of the cache."""
     canary = "hunter2hunter2"
     (sidecar.root / "token").write_text(canary)
     (sidecar.root / "options.json").write_text(json.dumps({"key": "AKIA", "secret": canary}))
-    port = free_port()  # nobody listens: every request fails, and every failure tells
+    port = free_port()  # no server listens: every request fails, and every failure tells
     sidecar.configure(
         cache="",
         service=f"token_file = '{sidecar.root}/token'",

@@ -1,4 +1,4 @@
-"""The scripts for SLURM on a real one: as many engines and trainers as they say, on the nodes that they say.
+"""The scripts for SLURM on a real cluster: as many engines and trainers as they say, on the nodes that they say.
 
     make test-docker TESTS=tests/e2e/test_slurm.py
 
@@ -60,7 +60,7 @@ def example():
 
 @pytest.fixture
 def place(example) -> Iterator[Path]:
-    """The example's samples as files, a trainer, a configuration, and the programs of the PATH."""
+    """Yields the example's samples as files, a trainer, a configuration, and the programs of the PATH."""
     root = Path(tempfile.mkdtemp(prefix="job-"))
     for name, content in example.contents()[:SAMPLES]:
         (root / "data" / name).parent.mkdir(parents=True, exist_ok=True)
@@ -81,7 +81,7 @@ def place(example) -> Iterator[Path]:
 
 
 def run(cluster: Cluster, place: Path, script: str, *options: str) -> list[dict]:
-    """A job to its end; what its ranks said."""
+    """Runs a job to its end, and returns what its ranks printed."""
     variables = {"PATH": f"{place}/bin:{os.environ['PATH']}", "HOME": str(place), "USER": "somebody"}
     path, sizes = ROOT / "deploy" / "slurm" / script, ("--ntasks-per-node=2", "--gpus-per-node=2", "--cpus-per-task=3")
     said = cluster.run(path, f"--chdir={place}", *sizes, *options, variables=variables, seconds=300)
@@ -90,7 +90,7 @@ def run(cluster: Cluster, place: Path, script: str, *options: str) -> list[dict]
 
 
 def assert_exact(example, lines: list[dict], ranks: int) -> None:
-    """All ranks together had every sample once."""
+    """Checks that all ranks together had every sample once."""
     combined = expected = 0
     for name, content in example.contents()[:SAMPLES]:
         expected ^= example.fingerprint(name, content)
@@ -103,7 +103,10 @@ def assert_exact(example, lines: list[dict], ranks: int) -> None:
 
 @pytest.mark.parametrize("script", ["train.sbatch", "train-sidecar.sbatch"])
 def test_a_job_on_two_nodes(cluster: Cluster, place: Path, example, script: str) -> None:
-    """Two trainers a node with their CPUs; where there are services, one a node, which ends with the job."""
+    """The scripts for two nodes start two trainers a node with their CPUs, and read each sample once.
+
+    With services there is one a node, which ends with the job.
+    """
     lines = run(cluster, place, script, "--nodes=2", "--nodelist=n[0-1]")
     assert_exact(example, lines, ranks=4)
     started = Counter((place / "started").read_text().splitlines())
@@ -113,7 +116,10 @@ def test_a_job_on_two_nodes(cluster: Cluster, place: Path, example, script: str)
 
 
 def test_a_job_whose_engines_are_peers(cluster: Cluster, place: Path, example) -> None:
-    """SLURM names the nodes; here it is one, because all of them would listen at one address."""
+    """The script for peers starts a service on each node that SLURM names, and reads each sample once.
+
+    Here it is one node, because all of them would listen at one address.
+    """
     lines = run(cluster, place, "train-peers.sbatch", "--nodes=1", "--nodelist=localhost")
     assert_exact(example, lines, ranks=2)
     started = Counter((place / "started").read_text().splitlines())

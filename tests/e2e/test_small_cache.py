@@ -1,4 +1,4 @@
-"""A cache that is too small for a job: the limit that the error names is enough for all its ranks."""
+"""A real engine whose cache is too small for a job: the limit that the error names is enough for all its ranks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from streamer.errors import CacheFullError
 
 
 def epoch(data: Path, cache: Path, cache_bytes: int) -> int:
-    """Samples of two ranks that read side by side."""
+    """Counts the samples of two ranks that read side by side."""
     loaders = [
         StreamingDataLoader(
             StreamingDataset(str(data), cache_dir=str(cache), cache_bytes=cache_bytes, rank=rank, world_size=2),
@@ -32,7 +32,10 @@ def epoch(data: Path, cache: Path, cache_bytes: int) -> int:
 
 @pytest.mark.process
 def test_the_named_limit_is_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As the error's text has it, rounded; the first rank knows of the second."""
+    """A cache of the size that CacheFullError names is enough for both ranks of a job.
+
+    The number is that of the error's text, rounded; the first rank knows of the second.
+    """
     monkeypatch.setenv("STREAMER_JOB", "small")
     random = np.random.default_rng(1)
     for number in range(256):

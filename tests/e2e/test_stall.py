@@ -1,4 +1,4 @@
-"""The stall report beside a real engine."""
+"""The stall report of a real loader beside a real engine."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def make_dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StreamingDa
 
 @pytest.mark.parametrize("workers", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_engine_and_loader_in_one_report(tmp_path, monkeypatch, workers, caplog):
-    """The engine's counters of this job, the slowest sample by its name, and what the trainer waited for."""
+    """A stall report has the engine's counters, the slowest sample by its name, and what the trainer waited for."""
     caplog.set_level(logging.INFO, "streamer.loader.stall.reporter")
     dataset = make_dataset(tmp_path, monkeypatch)
     with StreamingDataLoader(dataset, 8, workers, worker_type="thread", report_every=0.05) as loader:

@@ -1,4 +1,4 @@
-"""`streamer top` beside a job at work: in a terminal, and as the picture of the documentation, docs/deploy/top.svg."""
+"""`streamer top` beside real jobs and services: in a terminal, and as the picture of the documentation, top.svg."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _draw_text(view: StatusView) -> str:
 
 
 def _agree(service: Service, client: EngineClient, before: Looks | None) -> Looks:
-    """Looks until the engine's statistics and /metrics draw the same picture: clocks run on between the two."""
+    """Looks until the engine's statistics and /metrics draw the same picture, because clocks run on between the two."""
     for _ in range(200):
         now = service.look(client)
         told, scraped = (_draw_text(StatusView(*look)) for look in zip(now, before or (None, None), strict=True))
@@ -57,7 +57,7 @@ def _agree(service: Service, client: EngineClient, before: Looks | None) -> Look
 
 
 def _stop(ranks: list[subprocess.Popen[str]], look: Callable[[], Looks]) -> Looks:
-    """Looks while nothing moves."""
+    """Looks while all ranks are stopped."""
     for rank in ranks:
         os.killpg(rank.pid, signal.SIGSTOP)
     found = look()
@@ -76,7 +76,7 @@ def _free_port() -> int:
 @pytest.mark.slow
 @pytest.mark.timing
 def test_top_shows_what_metrics_say(service_folder: Path, pictures: Path) -> None:
-    """A job of two ranks at work: drawn from the engine's statistics and from a scrape, the picture is the same."""
+    """`streamer top` draws the same picture from the engine's statistics and from /metrics while a job is at work."""
     service = Service(service_folder, _free_port())
     settings = ClientSettings(cache_dir=service_folder, runtime_dir=service_folder, engine=f"unix:{service_folder}/s")
     recent = RecentLooks()
@@ -106,7 +106,7 @@ def test_top_shows_what_metrics_say(service_folder: Path, pictures: Path) -> Non
 
 
 def test_a_figure_that_differs_is_found() -> None:
-    """Nothing but names is taken from elsewhere: another number in /metrics is another picture."""
+    """Another number in /metrics draws another picture of `streamer top`, because only names come from elsewhere."""
     names = {"job": "j", "consumer": "rank 0", "dataset": "d", "failed": "", "advice": "more workers"}
     words = {
         "pid": 1,
@@ -132,7 +132,7 @@ def test_a_figure_that_differs_is_found() -> None:
 
 
 def _run_in_terminal(command: list[str], columns: int, until: Callable[[list[str]], bool], **more: str) -> list[str]:
-    """Runs a program in a terminal of that width until the lines that it has drawn please; then presses q."""
+    """Runs a program in a terminal of that width until its lines meet a condition, and then presses q."""
     keyboard, screen = pty.openpty()
     fcntl.ioctl(screen, termios.TIOCSWINSZ, struct.pack("HHHH", LINES, columns, 0, 0))
     env = {**os.environ, "TERM": "xterm", **more}
@@ -167,7 +167,10 @@ def _read_lines(written: bytes) -> list[str]:
 
 @pytest.mark.slow
 def test_bars_of_a_job_that_waits(tmp_path: Path) -> None:
-    """In a terminal with blocks, and in a narrower one without: the store's rate, and the waiting of each rank."""
+    """`streamer top` draws the store's rate and each rank's waiting as bars, of blocks or of ASCII characters.
+
+    The terminal with ASCII is narrower.
+    """
     service = SlowService(tmp_path, _free_port())
     command = [sys.executable, "-m", "streamer", "top", "--socket", f"{tmp_path}/s", "--interval", "0.1"]
 

@@ -1,4 +1,4 @@
-"""Several readers of one data set object at once, on a real engine: none waits for another's answers."""
+"""Several readers of one dataset object at once, on a real engine: no reader waits for another's answers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SAMPLES = 96
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A folder of data, and an engine that outlives the tests of this module."""
+    """Yields a folder of data, with an engine that outlives the tests of this module."""
     root = tmp_path_factory.mktemp("two")
     for number in range(SAMPLES):
         path = root / "data" / f"c{number % 3}" / f"{number:03d}.npy"
@@ -41,7 +41,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 class Readers:
-    """One data set object and what reads from it."""
+    """One dataset object and the loaders that read from it."""
 
     def __init__(self, place: Path) -> None:
         self._place = place
@@ -56,14 +56,14 @@ class Readers:
         return self._opened.enter_context(made)
 
     def close(self) -> None:
-        """Loaders first; nothing is held any more."""
+        """Closes loaders first, so that nothing is held any more."""
         self._opened.close()
         del self.dataset
 
 
 @pytest.fixture
 def readers(place: Path) -> Iterator[Readers]:
-    """Closed after the test."""
+    """Yields readers that are closed after the test."""
     made = Readers(place)
     yield made
     made.close()
@@ -89,7 +89,7 @@ ALL = Counter(range(SAMPLES))
     "workers", [(2, 2), pytest.param((0, 0), marks=pytest.mark.slow), pytest.param((0, 2), marks=pytest.mark.slow)]
 )
 def test_two_loaders_in_step(readers, workers):
-    """zip over two: both have every sample once, epoch after epoch, and the same batches."""
+    """Two loaders over one dataset, zipped, have the same batches and every sample once, epoch after epoch."""
     one, other = (readers.load(8, number) for number in workers)
     for _ in range(3):
         seen = Counter(), Counter()
@@ -101,7 +101,7 @@ def test_two_loaders_in_step(readers, workers):
 
 
 def test_a_second_loader_with_another_batch_size(readers):
-    """A whole validation every few batches of the training, each time from its beginning."""
+    """A validation loader with another batch size reads whole epochs between the batches of the training loader."""
     train, look = readers.load(8, 2), readers.load(12, 1)
     for _ in range(2):
         seen = Counter()
@@ -113,7 +113,7 @@ def test_a_second_loader_with_another_batch_size(readers):
 
 
 def test_ranks_with_two_loaders_each_do_not_disagree(readers):
-    """Training and validation of two ranks in one job: only what is the same loader must agree."""
+    """Two ranks may have a training and a validation loader each: only batch sizes of the same loader must agree."""
     ranks = [readers.another(rank=rank, world_size=2) for rank in range(2)]
     loaders = [readers.load(size, 0, rank) for rank in ranks for size in (8, 12)]
     iterators = [iter(loader) for loader in loaders]
@@ -121,7 +121,7 @@ def test_ranks_with_two_loaders_each_do_not_disagree(readers):
 
 
 def test_ranks_with_other_batches_are_refused(readers):
-    """Each would train on samples of the other: the first loader of a data set is the same on all ranks."""
+    """Ranks whose first loaders have different batch sizes are refused, as each would train on the other's samples."""
     ranks = [readers.another(rank=rank, world_size=2) for rank in range(2)]
     loaders = [readers.load(size, 0, rank) for rank, size in zip(ranks, (8, 12), strict=True)]
     next(iter(loaders[0]))
@@ -131,7 +131,10 @@ def test_ranks_with_other_batches_are_refused(readers):
 
 @pytest.mark.parametrize("plain_first", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_torchs_loader_beside_ours(readers, plain_first):
-    """Its workers are forked while our feeder's thread runs, or before it is there."""
+    """torch's DataLoader and StreamingDataLoader read one dataset at once, each with every sample once.
+
+    torch's workers are forked while the feeder's thread runs, or before it is there.
+    """
     plain, ours = torch_loader(readers.dataset), readers.load(12, 2)
     seen = {id(plain): Counter(), id(ours): Counter()}
     with warnings.catch_warnings():
@@ -148,7 +151,7 @@ def test_torchs_loader_beside_ours(readers, plain_first):
 
 @pytest.mark.parametrize("workers", [pytest.param(0, marks=pytest.mark.slow), 2])
 def test_torchs_loader_zipped_with_itself(readers, workers):
-    """Two epochs at once, over one object."""
+    """torch's DataLoader zipped with itself reads two epochs at once over one dataset."""
     plain = torch_loader(readers.dataset, workers)
     seen = Counter(), Counter()
     with warnings.catch_warnings():
@@ -160,7 +163,7 @@ def test_torchs_loader_zipped_with_itself(readers, workers):
 
 
 def test_looking_while_a_loader_reads(readers):
-    """Single samples, by number, from the trainer's thread between batches."""
+    """Single samples can be read by number between the batches of a loader."""
     wanted = readers.dataset[7]["npy"].tolist()
     for batch in readers.load(8, 2):
         assert counted(batch)
@@ -172,7 +175,7 @@ def test_looking_while_a_loader_reads(readers):
 
 @pytest.mark.parametrize("workers", [pytest.param(0, marks=pytest.mark.slow), 2])
 def test_a_data_set_closed_under_a_loader_is_an_error_there(readers, workers):
-    """Not a wait for ever; the other loader's error is its own, and both go on with the next iter()."""
+    """A dataset closed while two loaders read it raises ClosedError in each, and both go on with the next iter()."""
     loaders = readers.load(8, workers), readers.load(12, workers)
     iterators = [iter(loader) for loader in loaders]
     for batches in iterators:
@@ -187,7 +190,7 @@ def test_a_data_set_closed_under_a_loader_is_an_error_there(readers, workers):
 
 
 def test_a_data_set_closed_between_two_samples_of_a_loop(readers):
-    """A bare loop, and one that is closed after it has its samples."""
+    """A loop over a dataset that is closed in between raises ClosedError, and a new loop has every sample."""
     samples = iter(readers.dataset)
     assert len(list(islice(samples, 12))) == 12
     readers.dataset.close()
@@ -197,7 +200,7 @@ def test_a_data_set_closed_between_two_samples_of_a_loop(readers):
 
 
 def test_an_iterator_that_another_has_replaced_says_so(readers):
-    """zip of one StreamingDataLoader with itself would yield nothing at all."""
+    """A StreamingDataLoader zipped with itself raises ClosedError, because it would yield no batch at all."""
     loader = readers.load(8, 0)
     with pytest.raises(ClosedError, match="two loaders"):
         list(zip(loader, loader, strict=True))

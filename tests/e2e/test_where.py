@@ -1,4 +1,4 @@
-"""`select(where=...)`: exactly the samples that match, once, over ranks, mixes and resumes; nothing else is fetched."""
+"""`select(where=...)` on a real engine: exactly the matching samples, over ranks, mixes and resumes."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ LANGS = ["en", "de", None]
 
 @pytest.fixture(scope="module", autouse=True)
 def _first_loop() -> None:
-    """libuv keeps a pipe for signals from the first loop of a process to its end."""
+    """Makes a loop first, because libuv keeps a pipe for signals from the first loop of a process to its end."""
     uvloop.new_event_loop().close()
 
 
 def row(number: int) -> dict[str, object]:
-    """Nulls and NaN in both columns."""
+    """Returns a row, some of which have null or NaN."""
     width = None if number % 7 == 0 else float("nan") if number % 11 == 0 else number * 10.0
     return {"number": number, "width": width, "lang": LANGS[number % 3], "pad": bytes(2000)}
 
@@ -48,7 +48,7 @@ MATCHING = [number for number in range(ROWS) if wanted(number)]
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory, standing_engine: Callable[[Path], None]) -> Path:
-    """The rows as Parquet, as tars with JSON, as JSON lines, and as files with annotations."""
+    """Returns the rows as Parquet, as tars with JSON, as JSON lines, and as files with annotations."""
     root = tmp_path_factory.mktemp("where")
     rows = [row(number) for number in range(ROWS)]
     for kind in ("parquet", "tars", "lines", "files"):
@@ -83,7 +83,7 @@ def read(path: Path, **options: object) -> StreamingDataset:
 
 
 def test_a_condition_on_parquet(data):
-    """Without an index: the column is read by the job. len, digests and epochs are those of the matching samples."""
+    """A condition on Parquet needs no index; length, digest and epochs are those of the matching samples."""
     whole = read(data / "parquet")
     part, same, other = whole.select(where=WHERE), whole.select(where=WHERE), whole.select(where="lang == 'en'")
     assert part.samples == len(MATCHING)
@@ -104,7 +104,7 @@ def test_a_condition_on_parquet(data):
 
 
 def test_ranks_4_2_1(data):
-    """Each matching sample once, over a run that is resumed with other numbers of ranks."""
+    """A selection by condition gives each matching sample once in a run that is resumed on 4, 2 and 1 ranks."""
     came: Counter[int] = Counter()
     state = None
     for world, batches in ((4, 1), (2, 2), (1, None)):
@@ -125,7 +125,7 @@ def test_ranks_4_2_1(data):
 
 
 def test_chunks_without_a_match_are_not_fetched(data, tmp_path, monkeypatch):
-    """Only those with one are in the cache afterwards."""
+    """Chunks without a matching sample are not fetched to the cache."""
     monkeypatch.setenv("STREAMER_CACHE_DIR", str(tmp_path / "cache"))
     shutil.copytree(data / "parquet", tmp_path / "data")
     dataset = read(tmp_path / "data", engine="inline").select(where="number >= 90")
@@ -140,7 +140,7 @@ def test_chunks_without_a_match_are_not_fetched(data, tmp_path, monkeypatch):
 
 
 def test_conditions_on_annotations(data):
-    """Of raw files, joined by key; a table without the column is an error that names those that exist."""
+    """A condition chooses raw files by columns of their annotations; the error for another column names these."""
     dataset = StreamingDataset(
         data / "files", annotations={"url": str(data / "labels.csv"), "key": "image"}, format=Folder(extensions=["npy"])
     )
@@ -153,7 +153,10 @@ def test_conditions_on_annotations(data):
 
 @pytest.mark.parametrize(("kind", "prefix"), [("tars", "json."), pytest.param("lines", "", marks=pytest.mark.slow)])
 def test_an_index_with_columns(kind, prefix, data, capsys):
-    """Formats whose bytes would all be read need `streamer index --columns`, as the error says."""
+    """A condition on tars or JSON lines needs `streamer index --columns`, as its error says.
+
+    All their bytes would be read otherwise; the index leaves the manifest's digest as it is.
+    """
     where = f"{prefix}width >= 300 and {prefix}lang == 'en'"
     whole = StreamingDataset(data / kind)
     digest = whole._member.open().manifest.digest
@@ -172,7 +175,7 @@ def test_an_index_with_columns(kind, prefix, data, capsys):
 
 
 def test_a_key_leads_to_its_sample(data, capsys):
-    """By the manifest for raw files, else by a column of keys; without one the error says the command."""
+    """`index_of` finds a raw file by the manifest, and other samples by a column of keys, as its error says."""
     whole = StreamingDataset(data / "tars")
     with pytest.raises(ConfigError, match=r"streamer index \S+ --columns __key__"):
         whole.index_of("0042")
@@ -193,7 +196,7 @@ def test_a_key_leads_to_its_sample(data, capsys):
 
 
 def test_a_mix(data):
-    """A member that is selected by a condition has its samples in every pass, and no others."""
+    """A member of a mix that is selected by a condition gives its matching samples and no others."""
     members = {"some": read(data / "parquet").select(where="lang == 'en'"), "all": read(data / "parquet", seed=3)}
     mix = MixedDataset(members, weights=Weights({"some": 1, "all": 1}, epoch_samples=80))
     with StreamingDataLoader(mix, 4, report_every=None) as loader:

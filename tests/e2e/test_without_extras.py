@@ -1,4 +1,4 @@
-"""What works where none of the extras but torch is installed, and what the errors say of the rest."""
+"""Python processes that can import no extra but torch: what works there, and what the errors say of the rest."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ len(StreamingDataset("s3://bucket/data/", cache_dir="cache"))
 
 
 def in_a_bare_environment(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
-    """A command of a Python that finds none of the optional libraries."""
+    """Runs a command of a Python that finds none of the optional libraries."""
     (folder / "block").mkdir(exist_ok=True)
     (folder / "block" / "sitecustomize.py").write_text(BLOCK)
     variables = {"PYTHONPATH": str(folder / "block"), "STREAMER_RUNTIME_DIR": str(folder / "run")}
@@ -60,7 +60,7 @@ def in_a_bare_environment(folder: Path, *command: str) -> subprocess.CompletedPr
 
 
 def test_every_extra_is_blocked() -> None:
-    """A new extra is added to the list of modules above; what is blocked is no hard dependency."""
+    """The list of blocked modules has every module of the extras, and no hard dependency is blocked."""
     modules = {"google-crc32c": "google_crc32c", "opencv-python-headless": "cv2", "pillow": "PIL"}
     modules |= {"prometheus-client": "prometheus_client"}
     offered = {name: wanted for name, wanted in PROJECT["optional-dependencies"].items() if name not in ("dev", "fuzz")}
@@ -71,7 +71,10 @@ def test_every_extra_is_blocked() -> None:
 
 
 def test_a_local_folder_is_read_and_a_bucket_without_its_extra_is_one_error(tmp_path: Path) -> None:
-    """With an engine, two workers, a transform and classes; the error comes from the engine, without a retry."""
+    """Without extras a local folder is read with workers and a transform, and a bucket raises one ConfigError.
+
+    The error comes from the engine, without a retry.
+    """
     import numpy as np
 
     for number in range(10):
@@ -84,7 +87,7 @@ def test_a_local_folder_is_read_and_a_bucket_without_its_extra_is_one_error(tmp_
 
 
 def test_the_commands_answer(tmp_path: Path) -> None:
-    """Their help, an index of a local folder, and a table."""
+    """Without extras the commands show their help, index a local folder and show a sample."""
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "a.txt").write_text("a")
     for command in (["--help"], ["index", "data/", "--cache-dir", "cache"], ["show", "--sample", "0", "data/"]):
@@ -106,7 +109,7 @@ def test_the_commands_answer(tmp_path: Path) -> None:
 def test_a_url_names_the_extra_that_reads_it(
     monkeypatch: pytest.MonkeyPatch, url: str, options: dict[str, object], missing: str, extra: str
 ) -> None:
-    """When the store is opened, before any request."""
+    """A url whose library is not installed raises a ConfigError with the extra to install, before any request."""
     for name in LATER:
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(ConfigError, match=rf"needs {missing} in this .*pip install 'streamer-data\[{extra}\]'"):
@@ -114,7 +117,7 @@ def test_a_url_names_the_extra_that_reads_it(
 
 
 def test_a_service_with_http_names_its_extra(tmp_path: Path) -> None:
-    """The exit code is that of a wrong setting."""
+    """A service with --http but without its libraries ends with code 2 and names the extra to install."""
     found = in_a_bare_environment(
         tmp_path, "-m", "streamer", "serve", "--cache-dir", str(tmp_path / "cache"), "--http", "127.0.0.1:0"
     )
@@ -125,7 +128,7 @@ def test_a_service_with_http_names_its_extra(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_peers_name_their_extra(tmp_path: Path) -> None:
-    """Those of a service; a job's are asked for the same two."""
+    """A service with peers but without their libraries ends with code 2 and names them."""
     (tmp_path / "one.toml").write_text('[peers]\nmembers = "127.0.0.1:7070"\nlisten = "127.0.0.1:7070"\n')
     found = in_a_bare_environment(
         tmp_path, "-m", "streamer", "serve", "--cache-dir", str(tmp_path / "cache"), "--config", "one.toml"
@@ -135,7 +138,10 @@ def test_peers_name_their_extra(tmp_path: Path) -> None:
 
 
 def test_top_in_a_terminal_names_its_extra(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """Elsewhere each look is a plain line, which needs nothing."""
+    """`streamer top` in a terminal without rich ends with code 2 and names what it needs.
+
+    Elsewhere each look is a plain line, which needs nothing.
+    """
     monkeypatch.setitem(sys.modules, "rich", None)
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
     assert main.main(["top"]) == 2

@@ -1,4 +1,4 @@
-"""The first page runs where Python lacks what only Linux has: engine="inline", num_workers=0, raw files and tars."""
+"""The first page in a Python process that lacks what only Linux has: engine="inline", num_workers=0, files, tars."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ except streamer.errors.ConfigError as error:
 
 @pytest.mark.slow
 def test_the_quickstart_runs(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """As printed, without workers; workers are an error that says what to do."""
+    """The quickstart runs without workers where Python lacks what only Linux has; workers are an error with advice."""
     folder = tmp_path_factory.mktemp("l")
     (folder / "sitecustomize.py").write_text(WITHOUT)
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "index.md").read_text(), re.DOTALL)
@@ -84,7 +84,7 @@ def test_the_quickstart_runs(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 @pytest.mark.slow
 def test_the_types_are_right_on_macos() -> None:
-    """The whole package, against the standard library as mypy's stubs describe it there."""
+    """mypy accepts the whole package for macOS, against the standard library as its stubs describe it there."""
     cache = ROOT / ".mypy_cache" / "darwin"
     options = ["--platform", "darwin", "--cache-dir", str(cache)]
     done = subprocess.run(

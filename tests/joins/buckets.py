@@ -1,4 +1,4 @@
-"""Folders as buckets of an S3 of real sockets, and an engine of its own that reads them."""
+"""Folders as buckets of the S3 server of tests/e2e/keyed_s3.py, and a real engine that reads them."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ class Buckets:
         )
 
     def requests(self, bucket: str, after: int = 0) -> int:
-        """Reads of a bucket, but for the first ones of all."""
+        """Counts reads of a bucket, without the first `after` reads of all."""
         return sum(name == bucket for name, _, _ in self.store.reads[after:])
 
     def change(self, bucket: str) -> None:
-        """Another version of the first object of a bucket."""
+        """Replaces the first object of a bucket with another version."""
         self.contents[bucket][min(self.contents[bucket])] += bytes(512)
 
     def close(self) -> None:

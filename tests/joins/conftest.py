@@ -1,4 +1,4 @@
-"""An engine for the tests of a module, and the datasets that it opens."""
+"""An engine for the tests of a module, and datasets that are closed after the test."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Open = Callable[..., StreamingDataset]
 
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineClient]:
-    """One for all tests of a module, kept alive by a client of its own."""
+    """Yields the client that keeps one engine alive for all tests of a module."""
     folder = tmp_path_factory.mktemp("engine")
     multiprocessing.resource_tracker.ensure_running()
     with pytest.MonkeyPatch.context() as patch:
@@ -30,7 +30,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineClient]:
 
 @pytest.fixture
 def closing(engine: EngineClient) -> Iterator[Callable[[Any], Any]]:
-    """Closes datasets after the test."""
+    """Returns the dataset that it is given, and closes it after the test."""
     made: list[StreamingDataset | MixedDataset] = []
 
     def keep(dataset: Any) -> Any:

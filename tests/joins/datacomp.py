@@ -1,4 +1,4 @@
-"""Data in the shape of DataComp, of any number of samples: tars with pictures, metadata and embeddings beside them."""
+"""Data in the shape of DataComp, of any number of samples: tars of images, metadata and embeddings beside them."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ DIMENSIONS = 64
 
 
 def uid(number: int) -> str:
-    """The key of a sample, as DataComp has them: 32 digits."""
+    """Returns the key of a sample, as DataComp has them: 32 digits."""
     return hashlib.md5(b"%d" % number, usedforsecurity=False).hexdigest()
 
 
 def picture(number: int) -> bytes:
-    """The bytes of a picture; not decoded."""
+    """Returns the first bytes of a JPEG and noise, which is not decoded."""
     return b"\xff\xd8\xff\xe0" + np.random.default_rng(number).bytes(300)
 
 
 class Right(NamedTuple):
-    """The right sides, in memory, as the oracle gets them.
+    """The right sides in memory, as pyarrow joins them.
 
     Attributes:
-        metadata: uid, score and caption.
-        embeddings: (rows, DIMENSIONS); row i belongs to row i of `metadata`.
+        metadata: Table of uid, score and caption.
+        embeddings: Array (rows, DIMENSIONS) whose row i belongs to row i of `metadata`.
     """
 
     metadata: pa.Table

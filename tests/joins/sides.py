@@ -1,4 +1,4 @@
-"""The two sides of joins: tars with a picture's text and its record, and rows for them in every kind of dataset."""
+"""The two sides of joins: tars with a text and a record per sample, and rows for them in every kind of dataset."""
 
 from __future__ import annotations
 
@@ -23,30 +23,30 @@ SHARDS = 4
 
 
 def uid(number: int) -> str:
-    """The key of a sample; in no order."""
+    """Returns the key of a sample; keys are in no order."""
     return f"u{number * 7919 % 100003}"
 
 
 def npy(array: np.ndarray) -> bytes:
-    """The bytes of a `.npy` file."""
+    """Returns the bytes of a `.npy` file."""
     out = io.BytesIO()
     np.save(out, array)
     return out.getvalue()
 
 
 def vectors_of(kind: str) -> dict[str, Any]:
-    """Arguments of `join` with the vectors of a right side, "parquet" or "tars"."""
+    """Returns arguments of `join` with the vectors of a right side, "parquet" or "tars"."""
     key, name = ("meta.json.id.uid", "vector.npy") if kind == "tars" else ("uid", "vector")
     return {"on": ("json.uid", key), "columns": {name: "vector"}}
 
 
 def vector(number: int) -> np.ndarray:
-    """What a row of this number has."""
+    """Returns the vector of the row with this number."""
     return np.arange(number, number + 8, dtype=np.float32)
 
 
 def write_left(folder: Path, count: int = COUNT) -> Path:
-    """Tars in which each sample has its number, and a key in its JSON."""
+    """Writes tars in which each sample has its number, and a key in its JSON."""
     folder.mkdir(parents=True)
     for shard in range(SHARDS):
         entries = []
@@ -59,7 +59,7 @@ def write_left(folder: Path, count: int = COUNT) -> Path:
 
 
 def parquet(folder: Path, numbers: Sequence[int]) -> Path:
-    """Rows with a key, a vector and a number, in small row groups."""
+    """Writes rows with a key, a vector and a number, in small row groups."""
     folder.mkdir(parents=True)
     for shard, some in enumerate(np.array_split(np.array(numbers), 3)):
         pq.write_table(table(some), folder / f"{shard}.parquet", row_group_size=16)
@@ -67,7 +67,7 @@ def parquet(folder: Path, numbers: Sequence[int]) -> Path:
 
 
 def table(numbers: Sequence[int]) -> pa.Table:
-    """Rows as columns."""
+    """Returns the rows as columns."""
     return pa.table(
         {
             "uid": [uid(int(number)) for number in numbers],
@@ -78,7 +78,7 @@ def table(numbers: Sequence[int]) -> pa.Table:
 
 
 def arrow(folder: Path, numbers: Sequence[int]) -> Path:
-    """The same as Arrow files, in small batches."""
+    """Writes the rows as Arrow files, in small batches."""
     folder.mkdir(parents=True)
     for shard, some in enumerate(np.array_split(np.array(numbers), 3)):
         rows = table(some)
@@ -88,7 +88,7 @@ def arrow(folder: Path, numbers: Sequence[int]) -> Path:
 
 
 def hdf5(folder: Path, numbers: Sequence[int]) -> Path:
-    """The same as datasets of HDF5, whose keys are numbers."""
+    """Writes the rows as datasets of HDF5, whose keys are numbers."""
     folder.mkdir(parents=True)
     for shard, some in enumerate(np.array_split(np.array(numbers), 3)):
         with h5py.File(folder / f"{shard}.h5", "w") as file:
@@ -99,7 +99,7 @@ def hdf5(folder: Path, numbers: Sequence[int]) -> Path:
 
 
 def zarr(folder: Path, numbers: Sequence[int]) -> Path:
-    """The same as a group of zarr arrays in chunks of 16 rows."""
+    """Writes the rows as a group of zarr arrays in chunks of 16 rows."""
     rows = np.stack([vector(int(number)) for number in numbers])
     for name, content in zarr_store({"n": np.array(numbers, np.int64), "vector": rows}, 16).items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -108,7 +108,7 @@ def zarr(folder: Path, numbers: Sequence[int]) -> Path:
 
 
 def json_lines(folder: Path, numbers: Sequence[int]) -> Path:
-    """The same as JSON lines."""
+    """Writes the rows as JSON lines."""
     folder.mkdir(parents=True)
     lines = (json.dumps({"uid": uid(n), "n": int(n), "vector": vector(n).tolist()}) for n in map(int, numbers))
     (folder / "rows.jsonl").write_text("".join(f"{line}\n" for line in lines))
@@ -116,7 +116,7 @@ def json_lines(folder: Path, numbers: Sequence[int]) -> Path:
 
 
 def tars(folder: Path, numbers: Sequence[int]) -> Path:
-    """The same as tars, with the key in a JSON."""
+    """Writes the rows as tars, with the key in a JSON."""
     folder.mkdir(parents=True)
     for shard, some in enumerate(np.array_split(np.array(numbers), 3)):
         entries = []
@@ -128,7 +128,7 @@ def tars(folder: Path, numbers: Sequence[int]) -> Path:
 
 
 def mds(folder: Path, numbers: Sequence[int]) -> Path:
-    """The same as a shard of MosaicML Streaming."""
+    """Writes the rows as a shard of MosaicML Streaming, by its layout and not by its library."""
     folder.mkdir(parents=True)
     head = json.dumps({"column_names": ["uid", "vector"]}).encode()
     samples = []
@@ -155,7 +155,7 @@ def mds(folder: Path, numbers: Sequence[int]) -> Path:
 
 
 def files(folder: Path, numbers: Sequence[int]) -> Path:
-    """A file for each row, whose name is the key of its sample in tars."""
+    """Writes a file for each row, whose name is the key of its sample in tars."""
     folder.mkdir(parents=True)
     for number in map(int, numbers):
         np.save(folder / f"{number:06}.npy", vector(number))
@@ -163,7 +163,7 @@ def files(folder: Path, numbers: Sequence[int]) -> Path:
 
 
 def array(folder: Path, numbers: Sequence[int]) -> Path:
-    """One array, whose rows have no key but their number."""
+    """Writes one array, whose rows have no key but their number."""
     folder.mkdir(parents=True)
     np.save(folder / "rows.npy", np.stack([vector(int(number)) for number in numbers]))
     return folder

@@ -1,4 +1,4 @@
-"""Columns that `streamer index` copies with a manifest, and the engine of another machine takes with it."""
+"""Columns that `streamer index` copies with a manifest, read by inline engines with a cache of their own."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.process
 
 @pytest.fixture(scope="module", autouse=True)
 def _first_loop() -> None:
-    """libuv keeps a pipe for signals from the first loop of a process to its end."""
+    """Makes a loop first, because libuv keeps a pipe for signals from the first loop of a process to its end."""
     uvloop.new_event_loop().close()
 
 
@@ -32,7 +32,7 @@ def left(tmp_path: Path) -> str:
 
 
 def chosen(left: str, cache: Path, closing: Closing, **options: Any) -> int:
-    """How many samples a machine with an empty cache chooses by the columns."""
+    """Counts the samples that a machine with an empty cache chooses by the columns."""
     place: dict[str, Any] = {"engine": "inline", "cache_dir": cache, "cache_bytes": "100MB", **options}
     whole = closing(StreamingDataset(left, **place))
     return closing(whole.select(where="json.n < 10 and json.uid != 'x'")).samples
@@ -40,7 +40,7 @@ def chosen(left: str, cache: Path, closing: Closing, **options: Any) -> int:
 
 @pytest.mark.parametrize("place", ["out", "beside"])
 def test_columns_are_copied_with_the_manifest(place: str, left: str, tmp_path: Path, closing: Closing):
-    """Also where they are added later to a copy that is there."""
+    """`streamer index --columns` copies columns with the manifest, also when they are added to a copy that is there."""
     out, option = str(tmp_path / "out"), {"manifest": str(tmp_path / "out")} if place == "out" else {}
     copy = ["--out", out] if place == "out" else ["--beside"]
     assert main(["index", left, *copy]) == 0
@@ -53,7 +53,7 @@ def test_columns_are_copied_with_the_manifest(place: str, left: str, tmp_path: P
 
 
 def test_a_wrong_column_is_refused(left: str, tmp_path: Path, closing: Closing):
-    """Another content than its name says; columns of other manifests are left."""
+    """A column whose content is not that of its name is refused, and columns of other manifests are left alone."""
     out = tmp_path / "out"
     assert main(["index", left, "--out", str(out), "--columns", "json.n,json.uid"]) == 0
     numbers = next(out.glob("*.json%2En.int.*.column"))
@@ -65,7 +65,7 @@ def test_a_wrong_column_is_refused(left: str, tmp_path: Path, closing: Closing):
 
 
 def test_a_damaged_column_is_read_again(left: str, tmp_path: Path, closing: Closing):
-    """Where the command that reads it is given again; until then it is not there."""
+    """A damaged column in the cache is as if it were not there, until `streamer index --columns` reads it again."""
     assert main(["index", left, "--cache-dir", str(tmp_path / "cache"), "--columns", "json.n,json.uid"]) == 0
     assert chosen(left, tmp_path / "cache", closing) == 10
     numbers = next((tmp_path / "cache" / "manifests").glob("*.json%2En.int.column"))
@@ -77,7 +77,7 @@ def test_a_damaged_column_is_read_again(left: str, tmp_path: Path, closing: Clos
 
 
 def test_a_column_of_other_samples_is_refused(tmp_path: Path, closing: Closing):
-    """Its length is that of the manifest."""
+    """A column whose length is not that of the manifest is refused with both numbers."""
     found: list[Manifest] = []
     for count in (240, 200):
         data = sides.write_left(tmp_path / f"left{count}", count)
@@ -93,7 +93,7 @@ def test_a_column_of_other_samples_is_refused(tmp_path: Path, closing: Closing):
 
 
 def test_tasks_have_no_engine_for_columns(left: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    """The error says what adds them."""
+    """`streamer index --executor` refuses --columns, and its error gives the command that adds them."""
     assert (
         main(["index", left, "--executor", "processes:1", "--out", str(tmp_path / "out"), "--columns", "json.n"]) != 0
     )

@@ -1,4 +1,4 @@
-"""A right side of Parquet is cut into chunks no longer than those of the left side, where its pages allow it."""
+"""Joins whose right side is Parquet, in inline engines: its chunks are no longer than those of the left side."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PAGES = {"write_page_index": True, "data_page_size": 32 << 10, "use_dictionary":
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Samples of 100 kB beside rows of 6 kB, in the same order: a chunk of the rows has 16 times as many."""
+    """Returns samples of 100 kB beside rows of 6 kB in the same order: a chunk of rows has 16 times as many."""
     folder, random = tmp_path_factory.mktemp("sides"), np.random.default_rng(1)
     for name in ("left", "right"):
         (folder / name).mkdir()
@@ -42,7 +42,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module", autouse=True)
 def _first_loop() -> None:
-    """libuv keeps a pipe for signals from the first loop of a process to its end."""
+    """Makes a loop first, because libuv keeps a pipe for signals from the first loop of a process to its end."""
     uvloop.new_event_loop().close()
 
 
@@ -50,7 +50,10 @@ def _first_loop() -> None:
 def test_chunks_of_many_rows_are_cut(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, closing: Callable[[Any], Any]
 ):
-    """Data of this size would have short chunks at once: the rule is changed for this engine, which runs inline."""
+    """A join divides long chunks of its right side where pages allow it, so that few bytes of rows are open at once.
+
+    Data of this size would have short chunks at once: the rule is changed for this engine, which runs inline.
+    """
     monkeypatch.setattr(chunking, "ENOUGH_CHUNKS", 1)
     place: dict[str, Any] = {"engine": "inline", "cache_dir": tmp_path / "cache", "cache_bytes": "1GB"}
     left, right = (closing(StreamingDataset(data / name, shuffle=False, **place)) for name in ("left", "right"))
@@ -71,7 +74,10 @@ def test_chunks_of_many_rows_are_cut(
 def test_a_cache_without_room_for_the_rows_is_told_of_the_pack(
     data: Path, tmp_path: Path, closing: Callable[[Any], Any]
 ):
-    """Rows in random order, each of which has another chunk open."""
+    """A join with rows in random order raises CacheFullError that advises `pack --join` if its cache is too small.
+
+    Each row has another chunk open.
+    """
     table = pq.read_table(data / "right/0.parquet")
     (tmp_path / "random").mkdir()
     pq.write_table(

@@ -1,4 +1,4 @@
-"""Metadata and embeddings joined to tars, beside pyarrow's join; bytes and requests beside what the log has said."""
+"""Metadata and embeddings joined to tars in an S3 server, beside pyarrow's join and what the log predicts."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ SAID = re.compile(r"join +s3://(\w+)/.*?: .*an epoch fetches ([\d.,]+ \w+) in ([
 
 
 def columns(sample: dict[str, Any]) -> dict[str, Any]:
-    """What is compared of a sample."""
+    """Returns what is compared of a sample."""
     record = sample["json"]
     found = {"number": record["number"], "uid": record["uid"], "jpg": len(sample["jpg"])}
     return found | {name: sample[name] for name in ("score", "caption", "vector")}
 
 
 def expected(right: datacomp.Right, count: int) -> pa.Table:
-    """The merge by pyarrow: number, score, caption and row of each sample, in the order of the numbers."""
+    """Returns pyarrow's join: number, score, caption and row of each sample, in the order of the numbers."""
     left = pa.table({"uid": [datacomp.uid(number) for number in range(count)], "number": range(count)})
     numbered = right.metadata.append_column("row", pa.array(np.arange(right.metadata.num_rows)))
     return left.join(numbered, "uid", join_type="left outer").sort_by("number")
 
 
 def needed_bytes(folder: Path, rows: int) -> int:
-    """The stored bytes of so many of all rows of Parquet files, in all their columns."""
+    """Returns the stored bytes of so many of all rows of Parquet files, in all their columns."""
     files = [pq.ParquetFile(path).metadata for path in sorted(folder.iterdir())]
     groups = [file.row_group(number) for file in files for number in range(file.num_row_groups)]
     stored = sum(group.column(at).total_compressed_size for group in groups for at in range(group.num_columns))
@@ -65,7 +65,10 @@ def test_it_is_a_merge(
     monkeypatch: pytest.MonkeyPatch,
     closing: Callable[..., Any],
 ):
-    """Every joined row is pyarrow's; bytes are those of the rows where the orders agree, and as they were predicted."""
+    """A join has the rows of pyarrow's join, and fetches the bytes and requests that the log predicts.
+
+    Where the orders agree, bytes are those of the rows.
+    """
     right = datacomp.write(tmp_path, count, same_order=same_order)
     names = ("left", "metadata", kind)
     options = ({"decode": {"jpg": bytes}, "transform": columns}, {}, {"format": "npy"} if kind == "rows" else {})

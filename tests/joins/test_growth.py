@@ -1,4 +1,4 @@
-"""Sides that grow: between epochs both are listed again; what cannot grow with a join is refused."""
+"""Joins of sides that grow, on a real engine: both are listed again between epochs; what cannot grow is refused."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def numbers(sample: dict[str, Any]) -> dict[str, Any]:
 
 
 def epoch(loader: StreamingDataLoader) -> list[int]:
-    """The numbers of the samples, each with its own row."""
+    """Returns the numbers of an epoch's samples, each of which has its own row."""
     found = [(batch["n"].tolist(), batch["row"].tolist()) for batch in loader]
     assert all(mine == rows for mine, rows in found)
     return sorted(number for mine, _ in found for number in mine)
 
 
 def add(folder: Path, name: str, some: range) -> None:
-    """One more file of rows."""
+    """Adds one more file of rows."""
     sides.parquet(folder / "new", some)
     (folder / "new/0.parquet").rename(folder / f"{name}/{some.start}.parquet")
     for path in (folder / "new").iterdir():
@@ -37,7 +37,10 @@ def add(folder: Path, name: str, some: range) -> None:
 
 
 def test_both_sides_are_listed_again(tmp_path: Path, closing: Closing):
-    """New samples need rows; once these are there, too, the next epoch has both; a new row alone changes no sample."""
+    """A join with on_change="refresh" lists both sides again between epochs.
+
+    New samples need rows; once these are there, too, the next epoch has both; a new row alone changes no sample.
+    """
     for name in ("left", "right"):
         sides.parquet(tmp_path / name, range(30))
     left = closing(StreamingDataset(tmp_path / "left", transform=numbers, manifest=Index(on_change="refresh")))
@@ -69,7 +72,7 @@ RIGHT: list[Mapping[str, Any]] = [
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("number", range(3))
 def test_what_is_refused(side: str, number: int, closing: Closing):
-    """Before anything is read."""
+    """join() refuses options of either side that cannot go with a join, before any object is read."""
     options = (LEFT if side == "left" else RIGHT)[number]
     datasets = {
         name: closing(StreamingDataset(f"s3://b/{name}/", **(options if name == side else {})))

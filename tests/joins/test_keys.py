@@ -1,4 +1,4 @@
-"""Keys that are missing, repeated or of the wrong kind; rows that are several; what is said of each."""
+"""Keys of joins that are missing, repeated or of the wrong kind, and several rows of a key, on a real engine."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ Closing = Callable[[Any], Any]
 
 
 def lines(folder: Path, rows: Sequence[object]) -> Path:
-    """JSON lines."""
+    """Writes JSON lines."""
     folder.mkdir(parents=True)
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return folder
 
 
 class Sides:
-    """Writes both sides and joins them."""
+    """Writes both sides as JSON lines and joins them."""
 
     def __init__(self, root: Path, closing: Closing) -> None:
         self.root, self.closing, self.count = root, closing, 0
 
     def dataset(self, rows: Sequence[object], **options: Any) -> StreamingDataset:
-        """A dataset of JSON lines, in their order."""
+        """Makes a dataset of JSON lines, in their order."""
         self.count += 1
         folder = lines(self.root / str(self.count), rows)
         return self.closing(StreamingDataset(folder, shuffle=False, **options))
 
     def joined(self, left: Sequence[object], right: Sequence[object], **options: Any) -> StreamingDataset:
-        """A join on "k"."""
+        """Makes a join on "k"."""
         return self.closing(self.dataset(left).join(self.dataset(right), **{"on": "k", **options}))
 
 
@@ -48,7 +48,7 @@ def both(tmp_path: Path, closing: Closing) -> Sides:
 
 
 def values(dataset: StreamingDataset, name: str) -> list[object]:
-    """A field of all samples, in their order."""
+    """Returns a field of all samples, in their order."""
     return [sample[name] for sample in dataset]  # type: ignore[index]
 
 
@@ -56,7 +56,10 @@ LEFT = [{"k": key, "a": number} for number, key in enumerate(["x", "y", "z", "y"
 
 
 def test_samples_without_a_row(both: Sides):
-    """An error with counts and keys; or None; or they are left out, and the numbers of the others close up."""
+    """Samples without a row are an error with counts and keys, or have None, or are left out with missing="drop".
+
+    The numbers of the others close up.
+    """
     right = [{"k": "y", "b": 1}, {"k": "x", "b": 0}, {"k": "other", "b": 9}]
     with pytest.raises(ManifestError, match=r"1 of 4 samples have no row .* the first is 'z'; keys 'k' .* like 'y'"):
         both.joined(LEFT, right)[0]
@@ -72,7 +75,7 @@ def test_samples_without_a_row(both: Sides):
 
 
 def test_selections_of_both_sides(both: Sides, closing: Closing):
-    """Numbers are of the dataset on which `select` is called; a row outside of a selection is no row."""
+    """`select` counts numbers of the dataset on which it is called, and a row outside of a selection is no row."""
     left, right = both.dataset(LEFT), both.dataset([{"k": key, "b": key * 2} for key in "zyx"])
     chosen = closing(closing(left.select(indices=[0, 2, 3])).join(right.select(indices=[0, 1]), on="k", missing="drop"))
     assert values(chosen, "b") == ["zz", "yy"]
@@ -80,7 +83,10 @@ def test_selections_of_both_sides(both: Sides, closing: Closing):
 
 
 def test_several_rows_of_a_key(both: Sides):
-    """In the order of the right side; with validate="many_to_one" an error with counts and a key."""
+    """Several rows of a key come in the order of the right side, or are an error with validate="many_to_one".
+
+    The error has counts and a key.
+    """
     right = [{"k": key, "b": number} for number, key in enumerate(["y", "x", "y", "y"])]
     with pytest.raises(
         ManifestError,
@@ -92,7 +98,7 @@ def test_several_rows_of_a_key(both: Sides):
 
 
 def test_nulls_and_numbers(both: Sides):
-    """A null is no key, on either side; numbers are equal to numbers, however large."""
+    """A null is no key of a join, on either side, and numbers are equal to numbers, however large."""
     left = [{"k": key} for key in (1, None, -(2**40), 2**62)]
     right = [{"k": key, "b": str(key)} for key in (2**62, None, 1, -(2**40), 7)]
     found = values(both.joined(left, right, missing="none", columns=["b"]), "b")
@@ -111,13 +117,13 @@ def test_nulls_and_numbers(both: Sides):
     ],
 )
 def test_keys_that_cannot_be_compared(left: list[object], right: list[object], said: str, both: Sides):
-    """Nothing is converted; the side and the sample are named."""
+    """Keys that cannot be compared are refused with the side and the sample; nothing is converted."""
     with pytest.raises(ManifestError, match="^/.*" + said):
         both.joined([{"k": key} for key in left], [{"k": key, "b": 0} for key in right])[0]
 
 
 def test_nan_in_a_column(tmp_path: Path, both: Sides, closing: Closing):
-    """A column of floats has no keys, NaN or not."""
+    """A column of floats has no keys for a join, NaN or not."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -128,6 +134,7 @@ def test_nan_in_a_column(tmp_path: Path, both: Sides, closing: Closing):
 
 
 def test_a_sample_without_the_field(both: Sides):
+    """A sample without the field of the key is an error with its number and the fields that it has."""
     with pytest.raises(
         ManifestError, match=r"^/[^:]*: the key 'k' of sample 1: it has no field 'k'; it has __key__, a"
     ):
@@ -138,7 +145,7 @@ def test_a_sample_without_the_field(both: Sides):
 
 @pytest.mark.slow
 def test_long_and_many_equal_keys(both: Sides):
-    """Keys of 1 MB are compared as a whole; 2,000 samples may have one row."""
+    """Keys of 1 MB are compared as a whole, and 2,000 samples may have one row."""
     long = ["a" * 1_000_000, "a" * 999_999 + "b"]
     right = [{"k": long[1], "b": 1}, {"k": long[0], "b": 0}]
     assert values(both.joined([{"k": key} for key in long], right), "b") == [0, 1]
@@ -149,7 +156,7 @@ def test_long_and_many_equal_keys(both: Sides):
 
 @pytest.mark.slow
 def test_a_million_rows_of_one_key(tmp_path: Path, both: Sides, closing: Closing):
-    """Their number is in the error, or the sample has a list of them."""
+    """A million rows of one key are counted in the error, or are a list in their sample."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -165,7 +172,7 @@ def test_a_million_rows_of_one_key(tmp_path: Path, both: Sides, closing: Closing
 
 
 def test_names_of_fields(both: Sides):
-    """Chosen and renamed; one that both sides have is an error, and so is one that the right side lacks."""
+    """columns= chooses and renames fields of the right side; a field of both sides or of neither is an error."""
     left, right = [{"k": 1, "a": 0}], [{"k": 1, "a": 1, "b": 2}]
     assert both.joined(left, right, columns=["b"])[0] == {"__key__": "0", "k": 1, "a": 0, "b": 2}
     renamed = both.joined(left, right, columns={"a": "right_a", "__key__": "row"})
@@ -179,7 +186,7 @@ def test_names_of_fields(both: Sides):
 
 
 def test_only_the_column_of_the_key_is_read(tmp_path: Path, both: Sides, closing: Closing):
-    """Where the right side is Parquet; the fields of samples may be others."""
+    """A join on Parquet reads the column of the key only to match rows; the fields of samples may be others."""
     sides.parquet(tmp_path / "right", range(40))
     right = closing(StreamingDataset(tmp_path / "right", format=Parquet(columns=("uid", "vector"))))
     joined = closing(both.dataset([{"k": sides.uid(5)}]).join(right, on=("k", "uid")))
@@ -198,11 +205,13 @@ def test_only_the_column_of_the_key_is_read(tmp_path: Path, both: Sides, closing
     ],
 )
 def test_wrong_arguments(options: dict[str, Any], said: str, both: Sides):
+    """join() refuses wrong values of on=, columns=, missing= and validate= with the argument's name."""
     with pytest.raises(ConfigError, match=said):
         both.joined(LEFT, LEFT, **options)
 
 
 def test_sides_that_cannot_be_joined(both: Sides, closing: Closing):
+    """join() refuses a right side with a transform, one that is itself a join, and what is no dataset."""
     plain = both.dataset(LEFT)
     with pytest.raises(ConfigError, match="has transform=: give it to the dataset that is joined"):
         plain.join(both.dataset(LEFT, transform=lambda sample: sample), on="k")

@@ -1,4 +1,4 @@
-"""A mix of joined datasets on 4, then 2, then 1 rank, with kills of workers, engines and trainers: nothing changes."""
+"""A mix of joined datasets on 4, then 2, then 1 rank as processes; workers, engines and trainers are killed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[2]
 
 
 class Ranks:
-    """The trainers of one part of the run."""
+    """The trainer processes of one part of the run, which read and train nothing."""
 
     def __init__(self, folder: Path, world: int) -> None:
         self.records = [folder / f"{world}-{rank}.jsonl" for rank in range(world)]
@@ -37,7 +37,7 @@ class Ranks:
         ]
 
     def lines(self) -> list[list[dict[str, Any]]]:
-        """The whole lines of each rank."""
+        """Returns the whole lines of each rank."""
         written = [record.read_text() if record.exists() else "" for record in self.records]
         return [[json.loads(line) for line in text.split("\n")[:-1]] for text in written]
 
@@ -57,7 +57,7 @@ class Ranks:
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
-    """Rows have tars in another order, but the last 30 of them; tars have rows in another order."""
+    """Returns rows with tars in another order for all but the last 30, and tars with rows in another order."""
     generator = np.random.default_rng(5)
     sides.parquet(tmp_path / "rows", range(COUNT))
     sides.write_left(tmp_path / "left", COUNT // 2)
@@ -68,7 +68,7 @@ def data(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def calm(data: Path, engine: EngineClient) -> Iterator[list[list[tuple[int, int, int]]]]:
-    """The global batches of an undisturbed epoch of one rank."""
+    """Yields the global batches of an undisturbed epoch of one rank."""
     mix, datasets = train.mix_of(data)
     with StreamingDataLoader(mix, train.BATCH, report_every=None) as loader:
         yield [train.found_in(batch) for batch in loader]
@@ -77,7 +77,7 @@ def calm(data: Path, engine: EngineClient) -> Iterator[list[list[tuple[int, int,
 
 
 def batches_of(lines: list[list[dict[str, Any]]], steps: int) -> list[list[tuple[int, int, int]]]:
-    """The global batches of the first steps."""
+    """Returns the global batches of the first steps."""
     parts = ([rank[step]["found"] for rank in lines] for step in range(steps))
     return [sorted(tuple(sample) for found in part for sample in found) for part in parts]
 
@@ -86,7 +86,7 @@ def batches_of(lines: list[list[dict[str, Any]]], steps: int) -> list[list[tuple
 @pytest.mark.process
 @pytest.mark.timeout(420)
 def test_killed_and_resumed_on_fewer_ranks(data: Path, calm: list[list[tuple[int, int, int]]]):
-    """Every sample and every joined row, batch for batch."""
+    """A killed run of joined datasets resumes on fewer ranks with the batches and rows of an undisturbed run."""
     batches: list[list[tuple[int, int, int]]] = []
     for world, steps in PARTS:
         ranks = Ranks(data, world)

@@ -1,4 +1,4 @@
-"""Joins with every kind of right side are equal to a merge in plain Python, over epochs with two workers."""
+"""Joins with every kind of right side, compared with plain Python, over epochs of real loaders with two workers."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def left(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def both(sample: dict[str, Any]) -> dict[str, Any]:
-    """The transform has the fields of both sides."""
+    """Returns the fields of both sides, which a transform has."""
     return {"n": sample["json"]["n"], "vector": np.asarray(sample["vector"], np.float32)}
 
 
@@ -47,7 +47,10 @@ QUICK = [("parquet", False), ("tars", True)]
     ("kind", "ordered"), [pytest.param(*case, marks=() if case in QUICK else pytest.mark.slow) for case in CASES]
 )
 def test_every_kind(kind: str, ordered: bool, left: Path, tmp_path: Path, closing: Callable[[Any], Any]):
-    """Each sample comes once in an epoch, with the row of its key; there are rows that no sample has."""
+    """A join with any kind of right side gives each sample once an epoch, with the row of its key.
+
+    The right side has rows that belong to no sample.
+    """
     write, options, on, name = KINDS[kind]
     numbers = np.arange(sides.COUNT + 30)
     if not ordered and kind != "rows of npy":

@@ -1,4 +1,4 @@
-"""The order, a resume on other ranks, a mix; versions and bytes of the right side, from an S3 of real sockets."""
+"""Order, resume and mix of joins on a real engine; versions and bytes of the right side in an S3 server."""
 
 from __future__ import annotations
 
@@ -30,24 +30,24 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def both(sample: dict[str, Any]) -> dict[str, Any]:
-    """The number of the left side, and of the row."""
+    """Returns the number of the left side, and of the row."""
     return {"n": sample["json"]["n"], "row": np.asarray(sample["vector"])[0]}
 
 
 def joined(data: Path, closing: Closing, kind: str = "parquet", **options: Any) -> StreamingDataset:
-    """The left side with the rows of one kind."""
+    """Returns the left side with the rows of one kind."""
     left = closing(StreamingDataset(data / "left", transform=both, **options))
     return closing(left.join(closing(StreamingDataset(data / kind)), **sides.vectors_of(kind)))
 
 
 def numbers_of(batch: dict[str, Any]) -> list[int]:
-    """The numbers in a batch, whose rows are theirs."""
+    """Returns the numbers in a batch, whose rows are theirs."""
     assert batch["n"].tolist() == batch["row"].tolist()
     return batch["n"].tolist()
 
 
 def test_the_order_is_that_of_the_left_side(data: Path, closing: Closing):
-    """Sample for sample, with and without the join."""
+    """A joined dataset has the order of its left side, sample for sample."""
     alone = closing(StreamingDataset(data / "left", transform=lambda sample: {"n": sample["json"]["n"]}))
     with StreamingDataLoader(alone, BATCH) as loader:
         expected = [batch["n"].tolist() for batch in loader]
@@ -58,7 +58,7 @@ def test_the_order_is_that_of_the_left_side(data: Path, closing: Closing):
 
 @pytest.mark.parametrize("kind", ["parquet", "tars"])
 def test_a_resume_on_fewer_ranks(kind: str, data: Path, closing: Closing):
-    """Four ranks, then two, then one: the global batches are those of one run."""
+    """A join on four ranks, resumed on two and then on one, has the global batches of one run."""
 
     def run(world: int, state: object, batches: int | None) -> tuple[list[set[int]], object]:
         found: list[set[int]] = []
@@ -85,7 +85,7 @@ def test_a_resume_on_fewer_ranks(kind: str, data: Path, closing: Closing):
 
 @pytest.mark.slow
 def test_a_mix_of_a_joined_and_a_plain_dataset(data: Path, closing: Closing):
-    """Each has its share, and the rows of the joined one are its own."""
+    """A mix of joined and plain datasets gives each its share, and joined samples their own rows."""
     plain = closing(StreamingDataset(data / "left", transform=lambda sample: {"n": -1, "row": np.float32(-1)}, seed=3))
     members = {"joined": joined(data, closing), "plain": plain, "tars": joined(data, closing, "tars", seed=5)}
     mix = closing(MixedDataset(members, weights={"joined": 2, "plain": 1, "tars": 1}, seed=1))
@@ -102,7 +102,7 @@ def test_a_mix_of_a_joined_and_a_plain_dataset(data: Path, closing: Closing):
 
 
 class Sides(Buckets):
-    """Both sides in buckets."""
+    """Both sides of a join in buckets with keys of their own."""
 
     def __init__(self, data: Path, root: Path, kind: str, cache_bytes: int) -> None:
         super().__init__({"left": data / "left", "right": data / kind}, root, cache_bytes)
@@ -131,7 +131,10 @@ def buckets(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
 
 
 def test_a_new_version_of_the_right_side(buckets: Callable[[str, int], Sides], closing: Closing):
-    """Both have credentials of their own. Nothing of the left side is fetched again."""
+    """A new version of the right side is fetched by the next join, and nothing of the left side is fetched again.
+
+    Both sides have credentials of their own.
+    """
     made = buckets("tars", 200_000_000)
     for _ in range(2):
         with StreamingDataLoader(made.joined(closing), BATCH) as loader:
@@ -145,7 +148,10 @@ def test_a_new_version_of_the_right_side(buckets: Callable[[str, int], Sides], c
 
 
 def test_a_change_within_an_epoch(buckets: Callable[[str, int], Sides], closing: Closing):
-    """A typed error that names the right side; never rows of two versions."""
+    """A right side that changes within an epoch raises ObjectChangedError with its url.
+
+    Rows of two versions never come together.
+    """
     made = buckets("tars", 200_000_000)
     dataset = made.joined(closing)
     assert dataset.samples == sides.COUNT
@@ -155,7 +161,7 @@ def test_a_change_within_an_epoch(buckets: Callable[[str, int], Sides], closing:
 
 
 def test_the_bytes_of_the_right_side(buckets: Callable[[str, int], Sides], closing: Closing):
-    """Of a plain one those of its rows, once an epoch; what the log says before is what the server counts."""
+    """A right side of tars costs the bytes of its rows once an epoch, and the server counts what the log predicts."""
     made = buckets("tars", 200_000_000)
     dataset = made.joined(closing)
     (join,) = dataset._member.open().joins

@@ -1,4 +1,4 @@
-"""`streamer pack --join`: what it writes is the joined dataset, sample by sample."""
+"""`streamer pack --join` as a command: what it writes is the joined dataset, sample by sample."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Closing = Callable[[Any], Any]
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The right sides in another order than the left one; a tenth of the samples have no row there."""
+    """Returns right sides in another order than the left one; a tenth of the samples have no row there."""
     folder = tmp_path_factory.mktemp("sides")
     sides.write_left(folder / "left")
     numbers = np.random.default_rng(5).permutation(sides.COUNT * 9 // 10)
@@ -29,7 +29,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def packed(data: Path, target: Path, *options: str) -> int:
-    """The exit code of a pack with both right sides: Parquet, and tars with new names."""
+    """Returns the exit code of a pack with both right sides: Parquet, and tars with new names."""
     rows = {
         "url": f"{data}/parquet",
         "on": ["json.uid", "uid"],
@@ -42,7 +42,7 @@ def packed(data: Path, target: Path, *options: str) -> int:
 
 
 def joined(data: Path, closing: Closing) -> list[dict[str, Any]]:
-    """The same, as training has it."""
+    """Returns the samples of the same join, as training has them."""
     left, rows, tars = (closing(StreamingDataset(data / name, shuffle=False)) for name in ("left", "parquet", "tars"))
     both = closing(left.join(rows, on=("json.uid", "uid"), missing="none", columns={"n": "n", "vector": "v"}))
     columns = {"vector.npy": "other"}
@@ -69,7 +69,7 @@ def same(value: object, other: object) -> bool:
     ],
 )
 def test_it_is_the_join(output: str, names: Mapping[str, str], data: Path, tmp_path: Path, closing: Closing):
-    """In the order of the left side; every field under the name and with the value that training would get."""
+    """`pack --join` writes what training would get: the left side's order, and every field with its name and value."""
     assert packed(data, tmp_path / "out", "--output-format", output) == 0
     found = list(closing(StreamingDataset(tmp_path / "out", shuffle=False)))
     expected = joined(data, closing)
@@ -81,7 +81,7 @@ def test_it_is_the_join(output: str, names: Mapping[str, str], data: Path, tmp_p
 
 
 def test_samples_without_a_row(data: Path, tmp_path: Path, closing: Closing):
-    """None, and lists of several rows, are JSON."""
+    """`pack --join` writes lists of several rows as JSON, and an empty list for a sample without a row."""
     many = {
         "url": f"{data}/parquet",
         "on": ["json.uid", "uid"],
@@ -101,7 +101,7 @@ def test_samples_without_a_row(data: Path, tmp_path: Path, closing: Closing):
 @pytest.mark.process
 @pytest.mark.parametrize("output", ["webdataset", "parquet"])
 def test_lists_have_decoded_values(output: str, tmp_path: Path, closing: Closing):
-    """Each row's text, JSON or array is in the list as it is alone."""
+    """`pack --join` writes each row's text, JSON or array to a list as it is alone."""
     numbers = [5, 2, 2, 0, 7]
     sides.write_left(tmp_path / "left", 8)
     for write, name in ((sides.parquet, "rows"), (sides.json_lines, "lines"), (sides.tars, "tars")):
@@ -124,7 +124,7 @@ def test_lists_have_decoded_values(output: str, tmp_path: Path, closing: Closing
 
 
 def test_what_it_would_write(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    """--dry-run says what the right sides cost, and writes nothing."""
+    """`pack --join --dry-run` says what the right sides cost, and writes nothing."""
     assert packed(data, tmp_path / "out", "--dry-run") == 0
     said = capsys.readouterr().out
     assert said.count("an epoch fetches") == 2
@@ -142,5 +142,6 @@ def test_what_it_would_write(data: Path, tmp_path: Path, capsys: pytest.CaptureF
     ],
 )
 def test_what_is_refused(options: list[str], said: str, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """`pack --join` refuses joins that are wrong, an order by name and a field that is not there, and names each."""
     assert packed(data, tmp_path / "out", *options) != 0
     assert said in capsys.readouterr().err

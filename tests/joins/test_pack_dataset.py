@@ -1,4 +1,4 @@
-"""`pack` of a dataset: what it writes is what the dataset yields, in every combination of options."""
+"""`pack` of a dataset, in threads and processes: it writes what the dataset yields, with any options together."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ EXTENSIONS = (".npy", ".txt", ".json")
 
 
 def name_of(kind: str, number: int) -> str:
-    """The text by which the right side and the annotations name a sample of a left side."""
+    """Returns the text by which the right side and the annotations name a sample of a left side."""
     return f"{number:06}.npy" if kind in ("tars", "files") else sides.uid(number)
 
 
 def write_right(folder: Path, kind: str, numbers: list[int]) -> None:
-    """Parquet with the key, a number, a text and an array, in the given order."""
+    """Writes Parquet with the key, a number, a text and an array, in the given order."""
     folder.mkdir(parents=True)
     table = pa.table(
         {
@@ -54,7 +54,7 @@ def write_right(folder: Path, kind: str, numbers: list[int]) -> None:
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Every left side, with right sides in another order, of which one lacks some rows, and with annotations."""
+    """Returns every left side, with annotations and right sides in another order, of which one lacks some rows."""
     folder = tmp_path_factory.mktemp("data")
     numbers = np.random.default_rng(3).permutation(COUNT).tolist()
     for kind, write in LEFTS.items():
@@ -72,13 +72,13 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def here() -> Iterator[ThreadPoolExecutor]:
-    """Two tasks at the same time."""
+    """Yields threads for two tasks at the same time, in place of processes."""
     with ThreadPoolExecutor(2) as found:
         yield found
 
 
 def joined(dataset: StreamingDataset, data: Path, kind: str, how: str, closing: Closing) -> StreamingDataset:
-    """A dataset with the fields of a right side, `how` one of the names of `JOINS`."""
+    """Returns a dataset with the fields of a right side, `how` one of the names of `JOINS`."""
     name, columns, options = JOINS[how]
     right = closing(StreamingDataset(data / f"{kind}-{name}"))
     return dataset.join(right, on=(KEYS[kind], "name"), columns=columns, **options)
@@ -93,7 +93,7 @@ JOINS: Mapping[str, tuple[str, Any, Any]] = {
 
 
 def plain(sample: Mapping[str, Any], wanted: frozenset[str]) -> dict[str, Any]:
-    """Fields by the names of the dataset: without the extensions, and the ones in the json, that a tar needs."""
+    """Returns fields by the dataset's names: without the extensions, and with those in the json, that a tar needs."""
     found: dict[str, Any] = {}
     for name, value in sample.items():
         if name.startswith("__"):
@@ -107,12 +107,12 @@ def plain(sample: Mapping[str, Any], wanted: frozenset[str]) -> dict[str, Any]:
 
 
 def read_all(dataset: StreamingDataset) -> list[dict[str, Any]]:
-    """All samples, in the order of the manifest."""
+    """Returns all samples, in the order of the manifest."""
     return [dataset[number] for number in range(dataset.samples)]
 
 
 def written(folder: Path, closing: Closing) -> list[dict[str, Any]]:
-    """The samples of a pack in its order."""
+    """Returns the samples of a pack in its order."""
     return list(closing(StreamingDataset(folder, shuffle=False)))
 
 
@@ -140,7 +140,7 @@ def test_it_is_what_the_dataset_yields(
     here: ThreadPoolExecutor,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
-    """Every sample once, with all its fields; in the order of the manifest, or by name, or in another order."""
+    """A pack of a dataset has every sample once with all its fields, in the manifest's order, by name or shuffled."""
     annotations = {"url": str(data / f"{kind}.csv"), "sample_field": None if kind in ("tars", "files") else "uid"}
     dataset = closing(StreamingDataset(data / kind, annotations=annotations if annotated else None))
     if selected == "indices":
@@ -180,7 +180,7 @@ def test_it_is_what_the_dataset_yields(
 
 
 def shards_in(folder: Path) -> dict[str, bytes]:
-    """The bytes of the shards by name."""
+    """Returns the bytes of the shards by name."""
     return {path.name: path.read_bytes() for path in folder.glob("shard-*")}
 
 
@@ -191,7 +191,10 @@ def shards_in(folder: Path) -> dict[str, bytes]:
 def test_a_plain_dataset_is_packed_as_its_url(
     kind: str, order: Any, output: Any, data: Path, closing: Closing, here: ThreadPoolExecutor, tmp_path: Path
 ) -> None:
-    """Byte for byte, also with annotations: one pack may go on with the shards of the other."""
+    """A plain dataset is packed byte for byte as its url is, also with annotations.
+
+    One pack may go on with the shards of the other.
+    """
     annotations = {"url": str(data / f"{kind}.csv"), "sample_field": None if kind in ("tars", "files") else "uid"}
     options = {"order": order, "seed": 3, "shard_bytes": 20_000, "output_format": output, "executor": here}
     streamer.pack(data / kind, tmp_path / "url", annotations=annotations, **options)
@@ -204,7 +207,7 @@ def test_a_plain_dataset_is_packed_as_its_url(
 
 
 def everything(data: Path, closing: Closing) -> StreamingDataset:
-    """A joined, annotated and selected dataset of files."""
+    """Returns a joined, annotated and selected dataset of files."""
     dataset = closing(StreamingDataset(data / "files", annotations=str(data / "files.csv")))
     return closing(joined(dataset, data, "files", "null", closing).select(indices=range(2, COUNT)))
 
@@ -222,7 +225,10 @@ streamer.pack(dataset, out, order="shuffle", seed=2, shard_bytes=1500, executor=
 
 @pytest.mark.process
 def test_a_killed_pack_goes_on(data: Path, closing: Closing, here: ThreadPoolExecutor, tmp_path: Path) -> None:
-    """In processes that have no torch, killed after a shard: the same files as undisturbed, of which some are kept."""
+    """A killed pack of a dataset goes on with the shards that are there, and ends with those of an undisturbed pack.
+
+    It was killed in processes without torch, after its first shard.
+    """
     streamer.pack(
         everything(data, closing), tmp_path / "whole", order="shuffle", seed=2, shard_bytes=1500, executor=here
     )
@@ -241,7 +247,10 @@ def test_a_killed_pack_goes_on(data: Path, closing: Closing, here: ThreadPoolExe
 
 @pytest.mark.process
 def test_tasks_open_the_dataset_again(data: Path, closing: Closing) -> None:
-    """Without torch, and where what was opened is not on their machine, from the urls."""
+    """Tasks of a pack open the dataset again from its urls, where what was opened is not on their machine.
+
+    They need no torch, and refuse a dataset whose objects have changed.
+    """
     scan = DatasetScan(everything(data, closing)._member)
     ordinals = scan.ordinals
     assert ordinals is not None
@@ -264,7 +273,10 @@ def test_tasks_open_the_dataset_again(data: Path, closing: Closing) -> None:
 def test_what_a_transform_returns_is_written(
     data: Path, closing: Closing, here: ThreadPoolExecutor, tmp_path: Path
 ) -> None:
-    """Decoded as training has it; the pack's own transform gets that."""
+    """A pack of a dataset writes what the dataset's transform returns, or what its own transform makes of that.
+
+    A transform that raises is a PackError.
+    """
     source = StreamingDataset(data / "tars", transform=lambda sample: {"n": sample["json"]["n"], "text": sample["txt"]})
     dataset = closing(source)
     streamer.pack(dataset, tmp_path / "out", output_format="parquet", executor=here)
@@ -297,7 +309,7 @@ def test_what_a_transform_returns_is_written(
 def test_what_is_refused(
     arguments: Any, options: Any, said: str, data: Path, closing: Closing, here: ThreadPoolExecutor, tmp_path: Path
 ) -> None:
-    """With an error that says what to write instead."""
+    """`pack` of a dataset refuses options of urls, packing, skips and ranks with an error that names the option."""
     dataset = closing(StreamingDataset(data / "tars", **arguments))
     with pytest.raises((ConfigError, PackError), match=said):
         streamer.pack(dataset, tmp_path / "out", executor=here, **options)
@@ -305,7 +317,7 @@ def test_what_is_refused(
 
 @pytest.mark.process
 def test_a_mix_is_refused(data: Path, closing: Closing, here: ThreadPoolExecutor, tmp_path: Path) -> None:
-    """An epoch of it has samples several times, or not at all."""
+    """`pack` refuses a MixedDataset, because its epoch has samples several times, or not at all."""
     mix = closing(MixedDataset({kind: closing(StreamingDataset(data / kind)) for kind in ("parquet", "lines")}))
     with pytest.raises(ConfigError, match="pack\\(\\) of a MixedDataset"):
         streamer.pack(mix, tmp_path / "out", executor=here)

@@ -1,4 +1,4 @@
-"""`streamer plan --join` beside a real run: what a server sends of both sides is what was planned."""
+"""`streamer plan --join` beside a real run: what an S3 server sends of both sides is what was planned."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ KEYS = {"left": "one", "right": "two"}
 
 
 def tars(numbers: list[int], name: str) -> dict[str, bytes]:
-    """Samples of 8 KB in some tars."""
+    """Returns samples of 8 KB in some tars."""
     parts = np.array_split(np.array(numbers), SHARDS)
     return {
         f"{part}.tar": tar_of([(f"{number:05}.{name}", bytes([number % 251]) * BYTES) for number in some.tolist()])
@@ -36,7 +36,7 @@ def tars(numbers: list[int], name: str) -> dict[str, bytes]:
 
 
 def parquet(numbers: list[int], folder: Path) -> dict[str, bytes]:
-    """The same as row groups of 64 rows."""
+    """Returns the same as row groups of 64 rows."""
     random = np.random.default_rng(1)
     rows = {"k": [f"{number:05}" for number in numbers], "latent": [random.bytes(BYTES) for _ in numbers]}
     pq.write_table(pa.table(rows), folder / "rows.parquet", row_group_size=64, compression="none")
@@ -44,7 +44,7 @@ def parquet(numbers: list[int], folder: Path) -> dict[str, bytes]:
 
 
 def right_side(kind: str, folder: Path) -> dict[str, bytes]:
-    """The rows in the order of the left side, or in another."""
+    """Returns the rows in the order of the left side, or in another."""
     numbers = list(range(COUNT))
     if kind != "like":
         np.random.default_rng(2).shuffle(numbers)
@@ -64,7 +64,10 @@ def test_a_run_fetches_what_was_planned(
     closing: Callable[[Any], Any],
     capsys: pytest.CaptureFixture[str],
 ):
-    """Two epochs with a cache of both sides, or of half; bytes and requests of all, and of the right side."""
+    """A run of a join fetches the bytes and requests that `plan --join` says, of both sides and of the right one.
+
+    It has two epochs, with a cache of both sides, or of half.
+    """
     monkeypatch.setenv("STREAMER_RUNTIME_DIR", str(tmp_path / "run"))
     store = KeyedS3({"left": tars(list(range(COUNT)), "bin"), "right": right_side(kind, tmp_path)}, KEYS)
     on = ["__key__", "k"] if kind == "row groups" else "__key__"
@@ -100,7 +103,7 @@ def test_a_run_fetches_what_was_planned(
 
 
 def plan(store: KeyedS3, on: str | list[str], cache_bytes: int, root: Path) -> dict[str, Any]:
-    """What the command writes."""
+    """Returns the plan that the command writes."""
     right = {"url": "s3://right/", "on": on, "columns": ["latent"], "storage_options": store.options(KEYS["right"])}
     code = main(
         [
@@ -116,7 +119,7 @@ def plan(store: KeyedS3, on: str | list[str], cache_bytes: int, root: Path) -> d
 
 
 def test_the_command(tmp_path: Path, engine: EngineClient, capsys: pytest.CaptureFixture[str]):
-    """Columns of the join, and only what matches; without a key, or with another option, it is an error."""
+    """`streamer plan` takes a join's columns and a condition on them, and plans the matching samples only."""
     sides.write_left(tmp_path / "left")
     sides.json_lines(tmp_path / "right", range(sides.COUNT))
     common = ["plan", str(tmp_path / "left"), "--cache-bytes", "1GB", "--batch-size", "8", "--step-seconds", "1"]

@@ -1,4 +1,4 @@
-"""The rows of a batch are located and read together, those of one chunk with one opening of its file."""
+"""Rows of joins in a real engine: a batch locates and reads them together, and opens each chunk file once."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def joined(data: Path, closing: Closing, kind: str, **options: Any) -> StreamingDataset:
-    """Left samples with their rows, all of them as they are stored."""
+    """Returns left samples with their rows, all of them as they are stored."""
     left = closing(StreamingDataset(data / "left", **options))
     return closing(left.join(closing(StreamingDataset(data / kind)), **sides.vectors_of(kind)))
 
 
 def check(batch: dict[str, Any]) -> int:
-    """Each sample has its row; returns how many there are."""
+    """Checks that each sample has its row; returns how many there are."""
     assert batch["vector"][:, 0].tolist() == batch["json"]["n"].tolist()
     return len(batch["vector"])
 
@@ -44,7 +44,10 @@ def check(batch: dict[str, Any]) -> int:
 @pytest.mark.process
 @pytest.mark.parametrize("kind", ["tars", "parquet"])
 def test_a_chunk_file_is_opened_once_a_batch(kind: str, data: Path, closing: Closing, monkeypatch: pytest.MonkeyPatch):
-    """Of the rows as many as have chunks; samples of the left side that are decoded are read one by one."""
+    """A chunk file of the right side is opened once for all rows of a batch.
+
+    Samples of the left side that are decoded are read one by one.
+    """
     dataset = joined(data, closing, kind)
     (join,) = dataset._member.open().joins
     mine = {key.tobytes() for key in join.manifest.chunk_keys}
@@ -68,7 +71,7 @@ def test_a_chunk_file_is_opened_once_a_batch(kind: str, data: Path, closing: Clo
 def test_long_rows_are_not_read_together(
     ahead_bytes: int, data: Path, closing: Closing, monkeypatch: pytest.MonkeyPatch
 ):
-    """A row that is longer than what is read ahead comes alone."""
+    """Rows of a join are read together up to a limit of bytes, and a row that is longer is read alone."""
     monkeypatch.setattr(joins, "_AHEAD_BYTES", ahead_bytes)
     lengths, usual = list[int](), CachedBytes.read_each
 
@@ -88,7 +91,7 @@ def test_long_rows_are_not_read_together(
 def test_rows_that_cannot_be_read_are_those_of_one_sample(
     data: Path, closing: Closing, monkeypatch: pytest.MonkeyPatch
 ):
-    """An error of the disk in a read of many rows is not an error of the first of them."""
+    """A disk error in a read of many rows is an error of the sample whose row it is, and not of the first of them."""
     bad, usual = 7, CachedBytes.read_each
 
     def failing(self: CachedBytes, places: Any) -> list[memoryview]:

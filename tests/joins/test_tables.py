@@ -1,4 +1,4 @@
-"""The tables that joins and keys make: who uses them, and when they leave the disk."""
+"""The tables that joins and keys make beside manifests of a real engine: what uses them, and when they are removed."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ Closing = Callable[[Any], Any]
 
 @pytest.fixture
 def folder(engine: EngineClient) -> Path:
-    """Of the manifests."""
+    """Returns the folder of the manifests."""
     return engine.roots()[0] / "manifests"
 
 
 def tables(folder: Path) -> set[str]:
-    """The kinds of tables that are there."""
+    """Returns the kinds of tables that are there."""
     return {path.suffix for path in folder.iterdir() if path.suffix in (".keys", ".listed-keys", ".join")}
 
 
 def unread(monkeypatch: pytest.MonkeyPatch) -> None:
-    """From here on nobody reads keys from data."""
+    """Makes any further read of keys from data fail."""
 
     def refuse(*_: object) -> None:
         raise AssertionError("keys are read")
@@ -42,7 +42,10 @@ def unread(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_key_is_found_in_the_table_of_a_join(tmp_path: Path, closing: Closing, monkeypatch: pytest.MonkeyPatch):
-    """Also within a selection, and of keys that are numbers; without a table the data are read, or it is an error."""
+    """`index_of` finds a key in the table that a join has made, also within a selection; else the data are read.
+
+    Keys may be numbers; a key that is not in the table is a KeyError.
+    """
     sides.write_left(tmp_path / "left")
     left = closing(StreamingDataset(tmp_path / "left", shuffle=False))
     assert left.get("000017")["json"]["n"] == 17
@@ -70,7 +73,7 @@ def test_a_key_is_found_in_the_table_of_a_join(tmp_path: Path, closing: Closing,
 def test_an_index_of_keys_makes_the_table(
     tmp_path: Path, folder: Path, closing: Closing, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    """Of what the index has read; joins read such a column as well, and `streamer show` finds a key by it."""
+    """`streamer index --columns __key__` makes the table of keys that joins, `index_of` and `streamer show` use."""
     sides.write_left(tmp_path / "left")
     sides.json_lines(tmp_path / "lines", range(40))
     assert main(["index", str(tmp_path / "left"), "--columns", "__key__,json.uid"]) == 0
@@ -88,7 +91,7 @@ def test_an_index_of_keys_makes_the_table(
 
 @pytest.mark.slow
 def test_tables_leave_with_their_manifests(tmp_path: Path, folder: Path, closing: Closing):
-    """Not while a job has them open, whatever an engine thinks of them."""
+    """Tables of joins are removed with their manifests, but not while a job has them open."""
     sides.write_left(tmp_path / "left")
     sides.tars(tmp_path / "right", range(sides.COUNT))
     store = ManifestStore(folder)
@@ -124,7 +127,10 @@ def test_tables_leave_with_their_manifests(tmp_path: Path, folder: Path, closing
 def test_tables_of_a_fallback_folder_leave_after_their_manifests(
     tmp_path: Path, engine: EngineClient, folder: Path, closing: Closing, monkeypatch: pytest.MonkeyPatch
 ):
-    """Where that of the manifests is read-only; the next dataset of the cache removes them."""
+    """Tables in the fallback folder are removed by the cache's next dataset once their manifest is gone.
+
+    They are there if the folder of the manifests is read-only.
+    """
     refuse_writes(monkeypatch, folder)
     sides.write_left(tmp_path / "left")
     sides.tars(tmp_path / "right", range(sides.COUNT))
@@ -144,7 +150,7 @@ def test_tables_of_a_fallback_folder_leave_after_their_manifests(
 
 @pytest.mark.parametrize("damaged", [("high.u64", ".keys"), ("low.u64", ".listed-keys"), ("right.i64", ".join")])
 def test_damaged_tables_are_made_again(damaged: tuple[str, str], tmp_path: Path, folder: Path, closing: Closing):
-    """What is cut off, or lacks a file, is not used."""
+    """A table that is cut off, or lacks a file, is not used and made again."""
     name, ending = damaged
     sides.write_left(tmp_path / "left")
     sides.tars(tmp_path / "right", range(sides.COUNT))

@@ -1,4 +1,4 @@
-"""`select(where=...)` on columns of the right side: the samples of a filter in plain Python, and no others are read."""
+"""`select(where=...)` on columns of the right side, on a real engine, compared with a filter in plain Python."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NUMBERS = [number for number in range(COUNT + 30) if number % 9]
 
 
 def row(number: int) -> dict[str, Any]:
-    """What the right side has; nulls and NaN."""
+    """Returns a row of the right side, some of which have null or NaN."""
     width = None if number % 5 == 0 else float("nan") if number % 7 == 0 else number * 2.0
     return {"uid": sides.uid(number), "width": width, "lang": ["en", "de", None][number % 3], "good": number % 2 == 0}
 
@@ -58,20 +58,20 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def joined(
     data: Path, closing: Closing, kind: str = "parquet", *, missing: Any = "none", **options: Any
 ) -> StreamingDataset:
-    """Samples of tars with rows of one kind; their numbers are what the tests compare."""
+    """Returns samples of tars with rows of one kind; their numbers are what the tests compare."""
     left = closing(StreamingDataset(data / "left", transform=lambda sample: {"n": sample["json"]["n"]}, **options))
     right = closing(StreamingDataset(data / kind))
     return closing(left.join(right, on=("json.uid", "uid"), columns=["width", "lang", "good"], missing=missing))
 
 
 def matching(where: str, *, missing: str = "none") -> list[int]:
-    """By brute force."""
+    """Returns the numbers that match, by a loop over all of them."""
     numbers = (number for number in range(COUNT) if missing == "none" or number % 9)
     return [number for number in numbers if CONDITIONS[where](row(number) if number % 9 else None)]
 
 
 def numbers_of(dataset: StreamingDataset, batch: int = 8) -> Counter[int]:
-    """The numbers of an epoch, but for repeats."""
+    """Returns the numbers of an epoch, without repeats."""
     with StreamingDataLoader(dataset, batch, report_every=None) as loader:
         return Counter(number for each in loader for number in each["n"][~loader.repeated].tolist())
 
@@ -79,7 +79,10 @@ def numbers_of(dataset: StreamingDataset, batch: int = 8) -> Counter[int]:
 @pytest.mark.parametrize("where", CONDITIONS)
 @pytest.mark.parametrize("missing", ["none", "drop"])
 def test_conditions(where: str, missing: str, data: Path, closing: Closing):
-    """Of Parquet without an index; a sample without a row has no value."""
+    """A condition on columns of a joined Parquet needs no index, and a sample without a row has no value.
+
+    Conditions may be combined with a selection and with columns of the left side.
+    """
     chosen = closing(joined(data, closing, missing=missing).select(where=where))
     expected = matching(where, missing=missing)
     assert 0 < chosen.samples == len(expected) < COUNT
@@ -91,7 +94,10 @@ def test_conditions(where: str, missing: str, data: Path, closing: Closing):
 
 
 def test_an_index_of_the_right_side(data: Path, closing: Closing):
-    """Of what is no Parquet, as the error says; chunks without a match are not in the schedule."""
+    """A condition on joined JSON lines needs `streamer index --columns`, as its error says, and leaves chunks out.
+
+    Chunks without a match are not in the schedule.
+    """
     assert main(["index", str(data / "left"), "--columns", "json.n"]) == 0
     whole = joined(data, closing, "lines", missing="drop")
     where = "lang == 'en' and good"
@@ -112,7 +118,7 @@ def test_an_index_of_the_right_side(data: Path, closing: Closing):
 
 
 def test_ranks_and_a_resume(data: Path, closing: Closing):
-    """Four ranks, then two, then one: each matching sample once; the digest is that of the choice."""
+    """A condition on a join gives each matching sample once on 4, then 2, then 1 rank, with one digest."""
     where = "width >= 100 and lang == 'en'"
     came: Counter[int] = Counter()
     state, digests = None, set()
@@ -135,6 +141,7 @@ def test_ranks_and_a_resume(data: Path, closing: Closing):
 
 
 def test_a_mix(data: Path, closing: Closing):
+    """A joined member of a mix that is selected by a condition gives its matching samples and no others."""
     where = "not good and lang in ('de', 'en')"
     chosen = closing(joined(data, closing).select(where=where))
     plain = closing(StreamingDataset(data / "left", transform=lambda sample: {"n": sample["json"]["n"]}, seed=3))
@@ -147,7 +154,7 @@ def test_a_mix(data: Path, closing: Closing):
 
 
 def test_columns_that_are_none(data: Path, closing: Closing):
-    """Unknown names, renamed columns, and lists."""
+    """A condition on an unknown or renamed column, or on lists of rows, is an error that names what there is."""
     left, right = closing(StreamingDataset(data / "left")), closing(StreamingDataset(data / "parquet"))
     renamed = closing(left.join(right, on=("json.uid", "uid"), columns={"width": "w"}, missing="drop"))
     assert closing(renamed.select(where="w >= 100")).samples > 0

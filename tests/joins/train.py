@@ -24,18 +24,18 @@ FIRST = 40
 
 
 def of_rows(sample: dict[str, Any]) -> dict[str, Any]:
-    """The number of the sample, and that of the joined row; -1: there is none."""
+    """Returns the number of the sample, and that of the joined row, or -1 if there is none."""
     other = sample["other"]
     return {"n": sample["n"], "row": -1 if other is None else int(np.asarray(other)[0]), "member": 0}
 
 
 def of_tars(sample: dict[str, Any]) -> dict[str, Any]:
-    """The same of the other member."""
+    """Returns the numbers of a sample and its row of the other member."""
     return {"n": sample["json"]["n"], "row": int(np.asarray(sample["other"])[0]), "member": 1}
 
 
 def mix_of(folder: Path, **options: Any) -> tuple[MixedDataset, list[StreamingDataset]]:
-    """Rows joined to tars in another order, and chosen by a condition; beside it tars joined to rows."""
+    """Returns a mix: rows joined to tars in another order and chosen by a condition, and tars joined to rows."""
     rows = StreamingDataset(folder / "rows", transform=of_rows)
     tars = StreamingDataset(folder / "left", transform=of_tars)
     others = [StreamingDataset(folder / name) for name in ("tars", "parquet")]
@@ -47,7 +47,7 @@ def mix_of(folder: Path, **options: Any) -> tuple[MixedDataset, list[StreamingDa
 
 
 def found_in(batch: dict[str, Any]) -> list[tuple[int, int, int]]:
-    """Member, sample and row of each."""
+    """Returns member, sample and row of each."""
     columns = (np.asarray(batch[name]).tolist() for name in ("member", "n", "row"))
     return sorted(zip(*columns, strict=True))
 

@@ -1,4 +1,7 @@
-"""An S3 server with the bucket of the pages, and programs that see it as their reader sees S3."""
+"""An S3 server with the bucket of the pages, and programs that see it as their reader sees S3.
+
+The server is that of examples/bucket; `aws s3 cp URL -` is a script that calls curl.
+"""
 
 from __future__ import annotations
 
@@ -42,14 +45,14 @@ class Place:
         request(endpoint, "PUT", "/bucket")
 
     def upload(self, source: Path, prefix: str) -> None:
-        """All files below a folder, below a prefix of the bucket."""
+        """Uploads all files below a folder to a prefix of the bucket."""
         for path in sorted(source.rglob("*")):
             if path.is_file():
                 name = f"/bucket/{prefix}/{path.relative_to(source)}".replace("//", "/")
                 request(self.endpoint, "PUT", name, path.read_bytes())
 
     def run(self, python: Path, program: str, *launcher: str) -> str:
-        """What a program prints that knows nothing of the repository."""
+        """Returns what a program prints that knows nothing of the repository."""
         assert str(ROOT) not in program
         (self.folder / "program.py").write_text(program.replace("/nvme/", f"{self.folder}/nvme/"))
         done = subprocess.run(
@@ -65,7 +68,7 @@ class Place:
         return done.stdout
 
     def write(self, python: Path, kind: str) -> Path:
-        """Data by the writer of a library."""
+        """Writes data with the writer of a library, and returns its folder."""
         target = self.folder / "written" / kind
         program = self.folder / "library_data.py"
         shutil.copy(Path(__file__).parent / "library_data.py", program)

@@ -44,7 +44,7 @@ _PARTS = ("pyproject.toml", "README.md", "LICENSE")
 
 
 def copy_source() -> Path:
-    """A clone as far as pip looks at it; a copy, because setuptools keeps modules in build/ that are gone."""
+    """Copies a clone as far as pip looks at it, because setuptools keeps modules in build/ that are gone."""
     source = BUILT / "source"
     shutil.rmtree(source, ignore_errors=True)
     shutil.copytree(ROOT / "streamer", source / "streamer", ignore=shutil.ignore_patterns("__pycache__", "*.so"))
@@ -54,7 +54,7 @@ def copy_source() -> Path:
 
 
 def build_wheel() -> Path:
-    """A wheel of the tree as it is."""
+    """Builds a wheel of the tree as it is."""
     source, wheels = copy_source(), BUILT / "wheels"
     shutil.rmtree(wheels, ignore_errors=True)
     _run(sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", wheels, source)
@@ -63,7 +63,7 @@ def build_wheel() -> Path:
 
 
 def fresh_environment() -> Path:
-    """The Python of a new environment, made in a clone by README's install line and nothing else."""
+    """Returns the Python of a new environment, made in a clone by README's install line and nothing else."""
     folder = BUILT / "fresh"
     shutil.rmtree(folder, ignore_errors=True)
     _run(sys.executable, "-m", "venv", folder)
@@ -76,7 +76,7 @@ def fresh_environment() -> Path:
 
 
 def libraries_environment(wheel: Path) -> Path:
-    """The Python of an environment with the libraries; made anew when their versions change."""
+    """Returns the Python of an environment with the libraries, made anew when their versions change."""
     folder = BUILT / "libraries"
     wanted = hashlib.sha256(
         b"".join(p.read_bytes() for p in (LIBRARIES, LIBRARIES_ALONE, ROOT / "constraints.txt"))
@@ -103,7 +103,7 @@ def _mend_torchvision(folder: Path) -> None:
 
 
 def install_lines() -> list[str]:
-    """Those of README's blocks, with their comments."""
+    """Returns the install lines of README's blocks, with their comments."""
     return re.findall(r"^ *pip3? install .*$", (ROOT / "README.md").read_text(), re.MULTILINE)
 
 
@@ -113,7 +113,7 @@ def _pinned(wheel: Path) -> dict[str, str]:
 
 
 def _check_installed(folder: Path) -> None:
-    """What is installed is this tree, file by file."""
+    """Checks that what is installed is this tree, file by file."""
     (installed,) = folder.glob("lib/python*/site-packages/streamer")
     tree = (path for path in (ROOT / "streamer").rglob("*") if path.suffix in (".py", ".html"))
     files = [path.relative_to(ROOT / "streamer") for path in tree]

@@ -1,6 +1,6 @@
 """Writes data with a library's own writer: python library_data.py KIND FOLDER. Runs where the libraries are installed.
 
-Pictures of different sizes, as they are found; each is known by its number, which is its label.
+Images of different sizes, as they are found; each is known by its number, which is its label.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ CLASSES = ("cats", "dogs")
 
 
 def pictures() -> Iterator[tuple[int, Image.Image]]:
-    """Number and picture, of three sizes."""
+    """Yields number and image, of three sizes."""
     rng = np.random.default_rng(0)
     for number in range(PICTURES):
         shape = (80 + number % 3 * 16, 96, 3)
@@ -25,7 +25,7 @@ def pictures() -> Iterator[tuple[int, Image.Image]]:
 
 
 def folders(folder: Path) -> None:
-    """Class folders, with the extensions that ImageNet has."""
+    """Writes class folders, with the extensions that ImageNet has."""
     for number, picture in pictures():
         path = folder / CLASSES[number % 2] / f"{number:04}.{('jpg', 'JPEG')[number % 4 == 3]}"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -33,7 +33,7 @@ def folders(folder: Path) -> None:
 
 
 def tars(folder: Path) -> None:
-    """100 shards by webdataset's writer."""
+    """Writes 100 shards with webdataset's writer."""
     from webdataset import ShardWriter
 
     with ShardWriter(str(folder / "train-%06d.tar"), maxcount=PICTURES // 100, verbose=False) as shards:
@@ -42,7 +42,7 @@ def tars(folder: Path) -> None:
 
 
 def mds(folder: Path) -> None:
-    """By MosaicML's writer."""
+    """Writes shards with MosaicML's writer."""
     from streaming import MDSWriter
 
     with MDSWriter(out=str(folder), columns={"image": "jpeg", "label": "int"}, size_limit=1 << 20) as writer:
@@ -51,14 +51,14 @@ def mds(folder: Path) -> None:
 
 
 def optimized(folder: Path) -> None:
-    """By LitData's `optimize`."""
+    """Writes chunks with LitData's `optimize`."""
     from litdata import optimize
 
     optimize(fn=_Drawn(), inputs=list(range(PICTURES)), output_dir=str(folder), num_workers=1, chunk_bytes="1MB")
 
 
 def tokens(folder: Path) -> None:
-    """By LitData's `optimize`, as `TokensLoader` wants it."""
+    """Writes tokens with LitData's `optimize`, as `TokensLoader` wants them."""
     from litdata import TokensLoader, optimize
 
     lengths = list(range(500, 1500, 25))
@@ -75,7 +75,7 @@ def _document(length: int) -> object:
 
 
 class _Drawn:
-    """Can be sent to a process of LitData's."""
+    """Makes samples of the images, and can be sent to a process of LitData's."""
 
     def __init__(self) -> None:
         self._made = dict(pictures())
@@ -85,7 +85,7 @@ class _Drawn:
 
 
 def parquet(folder: Path) -> None:
-    """Two files by Hugging Face's datasets, named as on the Hub."""
+    """Writes two files with Hugging Face's datasets, named as on the Hub."""
     from datasets import ClassLabel, Dataset, Features, Image
 
     features = Features({"image": Image(), "label": ClassLabel(names=list(CLASSES))})

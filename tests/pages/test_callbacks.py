@@ -1,4 +1,4 @@
-"""examples/stall_callbacks.py with the real TensorBoard and W&B, both offline."""
+"""examples/stall_callbacks.py as a process with the real TensorBoard and W&B, both offline."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def run(python: Path, folder: Path, *command: str, **variables: str) -> str:
 
 
 def test_tensorboard_gets_the_figures(tmp_path: Path) -> None:
-    """Scalars at the trainer's steps, and the bottleneck in words."""
+    """The callback for TensorBoard writes stall shares at the trainer's steps, and the bottleneck in words."""
     python = library_python(*TENSORBOARD)
     run(python, tmp_path, str(ROOT / "examples" / "stall_callbacks.py"), "--to", "tensorboard")
     scalars, texts = json.loads(run(python, tmp_path, "-c", READ_EVENTS, "runs").splitlines()[-1])
@@ -52,7 +52,7 @@ def test_tensorboard_gets_the_figures(tmp_path: Path) -> None:
 
 
 def test_wandb_gets_the_figures(tmp_path: Path) -> None:
-    """A run without a network: a row per report, on an axis of their own."""
+    """The callback for W&B writes a row per report to an offline run, with share and bottleneck."""
     python = library_python(*WANDB)
     program = str(ROOT / "examples" / "stall_callbacks.py")
     run(python, tmp_path, program, "--to", "wandb", WANDB_MODE="offline", WANDB_DIR=str(tmp_path), HOME=str(tmp_path))

@@ -1,4 +1,7 @@
-"""The Helm chart, linted and rendered by Helm's own engine (a wheel of the package index has it as a library)."""
+"""The Helm chart, linted and rendered by Helm's own engine and checked with Kubernetes' schemas.
+
+A wheel of the package index has Helm's engine as a library.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +56,7 @@ EVERYTHING = {
 
 
 def rendered(*values: dict[str, object]) -> list[dict[str, object]]:
-    """What the engine makes of each set of values."""
+    """Returns what the engine makes of each set of values."""
     script = Path(__file__).with_name("render_chart.py")
     command = [python_with_only(HELM), script, CHART, *map(json.dumps, values)]
     done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=True, timeout=120)
@@ -61,14 +64,17 @@ def rendered(*values: dict[str, object]) -> list[dict[str, object]]:
 
 
 def objects(found: dict[str, object]) -> dict[str, dict]:
-    """By kind; a config map by its name."""
+    """Returns the objects by kind, and config maps by name."""
     texts = [text for name, text in found["templates"].items() if name.endswith(".yaml")]
     each = [one for text in texts for one in yaml.safe_load_all(text) if one]
     return {one["metadata"]["name"] if one["kind"] == "ConfigMap" else one["kind"]: one for one in each}
 
 
 def test_the_chart_renders_to_what_kubernetes_takes(tmp_path: Path) -> None:
-    """With its defaults and with every value set: no word of the linter, valid objects, names that fit together."""
+    """The chart renders to valid objects whose names fit together, with its defaults and with every value set.
+
+    The linter has nothing to say but that an icon is recommended.
+    """
     least: dict[str, object] = {"serveEveryUrl": True}
     for found, everything in zip(rendered(least, EVERYTHING), (False, True), strict=True):
         assert "error" not in found
@@ -95,7 +101,10 @@ def test_the_chart_renders_to_what_kubernetes_takes(tmp_path: Path) -> None:
 
 
 def test_the_chart_brings_its_monitoring() -> None:
-    """The pod monitor selects the engines, rules and dashboard are those of the files, with the labels asked for."""
+    """The chart brings pod monitor, rules and dashboard: they select its engines, and are those of its files.
+
+    They have the labels asked for.
+    """
     (found,) = rendered(EVERYTHING)
     made = objects(found)
     labels = made["DaemonSet"]["spec"]["template"]["metadata"]["labels"]
@@ -111,7 +120,10 @@ def test_the_chart_brings_its_monitoring() -> None:
 
 
 def test_the_chart_makes_peers_of_the_engines() -> None:
-    """They look up a headless Service of their own pods, and only they reach its port; not without a token."""
+    """Engines of the chart look up a headless Service of their own pods as peers, and only they reach its port.
+
+    Without a token peers are refused.
+    """
     found, refused = rendered(EVERYTHING, {**NAMED, "peers": {"enabled": True}})
     made = objects(found)
     template, service, policy = made["DaemonSet"]["spec"]["template"], made["Service"], made["NetworkPolicy"]["spec"]
@@ -129,7 +141,7 @@ def test_the_chart_makes_peers_of_the_engines() -> None:
 
 
 def test_a_misspelt_value_is_refused() -> None:
-    """Names and kinds of values are in the schema."""
+    """The chart's schema refuses values with unknown names or of the wrong kind, and names them."""
     wrong = ({"cacheHostPth": "/x"}, {"userId": "root"}, {"logFormat": "xml"}, {"podMonitor": {"enable": True}})
     for values, found in zip(wrong, rendered(*wrong), strict=True):
         (name,) = values
@@ -137,7 +149,7 @@ def test_a_misspelt_value_is_refused() -> None:
 
 
 def test_it_says_what_it_serves() -> None:
-    """Without [[datasets]] it is not rendered, with its defaults neither, unless a value says that this is meant."""
+    """The chart is not rendered without [[datasets]], unless serveEveryUrl says that this is meant."""
     commented = {"config": "# [[datasets]]\n[service]\nhttp = '0.0.0.0:9464'\n"}
     for found in rendered({}, commented, {**NAMED, "config": "[cache]\nlimit_bytes = '1GB'\n"}):
         assert "names no [[datasets]]" in str(found["error"])
@@ -146,7 +158,7 @@ def test_it_says_what_it_serves() -> None:
 
 
 def test_ports_and_probes_follow_the_configuration() -> None:
-    """Another port, none, and one on loopback that no probe would reach."""
+    """The chart's ports and probes follow the configured address; a loopback one, which no probe reaches, is an error."""
     other, off, loopback, default = rendered(
         {"config": CONFIG.replace("9464", "9999")},
         {"config": CONFIG.replace("0.0.0.0:9464", "off"), "podMonitor": {"enabled": True}},
@@ -171,7 +183,7 @@ def test_ports_and_probes_follow_the_configuration() -> None:
 
 
 def test_the_defaults_suit_nodes_with_accelerators() -> None:
-    """Their taints are tolerated, other systems are left out, and the requests are modest."""
+    """The chart's defaults tolerate taints of accelerators, select Linux nodes, and request one CPU and 1 GiB."""
     (found,) = rendered(NAMED)
     spec = objects(found)["DaemonSet"]["spec"]["template"]["spec"]
     assert {"nvidia.com/gpu", "amd.com/gpu"} == {one["key"] for one in spec["tolerations"]}
@@ -180,7 +192,7 @@ def test_the_defaults_suit_nodes_with_accelerators() -> None:
 
 
 def test_the_cache_may_be_a_claim() -> None:
-    """Of a local volume: no folder of the node then but that of the socket."""
+    """The chart's cache may be a claim of a local volume in place of a folder of the node."""
     (found,) = rendered({**NAMED, "cacheClaim": "nvme"})
     daemon_set = objects(found)["DaemonSet"]
     kubernetes_validate.validate(daemon_set, KUBERNETES, strict=True)

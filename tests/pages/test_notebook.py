@@ -1,4 +1,4 @@
-"""engine="inline" in a notebook that closes nothing, as `nbconvert --execute` runs it."""
+"""engine="inline" in a real notebook kernel that closes nothing, run by `nbconvert --execute`."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def notebook(path: Path) -> None:
 
 
 def environment(folder: Path) -> Path:
-    """A Python with nbconvert and a kernel, which sees this environment's packages behind its own."""
+    """Makes a Python with nbconvert and a kernel, which sees this environment's packages behind its own."""
     subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
     python = folder / "bin" / "python"
     subprocess.run([str(python), "-m", "pip", "install", "--quiet", "nbconvert", "ipykernel"], check=True)
@@ -49,7 +49,10 @@ def environment(folder: Path) -> Path:
 
 
 def test_a_notebook_leaves_nothing(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """With and without workers, after an exception and an interrupt; its end is the end of engine and workers."""
+    """A notebook with an inline engine leaves no socket and no lock, even after an exception and an interrupt.
+
+    Loaders with and without workers go on in later cells.
+    """
     for number in range(40):
         path = tmp_path / "data" / "ab"[number % 2] / f"{number}.npy"
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,7 @@
-"""Every block of every page runs as printed, in an environment that the README's install line made from a wheel."""
+"""The blocks of the pages run as printed, in an environment that the README's install line made from a wheel.
+
+Other libraries of a page are the real ones; buckets are those of an S3 server on this machine.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,7 @@ def blocks(page: str) -> list[str]:
 
 
 def program(page: str, *kinds: str) -> str:
-    """The blocks of a page that say nothing about what they are for, and those of some kinds ("after")."""
+    """Returns the blocks of a page that say nothing about what they are for, and those of some kinds ("after")."""
     return "\n".join(
         block
         for block in blocks(page)
@@ -43,21 +46,21 @@ def program(page: str, *kinds: str) -> str:
 
 
 def seen(printed: str) -> int:
-    """Samples in the shapes of batches that a page prints, a shape a line."""
+    """Counts samples in the shapes of batches that a page prints, a shape a line."""
     return sum(
         int(first) for first in re.findall(r"^(?:torch\.Size\(\[|\()(\d+), \d+, \d+, \d+", printed, re.MULTILINE)
     )
 
 
 def python_pages() -> set[str]:
-    """All pages with a block of Python."""
+    """Returns all pages with a block of Python."""
     pages = [*ROOT.glob("*.md"), *DOCS.rglob("*.md")]
     return {str(page.relative_to(ROOT)) for page in pages if "```python" in page.read_text()}
 
 
 @pytest.mark.parametrize("url", ["s3://bucket/train/", "images/"])
 def test_the_readme_trains(place: Place, fresh: Path, url: str) -> None:
-    """As printed, on a bucket and on a local folder."""
+    """The README's program trains as printed, on a bucket and on a local folder."""
     (block,) = blocks("README.md")
     place.run(fresh, DRAWN)
     place.upload(place.folder / "images", "train")
@@ -67,20 +70,23 @@ def test_the_readme_trains(place: Place, fresh: Path, url: str) -> None:
 
 
 def test_the_quickstart_runs(place: Place, fresh: Path) -> None:
-    """All its blocks, one after the other."""
+    """The quickstart's blocks run one after the other in an installed environment."""
     printed = place.run(fresh, program("docs/index.md") + EPILOGUE)
     assert printed.splitlines()[0] == "64 ['cats', 'dogs']"
     assert printed.splitlines()[-2:] == ["64 samples", "64 samples, no other process"]
 
 
 def test_the_page_about_mixing(place: Place, fresh: Path) -> None:
-    """It brings its own data, in local folders."""
+    """The page about mixing runs on data that it makes in local folders."""
     printed = place.run(fresh, program("docs/mixing.md") + EPILOGUE).splitlines()
     assert printed[:3] == ["0 18 2", "1 18 2", "web 360 samples drawn, 0.9 passes"]
 
 
 def test_imagefolder(place: Place, fresh: Path, libraries: Path) -> None:
-    """Two steps fewer than a whole epoch has are left out by both: 400 samples in batches of 16 have no rest."""
+    """Programs before and after a migration from ImageFolder see the same samples, with torchvision's transforms too.
+
+    400 samples in batches of 16 have no rest.
+    """
     page, written = "docs/migrate/imagefolder.md", place.write(libraries, "raw")
     (place.folder / "images").mkdir()
     written.rename(place.folder / "images" / "train")
@@ -93,7 +99,7 @@ def test_imagefolder(place: Place, fresh: Path, libraries: Path) -> None:
 
 
 def test_webdataset(place: Place, fresh: Path, libraries: Path) -> None:
-    """Its own shards; the loop of the library goes over ten batches."""
+    """Programs before and after a migration from webdataset read its own shards; the first goes over ten batches."""
     page = "docs/migrate/webdataset.md"
     place.upload(place.write(libraries, "tars"), "")
     assert place.run(libraries, program(page, "before")).count("(") == 10
@@ -101,7 +107,10 @@ def test_webdataset(place: Place, fresh: Path, libraries: Path) -> None:
 
 
 def test_huggingface(place: Place, libraries: Path) -> None:
-    """Parquet by its own writer. datasets 5.2 hands s3fs 2026.9 a block_size, which it refuses: before, it is local."""
+    """Programs before and after a migration from Hugging Face's datasets see all samples of its own Parquet.
+
+    datasets 5.2 hands s3fs 2026.9 a block_size, which it refuses: the data of the first are local.
+    """
     page, written = "docs/migrate/huggingface.md", place.write(libraries, "parquet")
     place.upload(written, "data")
     before = program(page, "before").replace("s3://bucket/data", str(written)).replace("storage_options=options", "")
@@ -110,7 +119,7 @@ def test_huggingface(place: Place, libraries: Path) -> None:
 
 
 def test_mosaicml(place: Place, fresh: Path, libraries: Path) -> None:
-    """Both read what its writer wrote."""
+    """Programs before and after a migration from MosaicML Streaming see all samples of its own shards."""
     page = "docs/migrate/mosaicml.md"
     place.upload(place.write(libraries, "mds"), "mds")
     assert seen(place.run(libraries, program(page, "before"))) == PICTURES
@@ -118,7 +127,10 @@ def test_mosaicml(place: Place, fresh: Path, libraries: Path) -> None:
 
 
 def test_litdata(place: Place, fresh: Path, libraries: Path) -> None:
-    """As for MosaicML; both leave out what is left of 64. LitData 0.2.76 has https alone: its chunks are local here."""
+    """Programs before and after a migration from LitData see its own chunks, without what is left of batches of 64.
+
+    LitData 0.2.76 has https alone: its chunks are local here.
+    """
     page, written = "docs/migrate/litdata.md", place.write(libraries, "optimized")
     place.upload(written, "optimized")
     before = program(page, "before").replace("s3://bucket/optimized", str(written))
@@ -129,7 +141,7 @@ def test_litdata(place: Place, fresh: Path, libraries: Path) -> None:
 
 
 def test_s3torchconnector(place: Place, fresh: Path, libraries: Path) -> None:
-    """Objects that its own client wrote."""
+    """Programs before and after a migration from s3torchconnector read objects that its own client wrote."""
     page, written = "docs/migrate/s3torchconnector.md", place.write(libraries, "raw")
     upload = f"""
 from pathlib import Path
@@ -162,7 +174,7 @@ model.register_forward_pre_hook(count, with_kwargs=True)
 
 
 def test_the_trainer(place: Place, libraries: Path) -> None:
-    """As printed: in one process by the stock loader and by ours."""
+    """Hugging Face's Trainer trains two epochs by the page's program in one process."""
     place.upload(place.write(libraries, "raw"), "train")
     text = program("docs/migrate/hf-trainer.md")
     printed = place.run(libraries, text + EPILOGUE + "print(trainer.state.global_step)\n")
@@ -171,7 +183,10 @@ def test_the_trainer(place: Place, libraries: Path) -> None:
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_the_trainer_resumes_at_the_sample(place: Place, libraries: Path, ranks: int) -> None:
-    """The page's second way, stopped in the middle of the first epoch: each sample twice in two epochs."""
+    """Hugging Face's Trainer, stopped in its first epoch, resumes by the page's second way at the sample.
+
+    Each sample comes twice in two epochs, but for those that fill a batch.
+    """
     place.upload(place.write(libraries, "raw"), "train")
     common, _, several = blocks("docs/migrate/hf-trainer.md")
     number = '"labels": sample["label"], "number": int(sample["__key__"].rpartition("/")[2].split(".")[0])}'
@@ -234,33 +249,36 @@ data = StreamingDataset("s3://bucket/val/")
     ],
 )
 def test_parts_of_programs(place: Place, fresh: Path, page: str, around: str, end: str) -> None:
-    """With what is around them in their reader's program; the last, incomplete batch counts no sample twice."""
+    """Parts of programs on the pages about order and tuning run with what is around them in their reader's program.
+
+    The last, incomplete batch counts no sample twice.
+    """
     place.run(fresh, DRAWN)
     place.upload(place.folder / "images", "val")
     place.run(fresh, around + program(page) + end + EPILOGUE)
 
 
 def test_the_page_about_growing(place: Place, fresh: Path) -> None:
-    """Its program, with raw blocks that it writes itself."""
+    """The page about growing datasets runs on blocks that it writes itself."""
     printed = place.run(fresh, program("docs/growing.md") + EPILOGUE).splitlines()
     assert [line for line in printed if line.endswith("True")] == ["0 20 True", "1 20 True", "2 20 True"]
 
 
 def test_the_pages_about_rows(place: Place, fresh: Path) -> None:
-    """docs/sequences.md writes its texts itself, which docs/migrate/packers.md then packs in its own way."""
+    """The page about rows writes its texts itself, which the page about other packers then packs in its own way."""
     assert "300 documents in 67 rows; (4, 1024)" in place.run(fresh, program("docs/sequences.md") + EPILOGUE)
     (place.folder / "costs.npy").unlink()
     place.run(fresh, program("docs/migrate/packers.md") + "loader.close()\n" + EPILOGUE)
 
 
 def test_the_pages_about_audio_and_video(place: Place, fresh: Path) -> None:
-    """A window of wav needs no other library; the other datasets are not opened."""
+    """The pages about audio and video run: windows of wav need no other library, and other datasets are not opened."""
     assert "12 (4, 1, 160000) 16000" in place.run(fresh, program("docs/audio.md") + EPILOGUE)
     place.run(fresh, program("docs/video.md") + EPILOGUE)
 
 
 def test_the_page_about_choosing(place: Place, fresh: Path) -> None:
-    """Conditions are parsed where they are written; the datasets are not opened."""
+    """The page about choosing samples runs: conditions are parsed where they are written, without opening datasets."""
     opened = "from streamer import StreamingDataset\ndataset = StreamingDataset('images/')\n"
     place.run(fresh, opened + program("docs/select.md") + EPILOGUE)
 
@@ -296,7 +314,7 @@ seen = {}
 
 
 def test_the_page_about_joins(place: Place, libraries: Path) -> None:
-    """On local folders in place of its buckets: the score that a sample gets is that of its uid."""
+    """The page about joins gives each sample the score of its uid, on local folders in place of its buckets."""
     text, choosing = blocks("docs/joins.md")
     text = text.replace(', storage_options={"profile": "other"}', "")
     for url, folder in (
@@ -328,7 +346,7 @@ for number in range(4):
 
 
 def test_the_page_about_formats(place: Place, libraries: Path) -> None:
-    """The options that it shows are taken, without opening anything; windows come from a local folder."""
+    """The options on the page about formats are accepted without opening data, and its windows have their shape."""
     text = program("docs/formats.md").replace("s3://bucket/episodes/", "episodes/")
     assert "[32, 16, 7]" in place.run(libraries, EPISODES + text + EPILOGUE)
 
@@ -347,7 +365,10 @@ dist.destroy_process_group()
 
 
 def test_the_page_about_shared_caches(place: Place, fresh: Path) -> None:
-    """Two ranks by torchrun, with gloo instead of NCCL: each picture at least once, and no more than fill a batch."""
+    """The page about shared caches trains on two ranks: each image at least once, and no more than fill a batch.
+
+    torchrun starts them with gloo instead of NCCL.
+    """
     page = "docs/scale-out.md"
     place.run(fresh, DRAWN)
     place.upload(place.folder / "images", "train")
@@ -359,6 +380,6 @@ def test_the_page_about_shared_caches(place: Place, fresh: Path) -> None:
 
 
 def test_every_page_with_a_program_is_run() -> None:
-    """A new page comes with its test."""
+    """Every page with a Python block has a test that runs it."""
     tested = (Path(__file__)).read_text()
     assert [page for page in python_pages() if page.rpartition("/")[2].removesuffix(".md") not in tested] == []

@@ -1,4 +1,4 @@
-"""A blocked format for tests, installed as other packages' formats are: by an entry point.
+"""Two blocked formats for tests, installed as other packages' formats are: by an entry point.
 
 An object is a sequence of blocks: three little-endian uint32 (samples, packed bytes, unpacked bytes), then the samples,
 packed with zlib, each a uint32 length and that many bytes. A sample that begins with "!" tells the recoder what to do.
@@ -31,10 +31,10 @@ ENTRY_POINTS = "[streamer.formats]\nblocks = blocked_format:Blocks\ncells = bloc
 
 
 class Blocks(Format, frozen=True, forbid_unknown_fields=True):
-    """The format.
+    """Stands for a format of another package whose samples are compressed in blocks.
 
     Attributes:
-        understated: the index says that records are this many times shorter than they are.
+        understated: Factor by which the index says that records are shorter than they are.
     """
 
     name = "blocks"
@@ -64,7 +64,7 @@ class Blocks(Format, frozen=True, forbid_unknown_fields=True):
 
 
 class Recoder:
-    """Unpacks."""
+    """Decompresses a block, and does what its samples ask for."""
 
     def recode(self, content: memoryview, samples: int, hint: bytes) -> Records:
         unpacked = zlib.decompress(content[_HEAD.size :])
@@ -83,9 +83,9 @@ class Cells(Format, frozen=True, forbid_unknown_fields=True):
     The samples of a block share cells. In front of them each has the number of its first cell in the block.
 
     Attributes:
-        cells: number of cells that follow each other in a sample.
-        block_samples: samples of a block.
-        told: ranges of parts that the index says; the recoder makes two.
+        cells: Number of cells that follow each other in a sample.
+        block_samples: Number of samples of a block.
+        told: Number of ranges of parts that the index says; the recoder makes two.
     """
 
     name = "cells"
@@ -113,7 +113,7 @@ class Cells(Format, frozen=True, forbid_unknown_fields=True):
 
 
 class CellRecoder:
-    """Shares cells."""
+    """Makes records that share the cells of a block."""
 
     def __init__(self, cells: int) -> None:
         self._cells = cells
@@ -148,7 +148,10 @@ def _try(what: str, secret: str, pid: int) -> None:
 
 
 def _is_done(path: str) -> bool:
-    """Whether it was asked before. A recoder writes no file; what it shares with its successors has an offset."""
+    """Says whether this was asked for before.
+
+    A recoder writes no file: what it shares with its successors has an offset, which tells it.
+    """
     if not sys.argv[0].endswith("recode/__main__.py"):
         try:
             Path(path).touch(exist_ok=False)
@@ -190,14 +193,14 @@ def _obey(sample: bytes) -> None:
 
 
 def packed_block(samples: Sequence[bytes]) -> bytes:
-    """One block."""
+    """Returns one block."""
     unpacked = b"".join(_LENGTH.pack(len(sample)) + sample for sample in samples)
     packed = zlib.compress(unpacked, 1)
     return _HEAD.pack(len(samples), len(packed), len(unpacked)) + packed
 
 
 def packed_object(blocks: Iterable[Sequence[bytes]]) -> bytes:
-    """One object."""
+    """Returns one object."""
     return b"".join(map(packed_block, blocks))
 
 

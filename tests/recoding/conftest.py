@@ -1,4 +1,4 @@
-"""A blocked format that is installed for the tests, objects in it, and an engine."""
+"""A blocked format that is installed for the tests, objects in it, and a real engine of this process."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ async def engine(tmp_path: Path) -> AsyncIterator[Engine]:
 async def indexed(
     engine: Engine, folder: Path, chunk_bytes: int = 100_000, kind: str = "blocks", **options: object
 ) -> Manifest:
-    """The manifest of a folder, which the engine has then."""
+    """Returns the manifest of a folder, which the engine has then."""
     request = GetManifest(0, [str(folder)], kind, chunk_bytes=chunk_bytes, format_options=json.dumps(options).encode())
     digest = await engine.manifest(request, lambda text, done, total: None)
     return Manifest.open(engine.cache.root / "manifests" / digest)

@@ -1,4 +1,4 @@
-"""Epochs of blocked datasets, through the interface that users have: workers, a small cache, resume, raw bytes."""
+"""Epochs of blocked datasets through the public interface, on real engines: workers, small cache, resume, raw bytes."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ ALL = list(range(SAMPLES * BLOCKS * OBJECTS))
 
 
 def sample(number: int) -> bytes:
-    """Between 100 and 3,000 bytes."""
+    """Returns the bytes of a sample: between 100 and 3,000."""
     random = np.random.default_rng(number)
     return b"%d " % number + random.bytes(int(random.integers(50, 1500))).hex().encode()
 
 
 def slow(*values: str) -> list[object]:
-    """Parameters for `make test-faults`."""
+    """Returns parameters for `make test-faults`."""
     return [pytest.param(value, marks=pytest.mark.slow) for value in values]
 
 
 @pytest.fixture(params=["blocks", "tgz", "jsonl"])
 def data(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    """The same samples in three formats."""
+    """Returns the same samples in one of three formats."""
     folder = tmp_path / request.param
     folder.mkdir()
     for number in range(OBJECTS):
@@ -73,7 +73,7 @@ def numbers(batch: dict[str, object]) -> list[int]:
     "cache_bytes", [pytest.param("100MB", marks=pytest.mark.slow), "1.9MB"], ids=["all of it", "a part of it"]
 )
 def test_workers_and_resume(data: Path, monkeypatch: pytest.MonkeyPatch, cache_bytes: str) -> None:
-    """Each sample once in each epoch, also where chunks leave in mid-epoch and come back, and after a resume."""
+    """Blocked datasets give each sample once an epoch, also after a resume, and if chunks leave the cache meanwhile."""
     with (
         opened(data, monkeypatch, cache_bytes=cache_bytes, order=Order(shuffle_window=2)) as dataset,
         contextlib.closing(StreamingDataLoader(dataset, 16, num_workers=2)) as loader,
@@ -92,7 +92,7 @@ def test_workers_and_resume(data: Path, monkeypatch: pytest.MonkeyPatch, cache_b
 
 @pytest.mark.parametrize("data", ["tgz", *slow("blocks")], indirect=True)
 def test_bytes_that_are_not_decoded(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Read into the slot of their batch as a whole, from the places that the chunk files say."""
+    """Undecoded samples are read whole into the slot of their batch, from the places that the chunk files say."""
     with (
         opened(data, monkeypatch, decode=None) as dataset,
         contextlib.closing(StreamingDataLoader(dataset, 16, num_workers=1)) as loader,
@@ -102,7 +102,7 @@ def test_bytes_that_are_not_decoded(data: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_single_samples(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By number and by iteration without a loader."""
+    """Single samples of blocked datasets are read by number, and all of them by iteration without a loader."""
     with opened(data, monkeypatch) as dataset:
         found = [dataset[number]["txt"] for number in (0, 17, 18, -1)]
         assert sorted(int(each["txt"].split()[0]) for each in dataset) == ALL

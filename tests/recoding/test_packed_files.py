@@ -1,4 +1,4 @@
-"""Compressed files of real formats, through an engine: bombs, and what is imported where."""
+"""Compressed files of real formats, through an engine process: decompression bombs, and what is imported where."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ GiB = 1 << 30
 
 
 def zeros(count: int) -> bytes:
-    """A Zstandard file of 33 KB for each GiB; made in pieces, frame by frame."""
+    """Returns a Zstandard file of 33 KB for each GiB, made frame by frame."""
     frame = bytes(cramjam.zstd.compress(bytes(64 << 20)))
     return frame * (count // (64 << 20))
 
@@ -33,7 +33,7 @@ def zeros(count: int) -> bytes:
     ],
 )
 def test_a_bomb(tmp_path: Path, kind: str, name: str, reason: str) -> None:
-    """A typed error; the engine's memory does not grow, and the recoder's stays below its limit."""
+    """A decompression bomb is a ManifestError; the engine's memory stays as it is, its recoder's below the limit."""
     good, bomb = tmp_path / "good" / name, tmp_path / "bomb" / name
     for path in (good, bomb):
         path.parent.mkdir()
@@ -52,7 +52,7 @@ def test_a_bomb(tmp_path: Path, kind: str, name: str, reason: str) -> None:
 
 
 def test_the_engine_imports_no_codecs() -> None:
-    """Neither the interface nor the engine needs pyarrow or cramjam."""
+    """Neither the public interface nor the engine imports pyarrow or cramjam."""
     program = "import sys, streamer, streamer.service.lifecycle\n"
     program += "import streamer.engine.manifests.manifests, streamer.formats.detect\n"
     program += "from streamer.formats.json_lines import JsonLines\n"

@@ -1,4 +1,4 @@
-"""Recoders that work, end, hang, refuse and take too much memory. All of them are processes."""
+"""Recoders as real processes of an engine, which work, end, hang, refuse and take too much memory."""
 
 from __future__ import annotations
 
@@ -32,26 +32,26 @@ WORDS = [[b"one", b"", b"three"], [b"four", b"five " * 1000]]
 
 
 def fetched(chunk: Chunk) -> bytes:
-    """The bytes of a chunk's extents."""
+    """Returns the bytes of a chunk's extents."""
     pieces = ((Path(extent.object.url.removeprefix("file://")), extent) for extent in chunk.extents)
     return b"".join(path.read_bytes()[extent.start : extent.stop] for path, extent in pieces)
 
 
 def memory_files(pid: int) -> str:
-    """What a process has mapped and opened."""
+    """Returns what a process has mapped and opened."""
     process = Path(f"/proc/{pid}")
     opened = (os.readlink(each) for each in (process / "fd").iterdir())
     return "\n".join([(process / "maps").read_text(), *opened])
 
 
 def until(condition: Callable[[], bool]) -> None:
-    """Waits; the test's own limit of time is the bound."""
+    """Waits until a condition holds; the test's own limit of time is the bound."""
     while not condition():
         time.sleep(0.01)
 
 
 async def recoded(engine: Engine, manifest: Manifest, number: int = 0) -> list[bytes]:
-    """The samples of a chunk, straight from a recoder."""
+    """Returns the samples of a chunk, straight from a recoder."""
     chunk = manifest.chunk(number)
     job = messages.RecodeJob.make(manifest, chunk)
     async with engine.recoders.recode(job, chunk, fetched(chunk), due=lambda: 0.0) as made:
@@ -60,7 +60,7 @@ async def recoded(engine: Engine, manifest: Manifest, number: int = 0) -> list[b
 
 
 async def test_the_samples_of_all_blocks(engine: Engine, write: Callable[..., Path]) -> None:
-    """Records follow each other; the second chunk goes to the same process."""
+    """A recoder returns the samples of all blocks of a chunk, one after the other, and takes the next chunk, too."""
     manifest = await indexed(engine, write(WORDS, [[b"six"]]))
     assert [await recoded(engine, manifest, number) for number in (0, 1)] == [[*WORDS[0], *WORDS[1]], [b"six"]]
     assert len(engine.recoders.pids) == 1
@@ -68,7 +68,7 @@ async def test_the_samples_of_all_blocks(engine: Engine, write: Callable[..., Pa
 
 
 async def test_fetched_bytes_in_shared_memory(engine: Engine, write: Callable[..., Path], tmp_path: Path) -> None:
-    """A recoder maps them where they are, a second one too; none keeps a descriptor or a mapping."""
+    """A recoder maps fetched bytes where they are, as does the one after it, and keeps no descriptor and no mapping."""
     samples = [[os.urandom(1 << 20), b"second", f"!kill {tmp_path}/done".encode()]]
     manifest = await indexed(engine, write(samples))
     chunk, buffers = manifest.chunk(0), BufferPool(1 << 30)
@@ -89,7 +89,7 @@ async def test_fetched_bytes_in_shared_memory(engine: Engine, write: Callable[..
 
 
 async def test_long_samples_arrive_through_the_engine(engine: Engine, write: Callable[..., Path]) -> None:
-    """Fetched into memory that their recoder maps."""
+    """Long samples are fetched into memory that their recoder maps."""
     samples = [[os.urandom(1 << 20), b"second"]]
     manifest = await indexed(engine, write(samples))
     chunk = manifest.chunk(0)
@@ -105,7 +105,7 @@ async def test_long_samples_arrive_through_the_engine(engine: Engine, write: Cal
 async def test_a_process_knows_no_credentials(
     engine: Engine, write: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its environment has names of programs and libraries only."""
+    """The environment of a recoder has names of programs and libraries, and no credentials."""
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hidden")
     await recoded(engine, await indexed(engine, write(WORDS)))
     [pid] = engine.recoders.pids
@@ -118,7 +118,7 @@ async def test_a_process_knows_no_credentials(
     "order", ["!kill", "!refuse", *(pytest.param(order, marks=pytest.mark.slow) for order in ("!raise", "!grow"))]
 )
 async def test_a_second_try(engine: Engine, write: Callable[..., Path], tmp_path: Path, order: str) -> None:
-    """What fails once is done by a fresh process."""
+    """A chunk that fails once is recoded by a fresh process."""
     samples = [[b"first", f"{order} {tmp_path}/done".encode()]]
     manifest = await indexed(engine, write(samples))
     assert await recoded(engine, manifest) == samples[0]
@@ -135,7 +135,7 @@ async def test_a_second_try(engine: Engine, write: Callable[..., Path], tmp_path
     ],
 )
 async def test_an_error_names_the_block(engine: Engine, write: Callable[..., Path], order: str, reason: str) -> None:
-    """Object, range, format and reason; the next chunk is recoded all the same."""
+    """An error of a recoder names object, range, format and reason, and the next chunk is recoded all the same."""
     manifest = await indexed(engine, write([[b"good"], [order.encode()]], [[b"good"]]))
     with pytest.raises(RecodeError, match=rf"000\.blocks \[\d+, \d+\): {reason}.*\(format 'blocks'\)") as caught:
         await recoded(engine, manifest)
@@ -147,7 +147,7 @@ async def test_an_error_names_the_block(engine: Engine, write: Callable[..., Pat
 async def test_one_that_hangs(
     engine: Engine, write: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is killed after its time, and the chunk is done by another one."""
+    """A recoder that hangs is killed after its time, and another one recodes the chunk."""
     monkeypatch.setattr(messages.RecodeJob, "most_seconds", property(lambda job: 3.0))
     samples = [[b"first", f"!stop {tmp_path}/done".encode()]]
     manifest = await indexed(engine, write(samples))
@@ -157,6 +157,7 @@ async def test_one_that_hangs(
 async def test_one_that_always_hangs(
     engine: Engine, write: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A chunk whose recoders always hang raises a RecodeError that says for how long there was no answer."""
     monkeypatch.setattr(messages.RecodeJob, "most_seconds", property(lambda job: 2.0))
     manifest = await indexed(engine, write([[b"!stop"]]))
     with pytest.raises(RecodeError, match="no answer after 2 s"):
@@ -164,6 +165,7 @@ async def test_one_that_always_hangs(
 
 
 async def test_an_idle_one_that_was_killed(engine: Engine, write: Callable[..., Path]) -> None:
+    """An idle recoder that was killed is replaced for the next chunk."""
     manifest = await indexed(engine, write(WORDS))
     await recoded(engine, manifest)
     [pid] = engine.recoders.pids
@@ -175,7 +177,7 @@ async def test_an_idle_one_that_was_killed(engine: Engine, write: Callable[..., 
 async def test_a_second_recoder_for_those_that_wait(
     engine: Engine, write: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While one is busy another one starts, as soon as a job has waited for long; idle ones leave."""
+    """A second recoder starts once a job has waited for long while one is busy, and idle recoders end."""
     monkeypatch.setattr(engine.recoders, "most", 2)
     monkeypatch.setattr(pool, "_IDLE_SECONDS", 0.2)
     manifest = await indexed(engine, write([[f"!stop {tmp_path}/done".encode()]], [[b"second"]]))
@@ -189,7 +191,7 @@ async def test_a_second_recoder_for_those_that_wait(
 
 
 async def test_it_ends_with_the_engine_in_mid_job(engine: Engine, write: Callable[..., Path], tmp_path: Path) -> None:
-    """The kernel ends it when the other end of its socket is gone, whatever its format does then."""
+    """The kernel ends a recoder in mid-job when the other end of its socket is gone, whatever its format does then."""
     manifest = await indexed(engine, write([[f"!spin {tmp_path}/busy".encode()]]))
     chunk = manifest.chunk(0)
     job = messages.encode(messages.RecodeJob.make(manifest, chunk))
@@ -213,7 +215,10 @@ def _leave_in_mid_job(job: bytes, content: bytes) -> None:
 
 
 def test_the_error_of_an_object_without_bytes_names_it() -> None:
-    """Its range is empty; it was an IndexError, as of a table of annotations of 0 bytes."""
+    """The error of an object without bytes names it with an empty range.
+
+    It was an IndexError, as of a table of annotations of 0 bytes.
+    """
     record = ObjectRecord("s3://bucket/labels.parquet", 0, "")
     job = messages.RecodeJob.examine(Examine(record, "annotations", {}, Facts(), b""))
     error = failure(whole_object(record), job, "no Parquet", -1)

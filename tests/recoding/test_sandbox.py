@@ -1,4 +1,4 @@
-"""A recoder reads the libraries of Python, and reaches no other file, no network and no other process."""
+"""The sandbox of recoders, in real processes: libraries can be read, other files, networks and processes not."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ os.write(1, "\\n".join(bad).encode())
 @needs_all
 @pytest.mark.process
 def test_what_a_recoder_may_not_do(tmp_path: Path) -> None:
-    """In its first thread and in others; the libraries of formats are imported afterwards, and work."""
+    """A recoder reaches no file, network or process, in none of its threads, and libraries of formats still work."""
     path = tmp_path / "secret"
     path.write_text("hunter2")
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -128,7 +128,7 @@ def test_what_a_recoder_may_not_do(tmp_path: Path) -> None:
 @pytest.mark.process
 @pytest.mark.parametrize("what", ["read", "environ", "write", "connect", "exec", "signal"])
 async def test_a_format_that_tries(what: str, engine: Engine, write: Callable[..., Path], tmp_path: Path) -> None:
-    """In a real recoder of an engine: the job fails with the system's refusal, and nothing has happened."""
+    """A format that tries what the sandbox forbids fails its job with the system's refusal, and changes nothing."""
     (tmp_path / "secret").write_text("hunter2")
     manifest = await indexed(engine, write([[f"!try-{what} {tmp_path}/secret {os.getpid()}".encode()]]))
     with pytest.raises(RecodeError, match=r"Permission denied|Operation not permitted"):
@@ -139,7 +139,7 @@ async def test_a_format_that_tries(what: str, engine: Engine, write: Callable[..
 @pytest.mark.parametrize("lacks", ["landlock", "filter", "both", "machine"])
 @pytest.mark.process
 def test_a_kernel_without_it(lacks: str) -> None:
-    """The recoder works without what is not there, and says what that is."""
+    """A recoder works on a kernel without Landlock or filters of calls, and says what is not there."""
     program = f"""
 import errno
 from streamer.recode import sandbox
@@ -172,7 +172,7 @@ print(len(open("/etc/passwd").read()) if lacks in ("landlock", "both") else "")
 
 
 def test_homes_are_not_read_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a folder on the path of imports only code: a program's folder may be the home, with keys in it."""
+    """Recoders can read only code of a folder on the import path, because it may be the home, with keys in it."""
     (tmp_path / "module.py").write_text("")
     (tmp_path / "package").mkdir()
     (tmp_path / "package" / "__init__.py").write_text("")
@@ -186,7 +186,7 @@ def test_homes_are_not_read_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_the_filter_ends_with_permission() -> None:
-    """Every jump of the program leads to one of its instructions; the last one permits."""
+    """Every jump of the filter's program leads to one of its instructions, and the last one permits."""
     for machine in ("x86_64", "aarch64"):
         made = sandbox._instructions(machine)
         for at, (code, true, false, _) in enumerate(made):
@@ -251,7 +251,10 @@ fcntl.fcntl(pipe, fcntl.F_SETFL, fcntl.fcntl(pipe, fcntl.F_GETFL) | os.O_NONBLOC
 @needs_all
 @pytest.mark.process
 def test_other_processes_are_safe_without_landlock() -> None:
-    """Limits, priorities and signals by other calls than kill: Landlock scopes signals from version 6 only."""
+    """The filter of calls alone keeps limits, priorities and signals of other processes from a recoder.
+
+    Landlock scopes signals from version 6 only.
+    """
     victim = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     try:
         command = [sys.executable, "-c", FILTER_ALONE, str(victim.pid)]
@@ -297,7 +300,7 @@ OF_ALL = _table(
 
 
 def test_the_numbers_of_aarch64_are_those_of_the_kernel() -> None:
-    """Where the filter was never run: each of its numbers is one of the kernel's table, and none is missing."""
+    """The filter's numbers for aarch64, where it never ran, are those of the kernel's table, and none is missing."""
     machine = "aarch64"
     _, seccomp_call, open_call, openat_call = sandbox._MACHINES[machine]
     assert (seccomp_call, open_call, openat_call) == (OF_AARCH64["seccomp"], None, OF_AARCH64["openat"])
@@ -322,7 +325,10 @@ def test_the_numbers_of_aarch64_are_those_of_the_kernel() -> None:
     ],
 )
 def test_both_machines_refuse_the_same_calls(machine: str, header: str) -> None:
-    """By the names that the kernel's headers give the numbers, where they are installed."""
+    """Both machines refuse the same system calls, by the names that the kernel's headers give the numbers.
+
+    The test is skipped where the headers are not installed.
+    """
     if not Path(header).is_file():
         pytest.skip("the kernel's headers are not installed")
     found = re.findall(r"#define __NR(?:3264)?_(\w+)\s+(\d+)", Path(header).read_text())
@@ -348,7 +354,10 @@ def test_both_machines_refuse_the_same_calls(machine: str, header: str) -> None:
 
 
 def test_packages_that_are_installed_in_place_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The finder of `pip install -e` names folders that are nowhere on the path of imports, also of later imports."""
+    """Packages installed with `pip install -e` can be read, although their folders are nowhere on the import path.
+
+    Their finder names the folders, also those of later imports.
+    """
     loaded = ModuleType("loaded_in_place")
     loaded.__path__ = [str(tmp_path / "loaded")]
     installed = ModuleType("__editable___later_finder")
@@ -363,7 +372,10 @@ def test_packages_that_are_installed_in_place_are_read(tmp_path: Path, monkeypat
 
 
 def test_a_package_that_is_the_home_folder_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A namespace package is any folder on the path of imports: one that is the user's home opens no keys."""
+    """A namespace package that is the user's home does not open it to recoders, because keys may lie there.
+
+    A namespace package is any folder on the path of imports.
+    """
     _, home = sandbox._private_folders()
     everywhere = ModuleType("everywhere")
     everywhere.__path__ = [home, "/"]

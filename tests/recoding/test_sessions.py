@@ -1,4 +1,4 @@
-"""Sessions over blocked datasets: what is recoded and when, what it costs, and what happens when it fails."""
+"""Sessions over blocked datasets in a real engine: what is recoded when, at what cost, and what errors do."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.process
 
 
 def numbered(objects: int, samples: int, length: int = 400) -> list[list[list[bytes]]]:
-    """Objects of one block each; a sample begins with its number."""
+    """Returns objects of one block each; a sample begins with its number."""
     return [
         [[b"%d " % (number * samples + each) + b"x" * (length + each) for each in range(samples)]]
         for number in range(objects)
@@ -37,7 +37,7 @@ def numbered(objects: int, samples: int, length: int = 400) -> list[list[list[by
 
 
 def read(engine: Engine, manifest: Manifest, chunk: int) -> list[bytes]:
-    """The samples of a chunk, as workers read them."""
+    """Returns the samples of a chunk, as workers read them."""
     key, samples = manifest.chunk_keys[chunk].tobytes(), int(manifest.chunk_samples[chunk])
     reader = ChunkReader(engine.cache.roots)
     edges = reader.records(key, samples).bounds.tolist()
@@ -48,7 +48,7 @@ def read(engine: Engine, manifest: Manifest, chunk: int) -> list[bytes]:
 
 
 class Rank:
-    """A session that needs every chunk once in an epoch, one a step."""
+    """Stands for a rank: a session that needs every chunk once in an epoch, one a step, and reads its samples."""
 
     def __init__(self, engine: Engine, manifest: Manifest, name: str = "rank 0") -> None:
         self._engine, self._manifest = engine, manifest
@@ -63,7 +63,7 @@ class Rank:
         self._changed.set()
 
     async def epoch(self, number: int, chunks: list[int] | None = None) -> list[bytes]:
-        """The samples of an epoch."""
+        """Returns the samples of an epoch."""
         order = list(range(self._manifest.chunks)) if chunks is None else chunks
         steps = np.arange(self._step, self._step + len(order))
         self.session.extend(EpochSchedule(number, np.array(order, np.uint32), steps, steps), True)
@@ -93,7 +93,10 @@ def counted(samples: list[bytes]) -> list[int]:
 async def test_chunks_come_from_fetch_processes_through_shared_memory(
     write: Callable[..., Path], tmp_path: Path
 ) -> None:
-    """Long ones in the buffer that they were fetched into, short ones in a copy; the engine fetches none itself."""
+    """Fetch processes hand blocked chunks to recoders through shared memory, and the engine fetches none itself.
+
+    Long chunks are in the buffer that they were fetched into, short ones in a copy.
+    """
     objects = [*numbered(4, 3, length=500_000), *numbered(4, 20)]
     cache = CacheConfig(directory=tmp_path / "cache", limit_bytes=50_000_000)
     async with Engine(EngineConfig(cache=cache, settle_seconds=0.0, fetch_processes=2)) as engine:
@@ -112,7 +115,7 @@ async def test_chunks_come_from_fetch_processes_through_shared_memory(
 async def test_each_chunk_is_recoded_once(
     engine: Engine, write: Callable[..., Path], tmp_path: Path, ranks: int
 ) -> None:
-    """By the first epoch, although one recoder is killed in the middle of a chunk; a warm one fetches no byte."""
+    """Each chunk is recoded once by the first epoch, although a recoder is killed; a second epoch fetches no byte."""
     objects = numbered(12, 20)
     objects[5][0].append(b"240 ")
     objects[7][0].append(f"!kill {tmp_path}/killed".encode())
@@ -132,7 +135,7 @@ async def test_each_chunk_is_recoded_once(
 
 
 async def test_a_chunk_that_cannot_be_recoded(engine: Engine, write: Callable[..., Path], tmp_path: Path) -> None:
-    """Whoever needs it gets the error, with the object; the engine serves the others."""
+    """A chunk that cannot be recoded is an error, with the object, for each session that needs it, and for no other."""
     objects = numbered(3, 5)
     objects[1][0].append(b"!kill")
     manifest = await indexed(engine, write(*objects), chunk_bytes=1024)
@@ -144,7 +147,7 @@ async def test_a_chunk_that_cannot_be_recoded(engine: Engine, write: Callable[..
 
 
 class Watch(threading.Thread):
-    """The most that the chunk files of a folder take."""
+    """A thread that measures the most that the chunk files of a folder take."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(name="watch")
@@ -158,7 +161,7 @@ class Watch(threading.Thread):
             self.peak_bytes = max(self.peak_bytes, self._taken())
 
     def _taken(self) -> int:
-        """Of the files that were there together, when the last of them had been looked at."""
+        """Returns the bytes of files that were there together when the last of them had been looked at."""
         sizes: dict[Path, int] = {}
         for path in [*(self._folder / "chunks").glob("*/*"), *(self._folder / "tmp").glob("*")]:
             try:
@@ -173,13 +176,16 @@ class Watch(threading.Thread):
 
 
 def accounted(engine: Engine) -> int:
-    """The bytes of the files that the policy knows of."""
+    """Returns the bytes of the files that the policy knows of."""
     state = engine.policy.statistics()
     return state.kept_bytes + state.transit_bytes
 
 
 async def test_sizes_that_are_understated(write: Callable[..., Path], tmp_path: Path) -> None:
-    """By 50 times: the limit holds all the time, the epochs are complete, and the policy learns the real sizes."""
+    """The cache's limit holds although the index understates records 50 times, and the policy learns the real sizes.
+
+    The epochs are complete.
+    """
     limit = 2_500_000
     async with opened(tmp_path / "cache", limit) as engine:
         manifest = await indexed(engine, write(*numbered(40, 100, 1000)), chunk_bytes=1024, understated=50)
@@ -201,7 +207,7 @@ async def test_sizes_that_are_understated(write: Callable[..., Path], tmp_path: 
 
 
 async def test_a_chunk_that_is_larger_than_the_cache(write: Callable[..., Path], tmp_path: Path) -> None:
-    """An error that names the limit, not a hang."""
+    """A chunk that is larger than the cache raises a CacheFullError that names the limit, and does not hang."""
     async with opened(tmp_path / "cache", 1_600_000) as engine:
         manifest = await indexed(engine, write(*numbered(2, 2000, 1000)), chunk_bytes=1024, understated=50)
         with pytest.raises(CacheFullError, match=r"cache limit of|MB"):
@@ -209,7 +215,7 @@ async def test_a_chunk_that_is_larger_than_the_cache(write: Callable[..., Path],
 
 
 async def test_records_that_are_much_longer_than_planned(engine: Engine, write: Callable[..., Path]) -> None:
-    """More than four times and 64 MiB: both numbers are said."""
+    """Records more than four times and 64 MiB longer than planned raise a RecodeError with both numbers."""
     manifest = await indexed(engine, write(*numbered(1, 80, 1_000_000)), understated=50)
     with pytest.raises(RecodeError, match=r"records take 80\.0 MB and more, 1\.6 MB were planned"):
         await Rank(engine, manifest).epoch(0)
@@ -219,7 +225,7 @@ async def test_records_that_are_much_longer_than_planned(engine: Engine, write: 
     "place", ["key", "length", "first record", "last record", "first start", "last start", "first sum", "last sum"]
 )
 async def test_flipped_bits(engine: Engine, write: Callable[..., Path], place: str) -> None:
-    """Each is found by the first read that uses it, and the chunk is fetched again."""
+    """A flipped bit in a chunk file is found by the first read that uses it, and the chunk is fetched again."""
     manifest = await indexed(engine, write(*numbered(2, 10)), chunk_bytes=1024)
     rank = Rank(engine, manifest)
     before = await rank.epoch(0)
@@ -253,7 +259,10 @@ async def test_flipped_bits(engine: Engine, write: Callable[..., Path], place: s
 
 
 async def test_the_next_engine_finds_the_chunks(write: Callable[..., Path], tmp_path: Path) -> None:
-    """With their real sizes, with the catalog and without; a copy of them is a layer; nothing is recoded again."""
+    """The next engine finds recoded chunks with their real sizes, with its catalog and without, and recodes none.
+
+    A copy of the chunks serves as a layer.
+    """
     root, layer = tmp_path / "cache", tmp_path / "layer"
     async with opened(root) as engine:
         manifest = await indexed(engine, write(*numbered(6, 50)), chunk_bytes=1024, understated=10)
@@ -277,7 +286,7 @@ async def test_the_next_engine_finds_the_chunks(write: Callable[..., Path], tmp_
 
 
 async def test_looking_at_samples(engine: Engine, write: Callable[..., Path]) -> None:
-    """The bytes of a chunk are fetched once for all its samples; of a local chunk none."""
+    """Looking at single samples of a blocked dataset fetches the bytes of a chunk once, and none of a local chunk."""
     manifest = await indexed(engine, write(*numbered(2, 10)), chunk_bytes=1024)
     for _ in range(3):
         edges = np.frombuffer(await engine.read(manifest.digest, NO_OPTIONS, 0, None), "<u4").tolist()

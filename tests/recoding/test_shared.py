@@ -1,4 +1,4 @@
-"""Memory shared with a recoder: what one side writes the other one sees; both keep their mappings."""
+"""Memory shared with a recoder, both sides of it in this process: what one side writes the other one sees."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def reader(writer: SharedMemory) -> Iterator[SharedMemory]:
 
 
 def resident_bytes(memory: SharedMemory) -> int:
-    """Of the file, in whatever process."""
+    """Returns the bytes that the file takes, in whatever process."""
     return os.fstat(memory.descriptor).st_blocks * 512
 
 
 def test_what_is_written_is_seen(writer: SharedMemory, reader: SharedMemory) -> None:
-    """Short and long buffers, and none, one behind the other; then more behind them."""
+    """Buffers that one side writes, short, long or empty, are seen by the other side one behind the other."""
     long = np.random.default_rng(1).bytes(100_000)
     assert writer.write([b"short", b"", memoryview(long), b"end"]) == 5 + 100_000 + 3
     assert bytes(reader.view(100_008)) == b"short" + long + b"end"
@@ -40,7 +40,7 @@ def test_what_is_written_is_seen(writer: SharedMemory, reader: SharedMemory) -> 
 
 
 def test_the_next_job_is_shorter(writer: SharedMemory, reader: SharedMemory) -> None:
-    """A view is as long as asked, however long the file is."""
+    """A view of shared memory is as long as asked, however long the file is."""
     writer.write([b"a long job"])
     writer.write([b"short"])
     assert bytes(reader.view(5)) == bytes(writer.view(5)) == b"short"
@@ -48,7 +48,7 @@ def test_the_next_job_is_shorter(writer: SharedMemory, reader: SharedMemory) -> 
 
 
 def test_a_view_outlives_growth_and_close(writer: SharedMemory) -> None:
-    """Which map the file anew."""
+    """A view of shared memory keeps its content when the memory grows or is closed, which map the file anew."""
     writer.write([b"first"])
     view = writer.view(5)
     writer.write([bytes(KEPT_BYTES)], 5)
@@ -59,13 +59,14 @@ def test_a_view_outlives_growth_and_close(writer: SharedMemory) -> None:
 
 
 def test_a_view_is_read_only(writer: SharedMemory) -> None:
+    """A view of shared memory is read-only."""
     writer.write([b"first"])
     with pytest.raises(TypeError, match="read-only"):
         writer.view(5)[0] = 0
 
 
 def test_fewer_bytes_than_the_other_side_says(writer: SharedMemory, reader: SharedMemory) -> None:
-    """Refused: to read behind the end of a file ends a process."""
+    """A view beyond the end of shared memory is refused, because reading there ends a process."""
     writer.write([b"first"])
     assert bytes(reader.view(5)) == b"first"
     with pytest.raises(ValueError, match="length"):
@@ -73,14 +74,17 @@ def test_fewer_bytes_than_the_other_side_says(writer: SharedMemory, reader: Shar
 
 
 def test_neither_side_can_cut_it(reader: SharedMemory, writer: SharedMemory) -> None:
-    """A mapping would end a process as well."""
+    """Neither side can truncate shared memory, because a mapping of it would end the other process."""
     writer.write([b"first"])
     with pytest.raises(PermissionError):
         os.ftruncate(reader.descriptor, 0)
 
 
 def test_pages_are_kept_up_to_a_bound(writer: SharedMemory, reader: SharedMemory) -> None:
-    """The memory of a large job goes back, also where the other side has it mapped; the next one has it again."""
+    """Shared memory gives the pages of a large job back, down to a bound, also if the other side maps them.
+
+    The next large job has them again.
+    """
     large = b"x" * (KEPT_BYTES + (1 << 20))
     writer.write([large])
     assert reader.view(len(large))[-1:] == b"x"

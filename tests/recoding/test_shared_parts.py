@@ -1,4 +1,7 @@
-"""Samples that share parts in the chunk files (codec 2): a format of another package from the index to the batch."""
+"""Samples that share parts in chunk files (codec 2): a format of another package, from the index to the batch.
+
+Engine, recoders and loaders are the real ones.
+"""
 
 from __future__ import annotations
 
@@ -33,12 +36,12 @@ RECORD = 4 + (LENGTH + 1) * CELL_BYTES
 
 
 def cell(file: int, number: int) -> bytes:
-    """A cell that says its number all through."""
+    """Returns a cell that repeats its number."""
     return b"%04d%04d" % (file, number) * (CELL_BYTES // 8)
 
 
 def sample(file: int, number: int, length: int = LENGTH) -> bytes:
-    """The cells of a sample, and the first one of its block."""
+    """Returns the cells of a sample, and the first one of its block."""
     first = number // BLOCK * BLOCK
     return b"".join(cell(file, each) for each in range(number, number + length)) + cell(file, first)
 
@@ -56,7 +59,7 @@ def data(tmp_path: Path) -> Path:
 
 
 async def test_ranks_evictions_checks_and_layers(engine: Engine, data: Path, tmp_path: Path) -> None:
-    """Chunk files are as long as planned; two ranks fetch each chunk once; a copy of them is a layer."""
+    """Chunk files with shared parts are as long as planned and fetched once for two ranks; a copy serves as a layer."""
     manifest = await indexed(engine, data, 20_000, "cells")
     chunk = manifest.chunk(0)
     assert (manifest.samples, chunk.codec, manifest.content.version) == (SAMPLES, Codec.SHARED, 3)
@@ -80,14 +83,17 @@ async def test_ranks_evictions_checks_and_layers(engine: Engine, data: Path, tmp
 
 
 async def test_an_index_that_says_something_else_than_the_recoder(engine: Engine, data: Path) -> None:
-    """How many ranges a sample has is in the manifest; another number is refused."""
+    """A recoder that makes another number of ranges per sample than the manifest says is refused."""
     manifest = await indexed(engine, data, 20_000, "cells", told=1)
     with pytest.raises(RecodeError, match="its samples have 2 ranges of shared parts, 1 were indexed"):
         await Rank(engine, manifest).epoch(0)
 
 
 async def test_looking_at_samples(engine: Engine, data: Path) -> None:
-    """Whole records, at boundaries as if they were stored one after the other; across records, too."""
+    """Single samples with shared parts are read as whole records, as if they were stored one after the other.
+
+    A read may go across records.
+    """
     manifest = await indexed(engine, data, 20_000, "cells")
     for _ in range(2):
         edges = np.frombuffer(await engine.read(manifest.digest, NO_OPTIONS, 0, None), "<u4").tolist()
@@ -99,14 +105,14 @@ async def test_looking_at_samples(engine: Engine, data: Path) -> None:
 
 
 class Sent(Fetched):
-    """A chunk file that a peer has sent."""
+    """Stands for a chunk file that a peer has sent, without a peer."""
 
     def __init__(self, content: bytes) -> None:
         self.parts = [memoryview(content)]
 
 
 async def test_chunk_files_of_peers(engine: Engine, data: Path) -> None:
-    """A whole one is taken; each flipped byte behind the header is found."""
+    """A whole chunk file of a peer is accepted, and a flipped byte behind its header is found."""
     manifest = await indexed(engine, data, 20_000, "cells")
     await Rank(engine, manifest).epoch(0)
     path = engine.cache.path(manifest.chunk_keys[1].tobytes())
@@ -131,7 +137,7 @@ def _read_all(loader: StreamingDataLoader) -> list[bytes]:
 
 @pytest.mark.slow
 def test_epochs(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With two workers, chunks that leave a small cache and come back, single samples, keys, and raw bytes."""
+    """Samples with shared parts come through epochs of a small cache, singly, by key and as raw bytes."""
     monkeypatch.setenv("STREAMER_RUNTIME_DIR", str(tmp_path / "run"))
     # Keys are looked for in pieces of a chunk.
     monkeypatch.setattr("streamer.loader.members.single_reads._PIECE_BYTES", 20_000)
