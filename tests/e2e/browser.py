@@ -1,4 +1,4 @@
-"""A Chromium in which tests open the page of a service, over its DevTools protocol."""
+"""A real headless Chromium in which tests open the page of a service, driven over its DevTools protocol."""
 
 # One task: nothing else waits for its loop.
 # ruff: noqa: ASYNC110, ASYNC220, ASYNC240

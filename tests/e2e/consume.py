@@ -29,18 +29,18 @@ PAYLOAD = ("bin", "jpg")
 
 
 def fingerprint(sample: dict[str, object]) -> list[object]:
-    """Key and digest of the payload."""
+    """Returns key and digest of the payload."""
     content = next(sample[name] for name in PAYLOAD if name in sample)
     return [sample["__key__"], hashlib.blake2b(content, digest_size=8).hexdigest()]
 
 
 def as_fingerprints(samples: list[list[object]]) -> list[list[object]]:
-    """Collates nothing: the samples as they are."""
+    """Returns the samples as they are, in place of a collate_fn."""
     return samples
 
 
 def batches(task: dict, dataset: StreamingDataset) -> Iterator[tuple[int, int, list, list]]:
-    """(epoch, batch, samples, repeated) of every batch."""
+    """Yields (epoch, batch, samples, repeated) of every batch."""
     if task["loader"] == "stock":
         loader = torch.utils.data.DataLoader(
             dataset, batch_size=task["batch_size"], num_workers=task["workers"], collate_fn=as_fingerprints

@@ -6,7 +6,8 @@
                                                         dataset and loader (keyword arguments), hold_at (step)
 
 Each rank writes a line per step to records/<launch>-<rank>.jsonl: {"epoch", "position", "samples", "repeated"}, then
-meets the others in an all_reduce, as training does. At `hold_at` it prints its pid and waits to be killed.
+meets the others in an all_reduce, as training does; there is no model. At `hold_at` it prints its pid and waits to be
+killed.
 """
 
 from __future__ import annotations

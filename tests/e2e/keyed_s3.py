@@ -1,4 +1,4 @@
-"""An S3 of real sockets whose buckets each need a key of their own; reads of one bucket may be refused for a while."""
+"""A fake S3 on loopback sockets whose buckets each need a key of their own, and may refuse reads for a while."""
 
 from __future__ import annotations
 

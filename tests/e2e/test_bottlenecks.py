@@ -48,6 +48,8 @@ class StagedRecipe(FakeRecipe):
 
 
 class StagedSource(FakeSource):
+    """Loads fake samples as slowly as the recipe says, and counts the time of each stage."""
+
     def __init__(self, recipe: StagedRecipe) -> None:
         super().__init__(recipe)
         self.stages, self.spent = recipe.stages, [0, 0, 0]
@@ -65,6 +67,8 @@ class StagedSource(FakeSource):
 
 
 class StagedDataset(FakeDataset):
+    """A fake dataset of 400 batches whose engine's counters are set by the test; nothing is fetched or read."""
+
     def __init__(self, stages, batches: int = 400, make=lambda e, o: np.full(64, o, np.float32), **more) -> None:
         super().__init__(batches * BATCH, make, **more)
         self.stages, self.engine = stages, None
@@ -179,6 +183,8 @@ def test_workers_that_die():
 
 @dataclass(frozen=True)
 class Deadly:
+    """Makes a sample once its worker was killed for it; the first sample of each batch kills once."""
+
     marks: str
 
     def __call__(self, epoch: int, ordinal: int) -> object:

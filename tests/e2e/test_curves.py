@@ -117,7 +117,7 @@ async def drawn(history: History, **window: object) -> AsyncIterator[Browser]:
 
 
 def _past(ranks: dict[tuple[str, str, str], RankSample], seconds: int = 120) -> History:
-    """A history in which samples and waiting of each rank go up and down."""
+    """Returns a history in which samples and waiting of each rank go up and down."""
     history = History()
     now = int(time.time())
     for second in range(now - seconds, now + 1):

@@ -1,4 +1,4 @@
-"""The dashboard over a real Prometheus that scrapes a service at work: every panel has what it is about."""
+"""The dashboard over a real Prometheus that scrapes a service at work: every panel has series."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ class Watch(threading.Thread):
 
 
 def taken_bytes(folder: str) -> tuple[int, int]:
-    """Bytes in blocks, and number of files, that lie there together at one moment.
+    """Returns bytes in blocks, and number of files, that lie there together at one moment.
 
     A file may leave while others are looked at, and another one take its place. So each is looked at twice: those that
     are the same both times were all there at the moment between the two rounds.

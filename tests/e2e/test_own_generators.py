@@ -36,7 +36,7 @@ def pictures(tmp_path_factory: pytest.TempPathFactory, standing_engine: Callable
 
 
 class Jitter:
-    """Adds noise from generators of two kinds."""
+    """A transform that adds noise from generators of two kinds."""
 
     def __init__(self) -> None:
         self.shift = np.random.default_rng(3)

@@ -216,22 +216,41 @@ def test_verify_names_a_changed_row_group(folders: Path, capsys: pytest.CaptureF
     assert len(rows_of(target)) == 1500
 
 
-def test_a_sample_that_does_not_fit_is_named(images: Path, folders: Path) -> None:
+@pytest.mark.parametrize(
+    ("sample", "message"),
+    [
+        pytest.param(
+            {"n": "many"},
+            r"sample 70 of the iterable, key 'odd': field 'n' is 'txt'.* the column has '<i8'",
+            id="text for a number",
+        ),
+        pytest.param({"n": 0.5}, r"key 'odd': field 'n' is '<f8'", id="float for an integer"),
+        pytest.param(
+            {"n": 1, "v": np.zeros(4)},
+            r"key 'odd': field 'v' is '<f8\[4\]'.* the column has '<f8\[3\]'",
+            id="another shape",
+        ),
+        pytest.param({"n": 1}, r"key 'odd': field 'v' is None", id="a field less"),
+        pytest.param(
+            {"n": 1, "v": np.zeros(3), "w": 1},
+            r"key 'odd': it has a field 'w', the first samples have __key__, n, v",
+            id="a field more",
+        ),
+    ],
+)
+def test_a_sample_that_does_not_fit_is_named(sample: dict[str, Any], message: str, folders: Path) -> None:
     """Columns follow from the first samples, and a later sample that does not fit is an error with its key.
 
     A sample may not fit by its type, shape or fields.
     """
     first: list[dict[str, Any]] = [{"__key__": f"k{i}", "n": i, "v": np.zeros(3)} for i in range(70)]
-    cases: list[tuple[dict[str, Any], str]] = [
-        ({"n": "many"}, r"sample 70 of the iterable, key 'odd': field 'n' is 'txt'.* the column has '<i8'"),
-        ({"n": 0.5}, r"key 'odd': field 'n' is '<f8'"),
-        ({"n": 1, "v": np.zeros(4)}, r"key 'odd': field 'v' is '<f8\[4\]'.* the column has '<f8\[3\]'"),
-        ({"n": 1}, r"key 'odd': field 'v' is None"),
-        ({"n": 1, "v": np.zeros(3), "w": 1}, r"key 'odd': it has a field 'w', the first samples have __key__, n, v"),
-    ]
-    for sample, message in cases:
-        with pytest.raises(PackError, match=message):
-            streamer.pack([*first, {"__key__": "odd", **sample}], folders / "odd", output_format="parquet")
+    with pytest.raises(PackError, match=message):
+        streamer.pack([*first, {"__key__": "odd", **sample}], folders / "odd", output_format="parquet")
+    assert list(folders.rglob("*.spool")) == []
+
+
+def test_what_has_no_column_is_refused(images: Path, folders: Path) -> None:
+    """`pack` as Parquet refuses fields without one type, arrays that no column holds, and unknown output formats."""
     with pytest.raises(PackError, match="only the first length of an array can be 0"):
         streamer.pack([{"v": np.zeros((2, 0))}], folders / "empty", output_format="parquet")
     with pytest.raises(PackError, match=r"field 'n' is '<i8' in one sample and 'txt' in another"):

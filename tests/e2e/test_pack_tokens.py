@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import struct
 import subprocess
 import sys
@@ -190,34 +189,86 @@ def test_an_index_file_is_part_of_its_shard(folders: Path, capsys: pytest.Captur
     assert main(["verify", str(target), "--every", "--executor", "processes:1"]) == 0
 
 
-def test_what_is_no_tokens_is_named(folders: Path) -> None:
+SHORT = {"ids": np.zeros(3, np.uint16)}
+
+
+@pytest.mark.parametrize(
+    ("samples", "options", "error", "message"),
+    [
+        pytest.param(
+            [*[SHORT] * 70, {"ids": [1, -1]}],
+            {},
+            PackError,
+            "sample 70 of the iterable: number 1 of field 'ids' is -1, tokens are 0 to 65535",
+            id="negative",
+        ),
+        pytest.param(
+            [*[SHORT] * 70, {"ids": [1, 65_536]}],
+            {},
+            PackError,
+            "number 1 of field 'ids' is 65536, tokens are 0 to 65535",
+            id="large for the dtype",
+        ),
+        pytest.param(
+            [*[SHORT] * 70, {"ids": [1, 0.5]}],
+            {},
+            PackError,
+            "sample 70 of the iterable: field 'ids' is not a list of integers",
+            id="float",
+        ),
+        pytest.param(
+            [*[SHORT] * 70, {"ids": [[1], [2, 3]]}], {}, PackError, "not a list of integers", id="list of lists"
+        ),
+        pytest.param([*[SHORT] * 70, {"other": [1]}], {}, PackError, "not a list of integers", id="another field"),
+        pytest.param(
+            [{"ids": [4, 5]}], {"vocab_size": 5}, PackError, "is 5, tokens are 0 to 4", id="large for the vocabulary"
+        ),
+        pytest.param(
+            [{"text": "a", "n": 1}],
+            {},
+            PackError,
+            r"no field is a list of integers .* which have text, n; .* a transform",
+            id="no list",
+        ),
+        pytest.param(
+            [{"ids": [1], "mask": [1]}],
+            {},
+            ConfigError,
+            "ids and mask are lists of integers; name the one with the tokens",
+            id="two lists",
+        ),
+        pytest.param(
+            [{"ids": []}, {"ids": []}],
+            {},
+            PackError,
+            "a shard would have no tokens: all of its 2 samples are empty",
+            id="empty samples",
+        ),
+        pytest.param([], {}, PackError, "the iterable gives no samples", id="no samples"),
+        pytest.param(
+            [SHORT],
+            {"output_format": "webdataset", "vocab_size": 5},
+            ConfigError,
+            r"vocab_size=\d with output_format='[tw].*': a number from 1",
+            id="vocabulary of tars",
+        ),
+        pytest.param(
+            [SHORT],
+            {"vocab_size": 0},
+            ConfigError,
+            r"vocab_size=\d with output_format='[tw].*': a number from 1",
+            id="empty vocabulary",
+        ),
+    ],
+)
+def test_what_is_no_tokens_is_named(
+    samples: list[Mapping[str, Any]],
+    options: Mapping[str, Any],
+    error: type[Exception],
+    message: str,
+    folders: Path,
+) -> None:
     """`pack` refuses values that are no tokens and names them, so that nothing is written that reads otherwise."""
-
-    def pack(*samples: Mapping[str, Any], **options: Any) -> None:
-        shutil.rmtree(folders / "odd", ignore_errors=True)
-        streamer.pack(samples, folders / "odd", output_format="tokens", **options)
-
-    short = {"ids": np.zeros(3, np.uint16)}
-    for sample, message in [
-        ({"ids": [1, -1]}, "sample 70 of the iterable: number 1 of field 'ids' is -1, tokens are 0 to 65535"),
-        ({"ids": [1, 65_536]}, "number 1 of field 'ids' is 65536, tokens are 0 to 65535"),
-        ({"ids": [1, 0.5]}, "sample 70 of the iterable: field 'ids' is not a list of integers"),
-        ({"ids": [[1], [2, 3]]}, "not a list of integers"),
-        ({"other": [1]}, "not a list of integers"),
-    ]:
-        with pytest.raises(PackError, match=message):
-            pack(*[short] * 70, sample)
-    with pytest.raises(PackError, match="is 5, tokens are 0 to 4"):
-        pack({"ids": [4, 5]}, vocab_size=5)
-    with pytest.raises(PackError, match=r"no field is a list of integers .* which have text, n; .* a transform"):
-        pack({"text": "a", "n": 1})
-    with pytest.raises(ConfigError, match="ids and mask are lists of integers; name the one with the tokens"):
-        pack({"ids": [1], "mask": [1]})
-    with pytest.raises(PackError, match="a shard would have no tokens: all of its 2 samples are empty"):
-        pack({"ids": []}, {"ids": []})
-    with pytest.raises(PackError, match="the iterable gives no samples"):
-        pack()
-    for options in ({"output_format": "webdataset", "vocab_size": 5}, {"output_format": "tokens", "vocab_size": 0}):
-        with pytest.raises(ConfigError, match=r"vocab_size=\d with output_format='[tw].*': a number from 1"):
-            streamer.pack([short], folders / "odd", **options)
+    with pytest.raises(error, match=message):
+        streamer.pack(samples, folders / "odd", **{"output_format": "tokens", **options})
     assert list(folders.rglob("*.spool")) == []

@@ -46,14 +46,14 @@ def numbers_of(batch: dict[str, Any]) -> list[int]:
     return batch["n"].tolist()
 
 
-def test_the_order_is_that_of_the_left_side(data: Path, closing: Closing):
+@pytest.mark.parametrize("kind", ["parquet", "tars"])
+def test_the_order_is_that_of_the_left_side(kind: str, data: Path, closing: Closing):
     """A joined dataset has the order of its left side, sample for sample."""
     alone = closing(StreamingDataset(data / "left", transform=lambda sample: {"n": sample["json"]["n"]}))
     with StreamingDataLoader(alone, BATCH) as loader:
         expected = [batch["n"].tolist() for batch in loader]
-    for kind in ("parquet", "tars"):
-        with StreamingDataLoader(joined(data, closing, kind), BATCH) as loader:
-            assert [numbers_of(batch) for batch in loader] == expected
+    with StreamingDataLoader(joined(data, closing, kind), BATCH) as loader:
+        assert [numbers_of(batch) for batch in loader] == expected
 
 
 @pytest.mark.parametrize("kind", ["parquet", "tars"])

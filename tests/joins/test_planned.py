@@ -24,6 +24,10 @@ from tests.tars import tar_of
 COUNT, BYTES, SHARDS = 1200, 8000, 6
 # Of a right side in unlike order: 64 rows a row group.
 KEYS = {"left": "one", "right": "two"}
+COMMON = (
+    *("plan", "--cache-bytes", "1GB", "--batch-size", "8", "--step-seconds", "1"),
+    *("--link", "1GB/s", "--no-search", "--epochs", "1"),
+)
 
 
 def tars(numbers: list[int], name: str) -> dict[str, bytes]:
@@ -122,8 +126,7 @@ def test_the_command(tmp_path: Path, engine: EngineClient, capsys: pytest.Captur
     """`streamer plan` takes a join's columns and a condition on them, and plans the matching samples only."""
     sides.write_left(tmp_path / "left")
     sides.json_lines(tmp_path / "right", range(sides.COUNT))
-    common = ["plan", str(tmp_path / "left"), "--cache-bytes", "1GB", "--batch-size", "8", "--step-seconds", "1"]
-    common += ["--link", "1GB/s", "--no-search", "--epochs", "1"]
+    common = [*COMMON, str(tmp_path / "left")]
     assert main([*common, "--join", f"{tmp_path}/right:json.uid=uid"]) == 0
     shown = capsys.readouterr().out
     assert f"right: {sides.COUNT} of {sides.COUNT} samples have rows; an epoch fetches" in shown
@@ -133,10 +136,20 @@ def test_the_command(tmp_path: Path, engine: EngineClient, capsys: pytest.Captur
     join = json.dumps({"url": str(tmp_path / "right"), "on": ["json.uid", "uid"], "columns": ["n"], "format": "jsonl"})
     assert main([*common, "--join", join, "--where", f"n < {sides.COUNT // sides.SHARDS}"]) == 0
     assert f"{sides.COUNT // sides.SHARDS} samples in 1 chunk, " in capsys.readouterr().out
-    for wrong, said in (
-        (json.dumps({"url": str(tmp_path / "right")}), "required field `on`"),
-        ('{"url": "x", "on": "k", "key": "k"}', "unknown field `key`"),
-        ('{"on": "k"}', "required field `url`"),
-    ):
-        assert main([*common, "--join", wrong]) == 2
-        assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        pytest.param('{"url": "right"}', "required field `on`", id="no key"),
+        pytest.param('{"url": "x", "on": "k", "key": "k"}', "unknown field `key`", id="misspelt"),
+        pytest.param('{"on": "k"}', "required field `url`", id="no url"),
+    ],
+)
+def test_a_wrong_join_is_refused(
+    wrong: str, said: str, tmp_path: Path, engine: EngineClient, capsys: pytest.CaptureFixture[str]
+):
+    """`streamer plan` refuses a --join without a key or a url, or with another option, with code 2 and its name."""
+    sides.write_left(tmp_path / "left")
+    assert main([*COMMON, str(tmp_path / "left"), "--join", wrong]) == 2
+    assert said in capsys.readouterr().err

@@ -158,7 +158,10 @@ def test_it_says_what_it_serves() -> None:
 
 
 def test_ports_and_probes_follow_the_configuration() -> None:
-    """The chart's ports and probes follow the configured address; a loopback one, which no probe reaches, is an error."""
+    """The chart's ports and probes follow the configured address, and an address on loopback is refused.
+
+    No probe would reach loopback.
+    """
     other, off, loopback, default = rendered(
         {"config": CONFIG.replace("9464", "9999")},
         {"config": CONFIG.replace("0.0.0.0:9464", "off"), "podMonitor": {"enabled": True}},
