@@ -74,7 +74,7 @@ def test_fewer_bytes_than_the_other_side_says(writer: SharedMemory, reader: Shar
 
 
 def test_neither_side_can_cut_it(reader: SharedMemory, writer: SharedMemory) -> None:
-    """Neither side can truncate shared memory, because a mapping of it would end the other process."""
+    """Shared memory is sealed against truncation, because a shorter file would end the process that maps it."""
     writer.write([b"first"])
     with pytest.raises(PermissionError):
         os.ftruncate(reader.descriptor, 0)
