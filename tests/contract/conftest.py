@@ -36,9 +36,7 @@ from streamer.wire.store_options import NO_OPTIONS
 
 
 class InProcessSession:
-    """Stands for the client's session: it drives an engine session from another thread, in the order that a client
-    does.
-    """
+    """Stands for the client's session: it drives an engine session from another thread, as a client does."""
 
     def __init__(self, source: InProcessSource, request: OpenSession) -> None:
         self._source = source

@@ -80,9 +80,7 @@ class StoreContract:
 
     @pytest.mark.parametrize("length", [0, 1000, 20_000_000])
     async def test_a_file_becomes_an_object(self, kind: Kind, tmp_path_factory: pytest.TempPathFactory, length: int):
-        """A file is uploaded whole, also in parts: its record is that of the listing, and an object of that name is
-        replaced.
-        """
+        """A file is uploaded whole, also in parts; its record is the listing's, and an older object is replaced."""
         path = tmp_path_factory.mktemp("spool") / "shard"
         content = (RAMP * 7)[:length]
         for written in (b"before", content):
@@ -148,9 +146,7 @@ class StoreContract:
             await listed(kind.store, f"{kind.root}/train/b/shard-{{007..009}}.tar")
 
     async def test_a_pattern_that_braces_stand_for_matches_nothing(self, kind: Kind) -> None:
-        """Braces with a glob stand for a list of patterns, each of which must match; those that match nothing are
-        named.
-        """
+        """Braces with a glob stand for patterns, each of which must match; those that match nothing are named."""
         with pytest.raises(ObjectNotFoundError, match=r"1 of the 3 patterns .* nothing: \S*train/b/shard-009\*;"):
             await listed(kind.store, f"{kind.root}/train/b/shard-{{007..009}}*")
         with pytest.raises(ObjectNotFoundError, match=r"2 of the 4 patterns .* nothing: \S*a/\*\.tar, \S*c/\*\.tar;"):

@@ -66,9 +66,7 @@ Script = Callable[[Asked, asyncio.StreamWriter], Awaitable[None]]
 
 @dataclass
 class TellingServer:
-    """Stands for an object store over HTTP: it answers as `script` says, and without one serves RAMP under
-    every name.
-    """
+    """Stands for an object store over HTTP: it answers as `script` says, and without one serves RAMP."""
 
     script: Script | None = None
     asked: list[Asked] = field(default_factory=list)

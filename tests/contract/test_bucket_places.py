@@ -52,9 +52,7 @@ async def hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
 async def test_a_bucket_in_another_region(
     behaviour: str, options: dict[str, object], hosts: AwsHosts, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A bucket in another region is found by what AWS answers and logged once; listings and reads go there from then
-    on.
-    """
+    """A bucket in another region is found by what AWS answers, logged once, and asked there from then on."""
     hosts.behaviour = behaviour
     caplog.set_level(logging.WARNING, "streamer")
     store = open_store(ROOT, options)
@@ -88,9 +86,7 @@ async def test_a_read_finds_the_region_as_well(hosts: AwsHosts) -> None:
 
 @pytest.mark.parametrize("behaviour", ELSEWHERE)
 async def test_obstore_finds_the_region(behaviour: str, hosts: AwsHosts, caplog: pytest.LogCaptureFixture) -> None:
-    """With obstore as the client, the region is asked for before the first request, so that no signed request goes to a
-    wrong host.
-    """
+    """With obstore the region is asked for before the first request; no signed request goes to a wrong host."""
     hosts.behaviour = behaviour
     caplog.set_level(logging.WARNING, "streamer")
     store = open_store(ROOT, KEYS, client="obstore")
@@ -219,9 +215,7 @@ _PLACES: list[tuple[dict[str, str], dict[str, object], str]] = [
 def test_the_address_of_a_bucket(
     variables: dict[str, str], options: dict[str, object], base: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The address of a bucket follows from partition, FIPS, dual stack, acceleration, and an endpoint with the bucket
-    in path or host.
-    """
+    """The address of a bucket follows partition, FIPS, dual stack, acceleration, endpoint and address style."""
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     assert _place(**options).base == base
@@ -264,9 +258,7 @@ def test_a_profile_says_where(tmp_path: Path) -> None:
 def test_without_botocore(
     variables: dict[str, str], options: dict[str, object], base: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without botocore a bucket has the same address, or a refusal that says what to install, and never another
-    host.
-    """
+    """Without botocore a bucket has the same address, or a refusal that says what to install."""
     monkeypatch.setitem(sys.modules, "botocore.session", None)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)

@@ -58,9 +58,7 @@ def test_every_chunk_is_readable_when_its_step_is_ready(make_source, folder, rea
 
 
 def _overhead(manifest, counts) -> int:
-    """Returns the bytes that the disk takes beyond those fetched; they are not known per chunk here and are bounded by
-    blocks.
-    """
+    """Returns the bytes that the disk takes beyond those fetched, after a check that blocks explain them."""
     charged = counts["needed_bytes"] - counts["hit_bytes"]
     missed = counts["needs"] - counts["hits"]
     extra = charged - counts["store_bytes"]
@@ -223,9 +221,7 @@ def reject_for_ever(session, chunk: int) -> None:
 
 
 def test_who_goes_on_rejecting_good_chunks_gets_an_error(make_source, folder):
-    """A session that goes on rejecting a good chunk gets an IntegrityError after four times; nothing is fetched, and
-    others read on.
-    """
+    """A session that goes on rejecting a good chunk gets an IntegrityError; nothing is fetched, others read on."""
     source = make_source()
     manifest = source.manifest(str(folder))
     stubborn, other = (source.open_session(spec_of(manifest, consumer=f"rank {rank}")) for rank in range(2))
@@ -275,9 +271,7 @@ def test_a_reject_of_what_one_does_not_hold_changes_nothing(make_source, folder)
 
 
 def test_a_changed_object_is_an_error_of_its_reader(make_source, folder):
-    """An object that changed since it was indexed is an error of its reader that names it, and its bytes are not
-    delivered.
-    """
+    """An object that changed since it was indexed is an error that names it, and its bytes are not delivered."""
     source = make_source()
     manifest = source.manifest(str(folder))
     victim = manifest.name(0).object_key
@@ -290,9 +284,7 @@ def test_a_changed_object_is_an_error_of_its_reader(make_source, folder):
 
 
 def test_an_error_ahead_does_not_stop_what_is_before_it(make_source, folder, read_chunk):
-    """An error of a chunk that is read ahead is raised when its reader gets there, and the chunks before it are
-    delivered.
-    """
+    """An error of a chunk that is read ahead is raised when its reader gets there; those before it are delivered."""
     source = make_source()
     manifest = source.manifest(str(folder))
     last = manifest.chunks - 1
@@ -310,9 +302,7 @@ def test_an_error_ahead_does_not_stop_what_is_before_it(make_source, folder, rea
 
 
 def test_sessions_of_one_job_that_disagree_are_refused(make_source, folder):
-    """Sessions of one job with different orders are refused by a StateError that names the field, because samples would
-    be repeated.
-    """
+    """Sessions of one job with different orders are refused with the field, as samples would be repeated."""
     source = make_source()
     manifest = source.manifest(str(folder))
     first = source.open_session(spec_of(manifest, consumer="rank 0", order_id="a" * 32))

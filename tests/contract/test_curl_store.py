@@ -1,6 +1,4 @@
-"""What libcurl must do beyond the contract: signatures, odd answers, every way of ending, TLS and proxies, with real
-servers.
-"""
+"""What libcurl must do beyond the contract: signatures, odd answers, ends, TLS and proxies, with real servers."""
 
 from __future__ import annotations
 
@@ -138,9 +136,7 @@ ODD_KEYS = (
 
 
 def test_every_key_is_asked_for_and_signed_as_boto_does() -> None:
-    """A key of any characters is requested under the path and with the signature that botocore makes, session token
-    included.
-    """
+    """A key of any characters is requested with the path and signature of botocore, session token included."""
 
     async def asked_for(key: str) -> None:
         server.asked.clear()
@@ -173,9 +169,7 @@ UPLOADS = """<ListMultipartUploadsResult xmlns="http://s3.amazonaws.com/doc/2006
 
 
 async def test_unfinished_uploads_are_listed_and_removed() -> None:
-    """Unfinished uploads are listed in pages and removed, with keys and ids of any characters and signatures as
-    botocore makes them.
-    """
+    """Unfinished uploads are listed in pages and removed, with keys and ids of any characters, signed as by boto."""
     pages = [
         UPLOADS.format(more="true", key="a/%C3%BC+%2B", id="i+/=1"),
         UPLOADS.format(more="false", key="a/b", id="2"),
@@ -209,9 +203,7 @@ async def test_unfinished_uploads_are_listed_and_removed() -> None:
 
 
 async def test_moto_takes_the_signature_and_no_other(moto_endpoint: str) -> None:
-    """A server that checks signatures serves a read with the right secret and refuses one with another, which is not
-    shown.
-    """
+    """A server that checks signatures serves the right secret and refuses another one, which is not shown."""
     told = {"aws_access_key_id": "testing", "aws_secret_access_key": "testing", "region_name": "us-east-1"}
     iam = Session().create_client("iam", endpoint_url=moto_endpoint, **told)
     iam.create_user(UserName="reader")
@@ -253,8 +245,7 @@ async def test_anonymous_requests_are_not_signed() -> None:
 
 @pytest.mark.parametrize("boto", [True, False])
 async def test_endpoint_region_and_keys_of_the_environment(boto: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Endpoint, region and keys of the environment are used without an option, by libcurl and obstore, with and without
-    botocore.
+    """Endpoint, region and keys of the environment are used by libcurl and obstore, with and without botocore.
 
     The sidecar's image has no botocore.
     """
@@ -280,9 +271,7 @@ async def test_endpoint_region_and_keys_of_the_environment(boto: bool, monkeypat
 async def test_keys_of_the_options_come_with_their_own_token_only(
     token: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Keys of the options are sent with their own session token only, since AWS_SESSION_TOKEN belongs to the
-    environment's keys.
-    """
+    """Keys of the options come with their own token only, as AWS_SESSION_TOKEN is for the environment's keys."""
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "another")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "another")
     monkeypatch.setenv("AWS_SESSION_TOKEN", "another")
@@ -299,9 +288,7 @@ async def test_keys_of_the_options_come_with_their_own_token_only(
 
 
 async def test_a_profile_has_keys_and_region(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A profile gives keys and region as botocore finds them; after a refresh its new ones are used, by the same
-    handles too.
-    """
+    """A profile gives keys and region as botocore finds them; after a refresh its new ones are used."""
     file = tmp_path / "config"
     file.write_text("[profile mine]\nregion = here-1\naws_access_key_id = first\naws_secret_access_key = s\n")
     monkeypatch.setenv("AWS_CONFIG_FILE", str(file))
@@ -340,9 +327,7 @@ _GOOD = {
 
 @pytest.mark.parametrize("name", _GOOD)
 async def test_good_answers_of_other_forms(name: str) -> None:
-    """Correct answers of other forms give the same ten bytes: chunked, with trailers, informational or with a weakened
-    ETag.
-    """
+    """Correct answers of other forms give the same ten bytes: chunked, with trailers, with a weakened ETag."""
     async with web() as (server, store, root):
         server.says(_GOOD[name])
         assert await read(store, _record(f"{root}/o"), 0, 10) == RAMP[:10]
@@ -430,9 +415,7 @@ _ENDLESS = {
 
 @pytest.mark.parametrize("name", _ENDLESS)
 async def test_what_does_not_end_is_ended(name: str) -> None:
-    """Headers, refusals and bodies without end are ended by an error, and no byte beyond those asked for is
-    delivered.
-    """
+    """Headers, refusals and bodies without end are an error, and no byte beyond those asked for is delivered."""
     begin, more, error = _ENDLESS[name]
 
     async def script(asked: Asked, writer: asyncio.StreamWriter) -> None:
@@ -455,9 +438,7 @@ async def test_what_does_not_end_is_ended(name: str) -> None:
 
 
 async def test_a_redirect_takes_the_range_and_not_the_headers() -> None:
-    """A redirect to another host is followed with the range and without the user's headers; one on the same host takes
-    them along.
-    """
+    """A redirect to another host takes the range and none of the user's headers; one on the same host takes all."""
     private = {"Authorization": "Bearer t", "X-Api-Key": "k", "Cookie": "c=1", "X-Empty": ""}
     async with telling() as other, web({"headers": private}) as (server, store, root):
         there = f"http://localhost:{other.port}/there?signed=1%2F2#part"
@@ -498,9 +479,7 @@ async def test_a_bucket_elsewhere_is_said_and_not_followed(line: str) -> None:
 
 @pytest.mark.parametrize("hosts", [["localhost"], ["*.internal", "LOCAL*"], ("10.0.0.0/8", "127.0.0.0/8")])
 async def test_a_cluster_of_caches_sends_to_its_own_servers(hosts: Sequence[str]) -> None:
-    """A cluster of caches may redirect to hosts that `redirects` names: range and version are sent there, keys and
-    signature are not.
-    """
+    """A cluster of caches may redirect to the hosts of `redirects`, which get the range and no keys or signature."""
     name = "127.0.0.1" if "/" in hosts[0] else "localhost"
     async with telling() as other, telling() as server:
         there = f"http://{name}:{other.port}/there?pid=t1&utm=2"
@@ -622,9 +601,7 @@ async def test_cancelled_before_the_first_byte() -> None:
 
 @pytest.mark.parametrize("at", [1, 10, len(RAMP)])
 async def test_cancelled_by_the_very_piece(at: int, authority: trustme.CA, tmp_path: Path) -> None:
-    """A read that is cancelled by the receiver of a piece, even the last one, is cancelled and delivers no further
-    piece.
-    """
+    """A read that its receiver cancels at a piece, even the last one, is cancelled and delivers no further piece."""
     async with secure(authority, tmp_path) as (_, store):
         taken, seen = 0, 0
 
@@ -749,9 +726,7 @@ async def test_connections_are_used_again_unless_a_fresh_one_is_asked_for() -> N
 
 @pytest.mark.parametrize("how", ["while idle", "as it is asked"])
 async def test_a_connection_that_was_closed_is_no_error(how: str) -> None:
-    """A connection that the server has closed, or closes at the request, is no error: libcurl sends it over another
-    one.
-    """
+    """A connection that the server closes, idle or at the request, is no error: libcurl opens another one."""
     async with bucket() as (server, store):
 
         async def script(asked: Asked, writer: asyncio.StreamWriter) -> None:
@@ -788,9 +763,7 @@ async def test_a_fork_neither_reads_nor_says_goodbye(authority: trustme.CA, tmp_
 
 
 def _in_the_child(store: ObjectStore) -> int:
-    """Returns 0 if a read is refused and a close ends at once; no loop runs, so that each call ends before it would
-    wait.
-    """
+    """Returns 0 if a read is refused and a close ends at once, without a running loop."""
     try:
         store.get(Get(_record("s3://bucket/o"), 0, 10), bytearray().extend).__await__().send(None)  # type: ignore[attr-defined]
     except StoreError as error:
@@ -901,9 +874,7 @@ async def test_a_file_of_authorities_that_is_none(content: str | None, text: str
 
 
 async def test_a_listing_of_other_folders_is_an_error() -> None:
-    """A listing with objects outside the folder that was asked for is an error; with a gateway that ignores prefixes
-    they were samples.
-    """
+    """A listing with objects outside the folder is an error; with a gateway without prefixes they were samples."""
     entry = b"<Contents><Key>%b</Key><Size>3</Size><ETag>v</ETag></Contents>"
     page = b"<ListBucketResult>%b%b</ListBucketResult>" % (entry % b"train/0.jpg", entry % b"secret/0.jpg")
     async with bucket() as (server, store):

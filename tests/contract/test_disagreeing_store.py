@@ -61,9 +61,7 @@ async def gateway() -> AsyncIterator[Gateway]:
 
 @pytest.mark.parametrize("refuses", [None, 412])
 async def test_indexing_again_does_not_help(gateway: Gateway, refuses: int | None) -> None:
-    """A gateway that lists other ETags than its reads answer is named as the cause, since indexing again does not help;
-    a real change is still one.
-    """
+    """A gateway that lists other ETags than its reads answer is named as the cause; a real change is still one."""
     gateway.refuses = refuses
     store = gateway.open()
     try:

@@ -62,9 +62,7 @@ def _by_subject(found: list[Finding]) -> dict[str, Finding]:
 
 @pytest.mark.parametrize(("ahead", "state"), [(timedelta(), "ok"), (timedelta(minutes=20), "problem")])
 async def test_a_web_server_and_its_clock(ahead: timedelta, state: str) -> None:
-    """`streamer doctor` reads a byte of a web server, and names a clock that is wrong by minutes with the
-    difference.
-    """
+    """`streamer doctor` reads a byte of a web server, and names a clock that is wrong by minutes."""
     with _web_server(ahead) as root:
         found = _by_subject(await url_findings(StoreRoot.resolve(f"{root}/x.bin"), f"{root}/x.bin"))
     assert (found["url"].state, found["read"].state) == ("ok", "ok")

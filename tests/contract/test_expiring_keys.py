@@ -1,6 +1,4 @@
-"""Keys that expire, from each kind of issuer that botocore knows; their answers are emulated
-(tests/clouds/issuers.py).
-"""
+"""Keys that expire, from each kind of issuer that botocore knows, emulated (tests/clouds/issuers.py)."""
 
 from __future__ import annotations
 
@@ -51,9 +49,7 @@ async def store(request: pytest.FixtureRequest) -> AsyncIterator[ObjectStore]:
 async def test_keys_are_found_and_renewed(
     issuer: Issuer, store: ObjectStore, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Keys of an issuer serve a put, a listing and a read, and after they are revoked and the store is refreshed, new
-    ones serve.
-    """
+    """Keys of an issuer serve a put, a listing and a read; after they end and a refresh, new ones serve."""
     set_up(kind, issuer, tmp_path, monkeypatch)
     monkeypatch.setattr(key_ring, "_WAIT_SECONDS", 60.0)  # however long a busy machine takes to start a program
     await store.put(URL, b"content")
@@ -116,9 +112,7 @@ def test_the_doctor_names_whose_they_are(issuer: Issuer, tmp_path: Path, monkeyp
 async def test_an_issuer_that_is_not_ready_is_waited_for(
     issuer: Issuer, store: ObjectStore, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An issuer that is down, a metadata server too, is an error at first, and is waited for by a fetcher as a store
-    is.
-    """
+    """An issuer that is down, a metadata server too, is an error at first, and a fetcher waits for it."""
     set_up(kind, issuer, tmp_path, monkeypatch)
     monkeypatch.setattr(key_ring, "_AGAIN_SECONDS", (0.05, 0.1))
     monkeypatch.setattr(key_ring, "_WAIT_SECONDS", 60.0)
@@ -191,8 +185,7 @@ async def test_keys_that_end_while_their_issuer_is_away(
 async def test_a_container_behind_a_hop_limit_of_one(
     store: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, issuer: Issuer
 ) -> None:
-    """In a container behind a hop limit of 1 the metadata server answers no PUT, and the error says how to raise the
-    limit.
+    """Behind a hop limit of 1 a container gets no metadata answer to PUT; the error says how to raise it.
 
     Source: "Use the Instance Metadata Service", considerations.
     """
@@ -221,9 +214,7 @@ async def test_a_sign_in_that_has_ended(
 def test_the_doctor_sends_keys_of_another_store_not_to_aws(
     issuer: Issuer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`streamer doctor` does not send keys of another store to STS: a profile may name an endpoint of S3 alone, as for
-    R2 and MinIO.
-    """
+    """`streamer doctor` sends no keys of another store to STS, where a profile names an endpoint of S3 alone."""
     set_up("IRSA", issuer, tmp_path, monkeypatch)
     monkeypatch.delenv("AWS_ENDPOINT_URL_S3")
     (tmp_path / "config").write_text(

@@ -1,6 +1,4 @@
-"""A store for urls of clients connects to no address of this machine, whatever names and redirects lead to a real
-server there.
-"""
+"""A store for urls of clients connects to no address of this machine, where a real server would answer."""
 
 from __future__ import annotations
 
@@ -21,9 +19,7 @@ CONTENT = b"what another service of this machine says"
 
 
 class Neighbour(BaseHTTPRequestHandler):
-    """Stands for another service of this machine: it answers ranges, and `/away` with a redirect to another address of
-    it.
-    """
+    """Stands for another service of this machine: it answers ranges, and `/away` with a redirect to it."""
 
     seen: list[str]
 
@@ -86,9 +82,7 @@ async def test_names_of_this_machine(host: str, port: int) -> None:
 
 
 async def test_a_redirect_to_this_machine(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A redirect to this machine is refused, as another web server may send; 127.0.0.1 stands for it, and only
-    127.0.0.2 counts as local.
-    """
+    """A redirect to this machine is refused; 127.0.0.1 stands for another server, 127.0.0.2 for this machine."""
     monkeypatch.setattr(guard, "_OWN_NETWORKS", (ip_network("127.0.0.2/32"),))
     url = f"http://127.0.0.1:{port}/away"
     assert await read(url, refuse_local=False) == CONTENT
@@ -100,9 +94,7 @@ async def test_a_redirect_to_this_machine(port: int, monkeypatch: pytest.MonkeyP
 
 
 async def test_a_version_is_not_read_through_a_redirect(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An object pinned by its version id is refused for clients of a service, because only obstore reads those and
-    follows every redirect.
-    """
+    """An object pinned by its version id is refused to clients: obstore reads it, and follows any redirect."""
     monkeypatch.setattr(guard, "_OWN_NETWORKS", (ip_network("127.0.0.2/32"),))
     options = {"key": "k", "secret": "s", "endpoint_url": f"http://127.0.0.1:{port}"}
     target = ObjectRecord("s3://bucket/away", len(CONTENT), "version:1")
@@ -116,9 +108,7 @@ async def test_a_version_is_not_read_through_a_redirect(port: int, monkeypatch: 
 
 
 async def test_what_obstore_asks(port: int, tmp_path: Path) -> None:
-    """Heads, listings, puts and reads of versions at a client's endpoint on this machine are refused without a
-    connection.
-    """
+    """Heads, listings, puts and reads of versions at an endpoint on this machine are refused unconnected."""
     options = {"key": "k", "secret": "s", "endpoint_url": f"http://127.1:{port}"}
     url = "s3://bucket/a"
     (tmp_path / "file").write_bytes(CONTENT)

@@ -36,9 +36,7 @@ async def store(hub: Hub) -> AsyncIterator[ObjectStore]:
 
 
 async def test_a_branch_that_moves_changes_no_read(hub: Hub, store: ObjectStore) -> None:
-    """After a push, old records are read from the old commit and a new listing has the new one; the token stays with
-    the hub.
-    """
+    """After a push, old records are read from the old commit, new ones from the new; the token stays at the hub."""
     old = await listed(store, f"{ROOT}/train/")
     assert [record.version for record in old.values()] == [f"commit:{1:040x}"] * 2
     hub.commit(train__a=NEW)

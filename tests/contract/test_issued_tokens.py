@@ -87,9 +87,7 @@ async def test_a_machine_with_an_identity_reads(
 async def test_federation_with_impersonation(
     issuer: TokenIssuer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With workload identity federation the token of another cloud is exchanged, and the store sees the impersonated
-    account's token.
-    """
+    """Workload identity federation exchanges another cloud's token, and the store sees the account's token."""
     federated(issuer, tmp_path, monkeypatch)
     async with reading("gs") as (server, store, record):
         assert await read(store, record, 0, 10) == RAMP[:10]
@@ -98,9 +96,7 @@ async def test_federation_with_impersonation(
 
 
 async def test_a_users_sign_in_as_an_option(issuer: TokenIssuer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A user's sign-in given as `token` is used by obstore at Google's issuer; an issuer that the option names is not
-    asked.
-    """
+    """A user's sign-in given as `token` goes to Google's issuer by obstore, and to no issuer that it names."""
     monkeypatch.setattr(google_tokens, "_USER_ISSUER", f"{issuer.url}/user/token")
     user = {"client_id": "c", "client_secret": "s", "refresh_token": "r", "token_uri": "http://127.0.0.1:1/token"}
     async with reading("gs", token=user) as (server, store, record):
@@ -179,9 +175,7 @@ def test_a_sign_in_of_azure(issuer: TokenIssuer, tmp_path: Path, monkeypatch: py
 def test_federation_without_the_library_is_refused(
     issuer: TokenIssuer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Credentials of workload identity federation are refused without google-auth, and as an option, by an error that
-    names their type.
-    """
+    """Credentials of federation are refused without google-auth, and as an option, with the name of their type."""
     path = federated(issuer, tmp_path, monkeypatch)
     with pytest.raises(ConfigError, match=r"external_account.*GOOGLE_APPLICATION_CREDENTIALS, not from"):
         google_tokens.find("gs://bucket", {"application_credentials": str(path)})

@@ -37,9 +37,7 @@ async def _answer(asked: Asked, writer: asyncio.StreamWriter, *lines: str) -> No
 
 @pytest.mark.parametrize("client", ["curl", "obstore", "fsspec"])
 async def test_braces_without_the_right_to_list(server: TellingServer, client: str) -> None:
-    """Objects that braces name are requested one by one where listing is forbidden; a missing one is named, and globs
-    are denied.
-    """
+    """Objects that braces name are requested one by one where listing is forbidden; globs are denied there."""
 
     async def script(asked: Asked, writer: asyncio.StreamWriter) -> None:
         if "list-type" in asked.path:
@@ -78,9 +76,7 @@ async def test_braces_without_the_right_to_list(server: TellingServer, client: s
     ],
 )
 async def test_dates_of_other_forms(server: TellingServer, date: str) -> None:
-    """A Last-Modified of any form, or none that can be read, is accepted beside an ETag (RFC 9110 5.6.7 has three
-    forms).
-    """
+    """A Last-Modified of any form, or an unreadable one, is accepted beside an ETag (RFC 9110 5.6.7 has three)."""
     server.script = lambda asked, writer: _answer(asked, writer, f"Last-Modified: {date}")
     root = f"http://127.0.0.1:{server.port}"
     store = open_store(root, {})
@@ -105,9 +101,7 @@ async def test_dates_of_other_forms(server: TellingServer, date: str) -> None:
 async def test_a_date_without_an_etag(
     server: TellingServer, caplog: pytest.LogCaptureFixture, date: str, is_dated: bool
 ) -> None:
-    """Without an ETag each form of a date gives the same version, and no date is warned about, because a change of
-    equal size is not seen.
-    """
+    """Without an ETag each form of a date gives one version; without a date, unseen changes are warned about."""
 
     async def script(asked: Asked, writer: asyncio.StreamWriter) -> None:
         writer.write(re.sub(rb"ETag: [^\r]*", f"Last-Modified: {date}".encode(), asked.good(), count=1))
@@ -129,9 +123,7 @@ async def test_a_date_without_an_etag(
     ("name", "is_read"), [("a.json", False), ("a.tar", False), ("a.tar.gz", True), ("a.TGZ", True)]
 )
 async def test_a_web_server_that_sends_files_compressed(server: TellingServer, name: str, is_read: bool) -> None:
-    """A file that a web server sends compressed is refused, because lengths and ranges are not the file's; a file
-    compressed by itself is read.
-    """
+    """A file that a web server sends compressed is refused, unless the file itself is a compressed one."""
     server.script = lambda asked, writer: _answer(asked, writer, "Content-Encoding: gzip")
     root = f"http://127.0.0.1:{server.port}"
     store = open_store(root, {})

@@ -81,9 +81,7 @@ async def test_one_advice_per_code(server: TellingServer, client: str, status: i
 
 @pytest.mark.parametrize("how", ["HEAD is refused", "no length", "no ranges either"])
 async def test_a_web_server_without_head(server: TellingServer, how: str) -> None:
-    """A web server without HEAD or length is asked for a byte instead; one that serves no ranges either is a final
-    error.
-    """
+    """A web server without HEAD or length is asked for a byte; one without ranges as well is a final error."""
 
     async def script(asked: Asked, writer: asyncio.StreamWriter) -> None:
         if asked.head.startswith(b"HEAD") and how == "no length":
@@ -112,8 +110,6 @@ async def test_a_web_server_without_head(server: TellingServer, how: str) -> Non
 
 @pytest.mark.parametrize("error", [ModuleNotFoundError("No module named 'x'"), AttributeError("x"), TypeError("x")])
 def test_what_a_foreign_library_cannot_do_is_final(error: Exception) -> None:
-    """A missing module or attribute of another library is a final ConfigError, and was waited for as an outage; text it
-    could not decode is retried.
-    """
+    """A missing module or attribute of another library is a final ConfigError; a failed parse is retried."""
     assert isinstance(fsspec_errors.map_error("hdfs://h/x", error, None), ConfigError)
     assert retryable(fsspec_errors.map_error("hdfs://h/x", UnicodeDecodeError("utf-8", b"", 0, 1, "x"), None))

@@ -288,9 +288,7 @@ def test_an_unknown_client_is_refused() -> None:
 def test_elsewhere_than_on_linux_obstore_reads(
     client: Client, kind: type[ObjectStore], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On systems without epoll, which libcurl needs, obstore reads, and a configuration that names libcurl is
-    an error.
-    """
+    """Without epoll, which libcurl needs, obstore reads, and a configuration that names libcurl is an error."""
     monkeypatch.setattr("streamer.store.sys.platform", "darwin")
     assert type(open_store("s3://bucket", {}, client=client)) is kind
     with pytest.raises(ConfigError, match="Linux"):

@@ -1,6 +1,4 @@
-"""Logins of web servers, in the url or in netrc, on a real server: they are used, not shown, and not sent to another
-host.
-"""
+"""Logins of web servers, in url or netrc, on a real server: used, not shown, and not sent to another host."""
 
 from __future__ import annotations
 
@@ -159,9 +157,7 @@ async def test_another_origin_gets_no_header(client: str, by: str, head: str) ->
 
 
 class WebFolder:
-    """Stands for a web server that takes uploads, with WebDAV's folders and redirects: it keeps what it was sent, by
-    path.
-    """
+    """Stands for a web server that takes uploads, as WebDAV does, and redirects: it keeps what it was sent."""
 
     def __init__(self) -> None:
         self.files: dict[str, bytes] = {}
@@ -213,9 +209,7 @@ async def web_folder() -> AsyncIterator[WebFolder]:
 async def test_an_upload_takes_no_header_to_another_origin(
     size: int, guarded: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An upload follows redirects 307 and 308 with its bytes, and with the user's headers to its own origin only; 302
-    is an error.
-    """
+    """An upload follows 307 and 308, with the user's headers to its own origin only; 302 is an error."""
     monkeypatch.setattr(guard, "_OWN_NETWORKS", ())
     secret = {"X-Api-Key": "hush", "PRIVATE-TOKEN": "hush", "Authorization": "hush", "Cookie": "a=hush"}
     content = bytes(range(256)) * (size // 256) + b"end"
@@ -267,9 +261,7 @@ def test_a_client_that_would_send_headers_on_is_refused() -> None:
 
 
 def test_whose_login_it_is(tmp_path: Path) -> None:
-    """The user's Authorization goes before a login, a client's url gets none of the service's netrc, and a damaged
-    netrc is ignored.
-    """
+    """The user's Authorization goes before a login, a client gets none of the service's, a bad netrc is ignored."""
     file = tmp_path / "logins"
     file.write_text("machine h login anna password hush\n")
     variables = {"NETRC": str(file)}
@@ -297,9 +289,7 @@ def test_a_wrong_option_shows_no_login() -> None:
 
 
 async def test_a_page_to_sign_in_is_not_the_file(server: TellingServer) -> None:
-    """A redirect to an HTML page is an AccessDeniedError, since it asks to sign in; an HTML file that was asked for is
-    read.
-    """
+    """A redirect to an HTML page is an AccessDeniedError with advice; an HTML file that was asked for is read."""
     page = b"<html>Please sign in</html>"
 
     async def script(asked: Asked, writer: asyncio.StreamWriter) -> None:

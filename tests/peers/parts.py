@@ -47,8 +47,7 @@ def put_chunk(folder: CacheFolder, number: int, length: int = 1 << 20) -> bytes:
 
 
 class FakeEngine:
-    """Stands for the engine of a peer server: it answers by the number of the chunk, and writes the chunk first if told
-    to.
+    """Stands for the engine of a peer server: it answers by the chunk's number, and writes the chunk if told to.
 
     It fetches nothing and has no sessions.
     """
@@ -84,9 +83,7 @@ async def asker(token: str = TOKEN, memory_bytes: int = 64 << 20, tls_folder: Pa
 
 
 class Node:
-    """Stands for an engine with peers: it has a real cache folder, server process and client, and a fake engine behind
-    them.
-    """
+    """Stands for an engine with peers: cache folder, server process and client are real, the engine is a fake."""
 
     def __init__(self, folder: CacheFolder, engine: FakeEngine, peers: Peers) -> None:
         self.folder, self.engine, self.peers = folder, engine, peers

@@ -69,9 +69,7 @@ class Readers:
 
 @pytest.mark.slow
 async def test_a_killed_server_costs_its_readers_nothing_but_the_store(tmp_path):
-    """Readers wait no longer than for the store when the peer's server is killed; its engine starts it again and they
-    ask it again.
-    """
+    """Readers wait no longer than for the store when a peer's server is killed; its engine starts it again."""
     async with node(tmp_path / "a") as a, asker() as b:
         lengths = [len(put_chunk(a.folder, number)) for number in range(4)]
         readers = Readers(b, a.member, lengths)
@@ -86,9 +84,7 @@ async def test_a_killed_server_costs_its_readers_nothing_but_the_store(tmp_path)
 
 @pytest.mark.slow
 async def test_a_stopped_server_is_down_after_a_second_of_lost_races(tmp_path):
-    """A peer's server that is stopped is down after a second of lost races, is probed once a pause, and is asked again
-    when it goes on.
-    """
+    """A peer's server that is stopped is down after a second of lost races, and is asked again when it goes on."""
     async with node(tmp_path / "a") as a, asker() as b:
         lengths = [len(put_chunk(a.folder, number)) for number in range(4)]
         readers = Readers(b, a.member, lengths)
@@ -109,9 +105,7 @@ async def test_a_stopped_server_is_down_after_a_second_of_lost_races(tmp_path):
 
 
 async def test_an_address_without_a_server_is_probed_once_in_each_pause():
-    """A peer that breaks connections is down and is probed after 1 s and then 2 s, never with the request for a
-    chunk.
-    """
+    """A peer that breaks connections is down, and is probed after 1 s and then 2 s without a request for a chunk."""
     requests: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue()
 
     async def connected(reader, writer):

@@ -38,9 +38,7 @@ async def status(session, path, **more) -> int:
 
 
 async def test_each_status(tmp_path):
-    """A chunk is answered with 200, 202 if it is coming, 404 if it is not there, and wrong tokens, methods and headers
-    with 401, 405 and 400.
-    """
+    """A chunk is answered with 200, 202 or 404; wrong tokens, methods and headers with 401, 405 and 400."""
     async with node(tmp_path / "a") as a, asking(a) as session:
         assert await status(session, PATH) == 404
         a.engine.answers[key_of(1)] = "coming"
@@ -60,9 +58,7 @@ async def test_each_status(tmp_path):
 
 @pytest.mark.leaves_over("libuv opens one pipe for signals per process and keeps it")
 def test_a_busy_engine_answers_many_requests_in_one_turn(tmp_path):
-    """An engine answers many requests of peers in one turn of its event loop; with one in each, the last of 64 would
-    wait for 1.3 s.
-    """
+    """An engine answers many requests of peers in one turn of its loop; else the last of 64 would wait for 1.3 s."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         asked = runner.run(asked_after_each_turn(tmp_path, 64))
     assert max(after - before for before, after in itertools.pairwise(asked)) >= 8, asked
@@ -173,9 +169,7 @@ async def test_a_link_below_the_folder_is_not_followed(tmp_path):
 
 
 async def test_a_file_larger_than_what_may_be_sent_is_not(tmp_path):
-    """A chunk file larger than what may be sent at once is answered with 404, since the cache allows for no more while
-    it evicts.
-    """
+    """A chunk file larger than the bytes that may be under way at once is answered with 404."""
     async with node(tmp_path / "a", send_bytes=1 << 20) as a, asking(a) as session:
         put_chunk(a.folder, 1, 1 << 20)
         assert await status(session, PATH) == 404

@@ -41,9 +41,7 @@ async def test_no_peers_without_a_token(tmp_path, token):
 
 
 async def test_no_peers_with_a_token_that_all_users_can_read(tmp_path):
-    """A token file that all users can read is a ConfigError; one that a group can read is accepted, as of a Secret of
-    Kubernetes.
-    """
+    """A token file that all users can read is a ConfigError; a group may read it, as of a Secret of Kubernetes."""
     with pytest.raises(ConfigError, match=r"mode 0644.*chmod o-r"):
         async with node(tmp_path / "a", token_mode=0o644):
             pass
@@ -53,9 +51,7 @@ async def test_no_peers_with_a_token_that_all_users_can_read(tmp_path):
 
 @pytest.mark.parametrize("encrypted", [False, True])
 async def test_the_token_is_nowhere(tmp_path, caplog, capfd, encrypted):
-    """The token is not in arguments, environment, logs, errors, statistics or the cache folder of a server, with and
-    without TLS.
-    """
+    """The token is in no arguments, environment, log, error, statistics or file of the cache, with TLS and without."""
     caplog.set_level(logging.DEBUG)
     files = certified(tmp_path / "tls", trustme.CA()) if encrypted else ""
     async with node(tmp_path / "a", tls_folder=files or None) as a, asker(tls_folder=files) as b:
@@ -87,9 +83,7 @@ def _say(address: str, raw: bytes) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("count", "encrypted"), [(1_000, False), (8_000, False), (8_000, True)])
 async def test_slow_connections(tmp_path, count, encrypted):
-    """Thousands of connections that send nothing, or one byte, are closed after seconds, and peers are answered
-    meanwhile.
-    """
+    """Thousands of connections that send a byte and no more are closed after seconds; peers are answered meanwhile."""
     files = certified(tmp_path / "tls", trustme.CA()) if encrypted else ""
     async with node(tmp_path / "a", tls_folder=files or None) as a, asker(tls_folder=files) as b:
         file = put_chunk(a.folder, 1)

@@ -34,9 +34,7 @@ async def test_a_chunk_that_is_coming_is_waited_for(tmp_path):
 
 
 async def test_the_end_of_a_server_waits_for_no_idle_connection(tmp_path):
-    """A server ends without waiting for idle connections, which peers keep open; each end of a service took 5 s
-    (2026-11-23).
-    """
+    """A server ends without waiting for idle connections of peers; each end of a service took 5 s (2026-11-23)."""
     async with asker() as b:
         async with node(tmp_path / "a") as a:
             file = put_chunk(a.folder, 1)

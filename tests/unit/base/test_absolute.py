@@ -10,9 +10,7 @@ from streamer.base.paths import absolute
 
 
 def test_local_paths_start_at_the_root(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A relative local path becomes absolute, because the engine runs in another folder, and keeps a slash at
-    its end.
-    """
+    """A relative local path becomes absolute, as the engine runs in another folder, and keeps a slash at its end."""
     monkeypatch.chdir(tmp_path)
     assert absolute("data/") == f"{tmp_path}/data/"
     assert absolute("data") == f"{tmp_path}/data"

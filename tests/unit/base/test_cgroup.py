@@ -1,6 +1,4 @@
-"""The limits of a cgroup, read from files as the kernel writes them: versions 1 and 2, the own group and those
-above.
-"""
+"""The limits of a cgroup, read from files as the kernel writes them, of versions 1 and 2, own group and those above."""
 
 from __future__ import annotations
 
@@ -31,9 +29,7 @@ def test_a_container_sees_its_group_as_the_root(tmp_path):
 
 
 def test_a_service_reads_its_own_group_and_those_above(tmp_path):
-    """The smallest limit counts among the own group and those above, as with systemd's MemoryMax on a unit and CPUQuota
-    on its slice.
-    """
+    """The smallest limit counts among the own group and those above, as with systemd's units and slices."""
     found = made(
         tmp_path,
         "0::/system.slice/streamer.service\n",
@@ -88,9 +84,7 @@ def test_what_is_left_of_the_memory_in_version_1(tmp_path):
 
 @pytest.mark.parametrize("membership", ["", "0::/\n", "0::/../../elsewhere\n"])
 def test_no_limit_is_none(tmp_path, membership):
-    """A limit of "max", a missing file and a group outside the namespace mean no limit: all allowed CPUs may be
-    used.
-    """
+    """A limit of "max", a missing file or a group outside the namespace is no limit, and all allowed CPUs are used."""
     found = made(tmp_path, membership, cpu_dot_max="max 100000", memory_dot_max="max")
     assert (found.memory_bytes(), found.memory_left_bytes(), found.cpus()) == (None, None, None)
     assert usable_cores(found) == ALLOWED
@@ -98,9 +92,7 @@ def test_no_limit_is_none(tmp_path, membership):
 
 
 def test_idle_time_is_that_of_the_allowed_cpus(tmp_path, monkeypatch):
-    """Idle time is idle and iowait of the allowed CPUs, or what a quota has left; it is None where /proc/stat is
-    missing.
-    """
+    """Idle time is idle and iowait of the allowed CPUs, or what a quota has left; without /proc/stat it is None."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 2})
     stat = tmp_path / "stat"
     stat.write_text("cpu 9 9 9 999 99 0 0\ncpu0 1 1 1 100 20 0 0\ncpu1 1 1 1 500 0 0 0\ncpu2 1 1 1 200 0 0 0\nintr 7\n")

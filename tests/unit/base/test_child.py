@@ -31,27 +31,21 @@ end = MessageSocket.adopt(int(sys.argv[1]))
 
 
 def test_paths_of_other_types_are_texts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Paths and bytes in `sys.path` reach a child as text; entries of other types are left out, as the interpreter
-    ignores them.
-    """
+    """Paths and bytes in `sys.path` reach a child as text; other types are left out, as by the interpreter."""
     monkeypatch.setattr(sys, "path", ["/a", Path("/b"), b"/c", None])
     assert import_paths() == ["/a", "/b", "/c"]
     assert make_environment({})["PYTHONPATH"] == "/a:/b:/c"
 
 
 def test_only_a_child_for_the_users_code_gets_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The environment of a child that runs none of the user's code has the variables of the interpreter and of its
-    libraries, and no credentials.
-    """
+    """A child that runs none of the user's code gets the interpreter's and its libraries' variables, no credentials."""
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hidden")
     assert "AWS_SECRET_ACCESS_KEY" not in make_environment({"OMP_NUM_THREADS": "1"})
     assert whole_environment({"OMP_NUM_THREADS": "1"})["AWS_SECRET_ACCESS_KEY"] == "hidden"
 
 
 def test_a_removed_folder_does_not_prevent_a_start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A child can be started from a working folder that was removed: the relative entry of `sys.path` stays
-    relative.
-    """
+    """A child starts from a working folder that was removed: the relative entry of `sys.path` stays relative."""
     gone = tmp_path / "gone"
     gone.mkdir()
     monkeypatch.chdir(gone)
@@ -109,9 +103,7 @@ def test_a_child_that_hangs_is_killed(start: Start) -> None:
 
 @pytest.mark.process
 def test_a_kill_does_not_lose_what_a_crash_has_told(start: Start) -> None:
-    """A child that has crashed keeps its exit code and its peak memory until it is reaped, even if it is killed
-    afterwards.
-    """
+    """A child that crashed keeps its exit code and peak memory until it is reaped, even if it is killed afterwards."""
     child = start("os.abort()")
     assert child.wait(SECONDS)
     child.kill()
@@ -134,9 +126,7 @@ def test_a_child_that_does_not_start_leaves_no_socket(monkeypatch: pytest.Monkey
 
 
 def test_an_end_is_told_in_words() -> None:
-    """The text about an exit names the signal if it has a name, or gives the exit code and the log that has the
-    reason.
-    """
+    """The text about an exit names the signal, or gives the exit code and the log that has the reason."""
     assert describe_exit(-9) == "killed by SIGKILL"
     assert describe_exit(-40) == "killed by signal 40"
     assert describe_exit(3) == "exit code 3"
@@ -144,9 +134,7 @@ def test_an_end_is_told_in_words() -> None:
 
 
 def test_children_that_are_of_no_use_start_less_and_less_often() -> None:
-    """The pause before a restart doubles up to 60 s with each child that was of no use; a useful child is replaced at
-    once.
-    """
+    """The pause before a restart doubles up to 60 s with each useless child; a useful child is replaced at once."""
     pauses = RestartPauses()
     assert [pauses.count_end(useful=False) for _ in range(9)] == [1, 2, 4, 8, 16, 32, 60, 60, 60]
     assert pauses.useless == 9

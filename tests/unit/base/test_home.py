@@ -12,9 +12,7 @@ from streamer.base.paths import find_in_home
 
 
 def test_a_user_without_a_home(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a container with any uid, where neither HOME nor an entry of the user exists, no file of the home folder is
-    found.
-    """
+    """Without HOME and an entry of the user, as in a container with any uid, no file of the home folder is found."""
     monkeypatch.setenv("HOME", "/home/someone")
     assert find_in_home(".aws", "config") == Path("/home/someone/.aws/config")
     monkeypatch.delenv("HOME")

@@ -25,9 +25,7 @@ def test_a_frozen_program_is_no_interpreter(monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.parametrize("value", ["", None])
 def test_an_embedded_interpreter_is_looked_for(monkeypatch: pytest.MonkeyPatch, value: str | None) -> None:
-    """A program that embeds Python and does not say where an interpreter is gets the installed one, or an error that
-    says to set sys.executable.
-    """
+    """A program that embeds Python gets the installed interpreter, or an error that says to set sys.executable."""
     monkeypatch.setattr(sys, "executable", value)
     assert os.access(find_interpreter(), os.X_OK)
     monkeypatch.setattr("streamer.base.interpreter.sysconfig.get_path", lambda _: None)
@@ -38,9 +36,7 @@ def test_an_embedded_interpreter_is_looked_for(monkeypatch: pytest.MonkeyPatch, 
 
 
 def test_a_debugger_is_kept_out_of_what_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Processes are started while pydevd skips its patch on this thread, because it otherwise puts itself before every
-    Python that is started.
-    """
+    """Processes start while pydevd skips its patch, because it puts itself before every Python that is started."""
     with skip_debugger():
         pass
     skipped = []
@@ -62,9 +58,7 @@ def test_a_debugger_is_kept_out_of_what_is_started(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.process
 def test_closed_standard_descriptors_are_filled() -> None:
-    """Closed standard descriptors are opened on /dev/null, because the next socket would get number 1 and with it what
-    a library prints.
-    """
+    """Closed standard descriptors are opened on /dev/null, because a socket would get what a library prints."""
     program = (
         "import os; from streamer.base.interpreter import open_standard_descriptors as fill; fill(); fill()\n"
         "assert all(os.fstat(one) == os.stat(os.devnull) for one in (0, 1)); os._exit(os.pipe()[0])"

@@ -75,9 +75,7 @@ def test_a_sandbox_without_memfd_create(monkeypatch: pytest.MonkeyPatch, code: i
 
 
 def test_calls_that_a_sandbox_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A sandbox that refuses eventfd gets a pipe instead; refused epoll and a missing /proc are errors that say what to
-    do.
-    """
+    """A sandbox that refuses eventfd gets a pipe; refused epoll and a missing /proc are errors with advice."""
 
     def refuse(*_: object) -> int:
         """Stands for a system call filter that refuses the call."""
@@ -101,9 +99,7 @@ def test_calls_that_a_sandbox_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_umask_that_takes_its_owner_the_rights(
     monkeypatch: pytest.MonkeyPatch, umask: int, uid: int, is_refused: bool
 ) -> None:
-    """A umask that takes the owner's rights is refused unless the user is root; the engine failed on its own marker
-    file before.
-    """
+    """A umask that takes the owner's rights is refused unless the user is root; the engine failed on its own marker."""
     monkeypatch.setattr(os, "geteuid", lambda: uid)
     before = os.umask(umask)
     try:
@@ -115,9 +111,7 @@ def test_a_umask_that_takes_its_owner_the_rights(
 
 @pytest.mark.parametrize("library", ["gevent", "eventlet"])
 def test_a_process_that_green_threads_have_patched(library: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process that gevent or eventlet has patched gets an error that names the library and how to keep poll and
-    epoll.
-    """
+    """In a process that gevent or eventlet has patched, the error names the library and how to keep poll and epoll."""
     linux.require_poll()
     monkeypatch.setitem(sys.modules, library, types.ModuleType(library))
     monkeypatch.delattr(select, "epoll")
@@ -129,9 +123,7 @@ def test_a_process_that_green_threads_have_patched(library: str, monkeypatch: py
 
 
 def test_a_wakeup_is_readable_from_a_signal_on(here: bool) -> None:
-    """A wakeup is readable from the first signal until it is cleared, however often it is signalled, and neither call
-    blocks.
-    """
+    """A wakeup is readable from the first of any number of signals until it is cleared, and neither call blocks."""
     wakeup = linux.Wakeup()
     wakeup.clear()
     assert select.select([wakeup], [], [], 0)[0] == []

@@ -48,9 +48,7 @@ HOLDERS = ("wire", "client", "engine", "service", "store", "fetch", "indexing", 
     ],
 )
 def test_shown(url: str, expected: str) -> None:
-    """The shown form of a url has neither login nor signature; containers, names of users and question marks of globs
-    stay.
-    """
+    """The shown form of a url has neither login nor signature; containers, users' names and globs' ? stay."""
     assert shown(url) == expected
 
 
@@ -66,9 +64,7 @@ LETTERS = st.text(
     st.sampled_from(["", "/a@b", "/x?y=1"]),
 )
 def test_a_login_goes_where_keys_are(scheme: str, user: str, password: str, path: str) -> None:
-    """A login in a url becomes an option whatever its characters are: the url is clean, and the option gives the login
-    back.
-    """
+    """A login of any characters in a url becomes an option: the url has none, and the option gives it back."""
     root = f"{scheme}://host.test:81"
     url = f"{scheme}://{user}:{password}@host.test:81{path}"
     (clean,), options = take_logins([url], {"pin": "size"})
@@ -81,9 +77,7 @@ def test_a_login_goes_where_keys_are(scheme: str, user: str, password: str, path
 
 
 def test_urls_without_logins_change_nothing() -> None:
-    """Urls without logins leave the options the same object, so that keys of sessions and manifests stay as
-    they were.
-    """
+    """Urls without logins leave the options the same object, so that keys of sessions and manifests stay."""
     options = {"key": "k"}
     urls = ("s3://b/a@b/", "abfs://c@account/x", "sftp://reader@host/x", "/a@b", "https://host/u@v")
     assert take_logins(urls, options) == (urls, options)

@@ -50,9 +50,7 @@ def test_a_record_is_one_line_with_the_names_of_opentelemetry():
 
 
 def test_what_a_message_has_as_extra_and_its_exception_are_attributes():
-    """The extra fields of a record and its exception become attributes; figures stay numbers and the stack is
-    one text.
-    """
+    """The extra fields of a record and its exception become attributes; figures stay numbers, the stack is one text."""
     try:
         raise ConfigError("no", field="x")
     except ConfigError:
@@ -65,9 +63,7 @@ def test_what_a_message_has_as_extra_and_its_exception_are_attributes():
 
 
 def test_levels_have_the_numbers_of_opentelemetry():
-    """Each level of Python has the first number of its range in OpenTelemetry; a level between two names has the lower
-    one's.
-    """
+    """Each level of Python has the first number of its range in OpenTelemetry, a level between two the lower one's."""
     assert [severity_number(level) for level in (5, 10, 20, 25, 30, 40, 50)] == [1, 5, 9, 9, 13, 17, 21]
     assert (level_of("debug", 30), level_of(None, 30), level_of("loud", 20)) == (10, 30, 20)
 

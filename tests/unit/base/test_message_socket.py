@@ -62,9 +62,7 @@ def sent() -> Iterator[MessageSocket]:
 
 
 def test_a_descriptor_that_is_lost_is_an_error(sent: MessageSocket, full_table: None) -> None:
-    """A descriptor that the kernel drops because the table is full is an error, and not a message without its
-    descriptor.
-    """
+    """A descriptor that the kernel drops because the table is full is an error of the receiver."""
     with pytest.raises(ConfigError, match="raise RLIMIT_NOFILE"):
         sent.receive(max_descriptors=1)
 

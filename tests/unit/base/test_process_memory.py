@@ -26,9 +26,7 @@ print(int(kept), *faults)
 @pytest.mark.process
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc's")
 def test_second_body_costs_no_page_faults() -> None:
-    """Memory that was freed is used again without page faults: 32 MiB in pieces of 256 KiB take 8,000 faults only the
-    first time.
-    """
+    """Freed memory is used again without page faults: 32 MiB in pieces of 256 KiB take 8,000 faults only once."""
     done = subprocess.run([sys.executable, "-c", ROUNDS], capture_output=True, text=True, check=True)
     kept, first, _, *later = map(int, done.stdout.split())
     assert kept == 1
@@ -51,8 +49,6 @@ print(gc.isenabled(), gc.get_freeze_count() > 10_000, gc.get_stats()[0]["collect
 
 @pytest.mark.process
 def test_collector_looks_rarely() -> None:
-    """The garbage collector makes no collection for 9,000 new containers, where Python's default makes 12, and it is
-    enabled.
-    """
+    """The garbage collector makes no collection for 9,000 new containers, where Python's default makes 12."""
     done = subprocess.run([sys.executable, "-c", RARELY], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["True", "True", "0", "9000"]

@@ -23,9 +23,7 @@ def test_neighbours_are_joined(ranges: list[tuple[int, int]]) -> None:
 
 @given(RANGES, st.integers(1, 8))
 def test_near_ones_are_joined(ranges: list[tuple[int, int]], near_bytes: int) -> None:
-    """Joining near ranges keeps every byte, starts and ends at ends of ranges, and leaves no gap shorter than a request
-    is worth.
-    """
+    """Joining near ranges keeps every byte and leaves no gap shorter than a request is worth."""
     joined = join_near_ranges(sorted(ranges), near_bytes)
     assert {at for pair in ranges for at in range(*pair)} <= {at for pair in joined for at in range(*pair)}
     assert all(second[0] - first[1] >= near_bytes for first, second in pairwise(joined))

@@ -23,9 +23,7 @@ from streamer.errors import CacheError, ConfigError
     ],
 )
 def test_a_limit_is_named(error: Exception, field: str) -> None:
-    """An error that means a limit becomes a ConfigError that names the limit and its present value, with the error as
-    its cause.
-    """
+    """An error that means a limit becomes a ConfigError with the limit, its value, and the error as its cause."""
     with pytest.raises(ConfigError) as caught, name_limits():
         raise error
     assert caught.value.details["field"] == field

@@ -19,9 +19,7 @@ COLUMNS = st.lists(st.integers(-5, 5), max_size=30).map(lambda values: np.array(
 
 @given(COLUMNS)
 def test_it_is_what_numpy_finds(values):
-    """The unique values, their first places and their numbers are those of `numpy.unique`, for integers and byte
-    strings.
-    """
+    """The unique values, first places and numbers are those of `numpy.unique`, for integers and byte strings."""
     expected = np.unique(values, return_index=True, return_inverse=True)
     for mine, numpys in zip(unique_inverse(values), expected, strict=True):
         np.testing.assert_array_equal(mine, numpys)

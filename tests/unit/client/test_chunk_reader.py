@@ -1,6 +1,4 @@
-"""The reader of chunk files: checked bytes, or an error that says what is wrong; files are real, kernel calls may be
-replaced.
-"""
+"""The reader of chunk files: checked bytes, or an error that says what is wrong; system calls may be replaced."""
 
 import errno
 import os
@@ -55,9 +53,7 @@ def test_samples_come_in_the_order_asked(root):
 
 
 def test_neighbours_are_read_in_one_call(root, monkeypatch):
-    """Adjacent samples are read by one preadv into buffers of any length, and samples with a gap between them
-    by two.
-    """
+    """Adjacent samples are read by one preadv into buffers of any length, and across a gap by two."""
     calls = []
     preadv = os.preadv
     monkeypatch.setattr(os, "preadv", lambda fd, buffers, at: calls.append(len(buffers)) or preadv(fd, buffers, at))
@@ -72,9 +68,7 @@ def test_neighbours_are_read_in_one_call(root, monkeypatch):
 
 
 def test_a_call_takes_only_so_many_bytes_and_pieces(root, monkeypatch):
-    """Runs of adjacent samples are cut where a call would take too many bytes or buffers, and their bytes stay the
-    same.
-    """
+    """Runs of adjacent samples are cut where a call would take too many bytes or buffers; their bytes stay the same."""
     monkeypatch.setattr(reader_module, "_RUN_BYTES", 20)
     assert read(root) == SAMPLES
     monkeypatch.setattr(reader_module, "_RUN_BYTES", 1 << 20)
@@ -83,9 +77,7 @@ def test_a_call_takes_only_so_many_bytes_and_pieces(root, monkeypatch):
 
 
 def test_runs_are_cut_by_bytes_pieces_and_gaps(monkeypatch):
-    """Adjacent samples are grouped into runs, which end at a gap and where bytes or buffers exceed the limit of
-    a call.
-    """
+    """Adjacent samples are grouped into runs, which end at a gap and at the limits of a call."""
     wanted = [(WantedSample(i, 10 * i, 10 * i + 10), [memoryview(bytearray(5))] * 2) for i in range(10)]
 
     def lengths(some):
@@ -119,9 +111,7 @@ def test_a_read_that_stops_early_goes_on(root, monkeypatch):
 
 
 def test_each_of_several_neighbours_is_checked(root):
-    """A wrong byte in one of several adjacent samples is an IntegrityError with its number, and the others can
-    be read.
-    """
+    """A wrong byte in one of several adjacent samples is an IntegrityError with its number; others can be read."""
     damage(root, chunkfile.HEADER_BYTES + LOCAL_BYTES - 1, b"?")
     with pytest.raises(IntegrityError, match="sample 3"):
         read(root)
@@ -149,9 +139,7 @@ def test_a_missing_chunk_is_a_file_not_found(tmp_path):
     ],
 )
 def test_damage_is_found_by_whoever_uses_the_bytes(root, offset, content):
-    """A wrong byte in the header, the payload or the checksums of a chunk is an IntegrityError for the sample that
-    needs it.
-    """
+    """A wrong byte in header, payload or checksums of a chunk is an IntegrityError for the sample that needs it."""
     damage(root, offset, content)
     with pytest.raises(IntegrityError):
         read(root, [WANTED[2]])
@@ -251,9 +239,7 @@ def test_a_chunk_that_was_refused_and_fetched_again_is_read(root):
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="acts as another user: needs root")
 def test_a_folder_in_memory_is_that_of_the_owner_of_the_cache(root, monkeypatch):
-    """A chunk file in /dev/shm is read only if it belongs to the owner of the cache, because every user may make
-    folders there.
-    """
+    """A chunk file in /dev/shm is read only if the owner of the cache owns it, as all users may make folders there."""
     monkeypatch.setattr(reader_module, "_SHARED_BY_ALL", str(root))
     roots = [Path("/"), root]
     assert ChunkReader(roots).read(KEY, LOCAL_BYTES, len(SAMPLES), WANTED)
@@ -296,9 +282,7 @@ def test_parts_of_a_read_are_joined(root, monkeypatch):
 
 
 def test_a_file_that_cannot_be_read_is_a_wrong_chunk(root, monkeypatch):
-    """A chunk file that cannot be read is an IntegrityError, after which its reader rejects the chunk and the store is
-    read.
-    """
+    """A chunk file that cannot be read is an IntegrityError, so that its reader rejects the chunk."""
 
     def fails(*arguments):
         """Stands for a disk on which every read fails."""

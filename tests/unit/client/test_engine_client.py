@@ -60,9 +60,7 @@ def test_a_closed_client_says_so(client):
 
 @pytest.mark.process
 def test_several_manifests_are_asked_for_together(client, tmp_path):
-    """Manifests that are asked for together come in order, even if the engine dies meanwhile; a missing one is an error
-    in its turn.
-    """
+    """Manifests asked for together come in order, even if the engine dies; a missing one is an error in its turn."""
     folders = [tmp_path / f"data{number:02}" for number in range(20)]
     for number, folder in enumerate(folders):
         folder.mkdir()
@@ -85,9 +83,7 @@ def test_options_that_cannot_travel_are_a_config_error(tmp_path):
 
 
 def test_secrets_are_not_in_the_repr(tmp_path):
-    """The repr of client settings does not show storage options, because settings are printed in logs and
-    tracebacks.
-    """
+    """The repr of client settings does not show storage options, as settings are printed in logs and tracebacks."""
     settings = ClientSettings(cache_dir=tmp_path, runtime_dir=tmp_path, storage_options={"secret": "hunter2"})
     assert "hunter2" not in repr(settings)
 
@@ -110,9 +106,7 @@ def test_a_selector_notices_that_the_peer_closed(client):
 @pytest.mark.process
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_an_engine_starts_while_somebody_forks(client, monkeypatch):
-    """An engine can start while another thread forks: a child that lives on holds no pipe or lock that the start waits
-    for.
-    """
+    """An engine starts while another thread forks: a child that lives on holds no pipe or lock of the start."""
     begun, children, start = threading.Event(), [], subprocess.Popen
 
     def slow(*arguments: object, **options: object) -> object:
@@ -161,9 +155,7 @@ def test_another_limit_than_the_running_engines_is_said_once(client, tmp_path, c
 
 @pytest.mark.process
 def test_a_cache_folder_that_is_removed_is_mended_under_its_readers(client, tmp_path, caplog):
-    """A cache folder that is removed under its readers is made again: sessions and manifest go on, and one line is
-    logged.
-    """
+    """A cache folder removed under its readers is made again: sessions and manifest go on, one line is logged."""
     (tmp_path / "data").mkdir()
     for number in range(8):
         (tmp_path / "data" / f"{number}.bin").write_bytes(bytes([number]) * 100_000)

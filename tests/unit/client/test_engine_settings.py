@@ -35,9 +35,7 @@ def lines(caplog: pytest.LogCaptureFixture, text: str) -> list[str]:
 def test_an_engine_that_a_job_starts_has_the_settings_of_its_environment(
     settings: ClientSettings, monkeypatch: pytest.MonkeyPatch, engine: str
 ) -> None:
-    """An engine that a job starts, in a process of its own or in this one, has the settings of the job's
-    environment.
-    """
+    """An engine that a job starts, in another process or in this one, has the settings of the job's environment."""
     monkeypatch.setenv("STREAMER_FETCH_PROCESSES", "1")
     with EngineClient(replace(settings, engine=engine)) as client:
         statistics = client.statistics()

@@ -14,9 +14,7 @@ from streamer.errors import EngineUnavailableError
 
 @pytest.mark.process
 def test_a_start_that_does_not_end_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A start that does not end, because another program is in the place of Python, is ended and is an error that names
-    the program.
-    """
+    """A start that hangs, with another program in the place of Python, is ended by an error that names the program."""
     program = tmp_path / "python"
     program.write_text("#!/bin/sh\nexec sleep 60\n")
     program.chmod(0o755)

@@ -4,9 +4,7 @@ from streamer.client.launcher import MAX_RESTARTS, STEADY_SECONDS, Restarts
 
 
 def test_pauses_grow_until_no_engine_is_started():
-    """The first crash costs no pause, each further one twice the pause before, and after MAX_RESTARTS no engine is
-    started.
-    """
+    """The first crash costs no pause, each further one twice the last, and after MAX_RESTARTS no engine starts."""
     restarts = Restarts()
     assert [restarts.count_crash(now) for now in range(MAX_RESTARTS)] == [0.0, 0.2, 0.4, 0.8, 1.6]
     assert restarts.count_crash(9) is None

@@ -88,9 +88,7 @@ def test_what_dead_processes_have_left_goes(tmp_path: Path) -> None:
 
 
 def test_a_runtime_folder_that_takes_no_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A runtime folder on a read-only file system is a ConfigError that names STREAMER_RUNTIME_DIR, where it was a raw
-    OSError.
-    """
+    """A runtime folder on a read-only file system is a ConfigError that names STREAMER_RUNTIME_DIR."""
     settings = ClientSettings(cache_dir=tmp_path / "cache", runtime_dir=tmp_path)
 
     def refuse(_path: Path) -> int:
@@ -102,9 +100,7 @@ def test_a_runtime_folder_that_takes_no_file_is_named(tmp_path: Path, monkeypatc
 
 
 def test_a_read_only_tmp_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The runtime folder is in /dev/shm where /tmp is read-only, as in a hardened container, and in /tmp where
-    all are.
-    """
+    """The runtime folder is in /dev/shm where /tmp is read-only, as in a hardened container; else in /tmp."""
     read_only = {"/", "/tmp", "/var/tmp", f"/tmp/streamer-{os.getuid()}", f"/var/tmp/streamer-{os.getuid()}"}
     monkeypatch.setattr("streamer.config._is_read_only", lambda path: str(path) in read_only)
     assert Environment.read({}).runtime_dir == Path(f"/dev/shm/streamer-{os.getuid()}")
@@ -113,9 +109,7 @@ def test_a_read_only_tmp_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_a_file_that_is_restored_has_no_other_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file that is restored is made without a name where the file system can, because a kill left a file that nothing
-    looks for.
-    """
+    """A file is restored without another name where the file system can, as a kill left a file that stayed for ever."""
     (tmp_path / "a").write_bytes(b"some")
     held = HeldFiles([tmp_path / "a"])
     monkeypatch.setattr("streamer.client.held_files.ENGINE_SECONDS", 0.0)

@@ -110,9 +110,7 @@ def test_one_dataset_costs_three_bytes_more_than_before_mixes(session, line):
 
 @pytest.mark.parametrize("value", [-1.0, float("nan"), float("inf")])
 def test_a_value_is_a_finite_number(value):
-    """A part's value that is negative, infinite or no number is a ProtocolError, because values are compared with each
-    other.
-    """
+    """A part's value that is negative, infinite or no number is a ProtocolError, since values are compared."""
     broken = encode(OpenSession(1, "job", "mix", "rank 0", parts=[Part("d", value=value)]))
     with pytest.raises(ProtocolError):
         list(request_decoder().feed(broken))

@@ -71,9 +71,7 @@ def test_nothing_is_said_to_another_user(tmp_path: Path, external: bool) -> None
 
 @as_root
 def test_the_owner_of_a_configured_folder_is_trusted(tmp_path: Path) -> None:
-    """A configured socket is trusted if its listener owns the folder, or owns the socket in a folder that only some may
-    write; another is not.
-    """
+    """A configured socket is trusted if its listener owns the folder, or the socket where only some may write."""
     for number, (owner, mode) in enumerate([(NOBODY, 0o755), (0, 0o2770)]):
         folder = tmp_path / str(number)
         folder.mkdir()
@@ -91,9 +89,7 @@ def test_the_owner_of_a_configured_folder_is_trusted(tmp_path: Path) -> None:
 
 
 def test_no_link_is_followed_to_the_folder_of_the_user(tmp_path: Path) -> None:
-    """A link is not followed to the user's own runtime folder, because it may lead elsewhere at each look; to a
-    configured one it is.
-    """
+    """A link in the place of the user's own runtime folder is refused; a configured folder may be a link."""
     (tmp_path / "there").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "there")
     with _listening(tmp_path / "there" / "engine.sock") as received:

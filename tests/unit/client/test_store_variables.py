@@ -16,9 +16,7 @@ REFUSED = AccessDeniedError("s3://b/: refused", url="s3://b/", status=403)
 
 
 def test_an_error_of_a_store_names_the_variables_that_have_changed() -> None:
-    """The error of a store names the variables that were set, changed or removed since the process met its engine,
-    without their values.
-    """
+    """The error of a store names the variables that changed since the process met its engine, without values."""
     record_engine(-1, {"AWS_PROFILE": "old", "AWS_REGION": "x", "HOME": "/a"})
     record_engine(-1, {"AWS_PROFILE": "later, and too late"})
     error = explain_error(REFUSED, -1, {"AWS_PROFILE": "new", "AWS_ACCESS_KEY_ID": "hush", "HOME": "/b"})
@@ -34,9 +32,7 @@ def test_an_error_of_a_store_names_the_variables_that_have_changed() -> None:
 def test_an_engine_that_lingers_keeps_the_variables_of_an_earlier_job(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A job whose engine was started with other variables by an earlier job is warned once which of its own are not
-    used.
-    """
+    """A job that finds an engine of an earlier job is warned once which of its own variables are not used."""
     monkeypatch.delenv("SSL_CERT_FILE", raising=False)
     settings = ClientSettings(
         cache_dir=tmp_path / "cache", runtime_dir=tmp_path / "run", cache_bytes=8 << 20, grace_seconds=0.1
@@ -69,9 +65,7 @@ def test_an_engine_that_lingers_keeps_the_variables_of_an_earlier_job(
     ],
 )
 def test_every_variable_that_stores_read_is_compared(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Variables of credentials, addresses, proxies, certificates and the settings file are compared with those of the
-    engine.
-    """
+    """Variables of credentials, addresses, proxies, certificates and settings are compared with the engine's."""
     monkeypatch.setattr(store_variables, "_met", {})
     record_engine(-1, {name: "old"})
     assert f"; {name} of this process are others" in str(explain_error(REFUSED, -1, {name: "new"}))

@@ -94,9 +94,7 @@ def descriptors() -> int:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="memfd")
 def test_another_process_can_map_a_shared_slab() -> None:
-    """Another process can map a shared buffer while it is in use; its file cannot be resized, and is closed with the
-    buffer.
-    """
+    """Another process can map a shared buffer in use; its file cannot be resized, and is closed with the buffer."""
     before = descriptors()
     pool = BufferPool(8 * MiB)
     chunk = ChunkBuffer(pool, 2 * MiB, shared=True)
@@ -115,9 +113,7 @@ def test_another_process_can_map_a_shared_slab() -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="memfd")
 def test_a_shared_slab_is_lent_again_as_such() -> None:
-    """A shared buffer is lent again as a shared one, a private one as a private one, and small buffers are never
-    shared.
-    """
+    """A shared buffer is lent again as a shared one, a private one as private, and small ones are never shared."""
     pool = BufferPool(64 * MiB)
     shared, own = pool.take(2 * MiB, shared=True), pool.take(2 * MiB)
     pool.give(shared)
@@ -129,9 +125,7 @@ def test_a_shared_slab_is_lent_again_as_such() -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="mremap")
 def test_a_shared_slab_that_somebody_still_reads_is_forgotten() -> None:
-    """A shared buffer that is still in use when it is given back leaves the pool: its file is closed and the view keeps
-    its bytes.
-    """
+    """A shared buffer in use that is given back leaves the pool: its file closes, the view keeps its bytes."""
     before = descriptors()
     pool = BufferPool(8 * MiB)
     buffer = pool.take(2 * MiB, shared=True)

@@ -14,10 +14,10 @@ MiB = 1 << 20
 
 
 class Link:
-    """Stands for a store behind a link: first-byte latency, a rate per connection and a shared link, first come, first
-    served.
+    """Stands for a store behind a shared link, with a first-byte latency and a rate per connection.
 
-    Each request takes latency + max(its own transfer, its turn on the link). Nothing fails or stalls.
+    Each request takes latency + max(its own transfer, its turn on the link), first come, first served. Nothing fails or
+    stalls.
     """
 
     def __init__(self, control: WindowControl, capacity: Callable[[float], float], length: int = 8 * MiB) -> None:

@@ -35,9 +35,7 @@ async def test_grants_up_to_the_limit() -> None:
 
 
 async def test_amount_above_the_limit_is_granted_alone() -> None:
-    """A reservation above the limit is granted when nothing else is reserved, so that a large read never waits for
-    ever.
-    """
+    """A reservation above the limit is granted when nothing else is reserved, so that a large read can move."""
     gate = FairGate(10)
     await gate.acquire(line(), 3)
     async with asyncio.TaskGroup() as group:
@@ -93,9 +91,7 @@ async def test_due_time_may_change_while_waiting() -> None:
 
 
 async def test_cancelled_waiter_holds_nothing() -> None:
-    """A waiter that is cancelled before its grant, or in the same turn of the loop, holds nothing, and the next one is
-    granted.
-    """
+    """A waiter that is cancelled before or with its grant holds nothing, and the next one is granted."""
     gate = FairGate(1)
     await gate.acquire(line())
     async with asyncio.TaskGroup() as group:
@@ -148,9 +144,7 @@ async def test_closed_gate_opens_by_itself() -> None:
 
 
 async def test_many_lines_are_read_less_often() -> None:
-    """Cancelling 50 of 200 waiting queues reads each due time at most once a cancellation; a larger limit then grants
-    all the rest.
-    """
+    """Cancelling 50 of 200 waiting queues reads few due times; a larger limit then grants all the rest."""
     gate = FairGate(1)
     reads = 0
 
@@ -182,9 +176,7 @@ async def test_force_ignores_the_limit(amount: int) -> None:
 
 
 async def grants(gate: FairGate, wanted: list[tuple[str, float]], count: int) -> list[str]:
-    """Returns the owners of the next grants of one each; `wanted` are owners and due times that wait behind a full
-    gate.
-    """
+    """Returns the owners of the next grants of one each; `wanted` are owners and due times behind a full gate."""
     order: list[str] = []
 
     async def take(owner: str, due: float) -> None:
@@ -261,9 +253,7 @@ class ScriptedLoop:
 
 
 async def test_a_timer_that_is_early_is_set_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A timer that fires early is set again, even if the moment passes between two reads of the clock; waiters were
-    left for ever (2026-11-23).
-    """
+    """A timer that fires early is set again, between two reads of the clock as well; waiters hung (2026-11-23)."""
     loop = ScriptedLoop(asyncio.get_running_loop())
     gate, queue = FairGate(4), line()
     gate.per_second = 10.0

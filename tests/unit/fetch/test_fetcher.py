@@ -39,9 +39,7 @@ async def test_lines_are_fetched_together() -> None:
 
 @pytest.mark.parametrize("buckets", ["ab", "ba"])
 async def test_the_windows_of_two_buckets_are_kept_apart(buckets: str) -> None:
-    """A chunk of objects in two buckets, more than either window takes at once, is fetched whole and leaves no
-    reservation.
-    """
+    """A chunk of objects in two buckets, more than either window takes, is fetched whole and leaves no reservation."""
     urls = [f"s3://{bucket}/{number:02}" for number in range(10) for bucket in buckets]
     extents = tuple(Extent(ObjectRecord(url, len(url), ""), 0, len(url)) for url in urls)
     count = sum(map(len, urls))

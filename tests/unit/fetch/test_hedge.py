@@ -43,16 +43,12 @@ def test_quantiles_follow_the_samples() -> None:
 
 
 def test_a_duplicate_is_half_above_the_p95() -> None:
-    """A request gets a duplicate after one and a half times the p95, so that ordinary ones of a broad distribution get
-    none.
-    """
+    """A request gets a duplicate after one and a half times the p95, so that ordinary ones get none."""
     assert duplicate_after(sampled(*[0.03] * 47, *[0.08] * 3, *[0.2] * 2)) == pytest.approx(0.12)
 
 
 def test_the_first_byte_timeout_follows_the_p99_and_doubles() -> None:
-    """The timeout of the first byte is four times the p99 and at least 2 s, doubles with each try up to eight times,
-    and is given while nothing is known.
-    """
+    """The first-byte timeout is four times the p99, at least 2 s, and doubles with each try up to eight times."""
     assert first_byte_timeout(sampled(), 10.0, 1) == 10.0
     assert first_byte_timeout(sampled(*[0.03] * 50), 10.0, 1) == 2.0
     assert first_byte_timeout(sampled(*[0.6] * 50), 10.0, 2) == 4.8
@@ -88,9 +84,7 @@ def test_budget_is_a_share_of_the_bytes() -> None:
 
 
 def test_price_of_a_large_one_is_what_is_under_way() -> None:
-    """The duplicate of a large request costs a socket buffer of its budget and not its length, because the loser is
-    dropped before its body.
-    """
+    """The duplicate of a large request costs a socket buffer of its budget, as the loser is dropped before its body."""
     budget = HedgeBudget(0.05, 0.03, bytes=float(ABANDONED_BYTES))
     assert budget.take(64 << 20)
     assert not budget.take(64 << 20)
@@ -98,7 +92,7 @@ def test_price_of_a_large_one_is_what_is_under_way() -> None:
 
 @pytest.mark.parametrize(("sigma", "expected"), [(0.3, 0.15), (0.5, 0.2), (0.8, 0.33)])
 def test_two_percent_slow_requests_in_virtual_time(sigma: float, expected: float) -> None:
-    """With 2 % of requests at 1 s, duplicates bring the p99 from 1 s to this value, for at most 3 % more requests.
+    """With 2 % of requests at 1 s duplicates bring the p99 below the expected, for at most 3 % more requests.
 
     At sigma 0.8 one in a hundred takes 0.19 s without any slow ones.
     """

@@ -23,9 +23,7 @@ def limited(root: Path, text: str) -> Cgroup:
     [(str(2 * GiB), GiB // 2), (str(64 * 1024 * GiB), None), ("max", None), (str(1 << 20), LEAST_BYTES)],
 )
 def test_quarter_of_the_cgroup(tmp_path: Path, limit: str, expected: int | None) -> None:
-    """The memory budget is a quarter of the cgroup's limit, between 64 MiB and 1 GiB, and without a limit a quarter of
-    the machine's memory.
-    """
+    """The memory budget is a quarter of the cgroup's limit, or of the machine's memory, from 64 MiB to 1 GiB."""
     budget = budget_bytes(limited(tmp_path, limit))
     assert budget == (expected or budget_bytes(limited(tmp_path, "max")))
     assert LEAST_BYTES <= budget <= MAX_BYTES

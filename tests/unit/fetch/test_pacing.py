@@ -165,18 +165,14 @@ def _seconds(refusing: Refusing, capacity: float, seed: int) -> float:
 @pytest.mark.parametrize("capacity", [125e6, 1.25e9])
 @pytest.mark.parametrize(("chance", "share"), [(0.01, 0.95), (0.05, 0.88), (0.2, 0.7)])
 def test_refusals_by_chance_cost_their_repetition(chance: float, share: float, capacity: float, seed: int) -> None:
-    """Refusals by chance slow reading by little more than their repetition; 1 % of 503s took raw files from 3,000 to
-    100 objects/s (2026-11-22).
-    """
+    """Refusals by chance cost little more than their repetition; 1 % of 503s cost 97 % of the speed (2026-11-22)."""
     assert _seconds(Refusing(), capacity, seed) >= share * _seconds(Refusing(chance), capacity, seed)
 
 
 @seeds
 @pytest.mark.parametrize("chance", [0.01, 0.05, 0.2])
 def test_refusals_by_chance_with_large_ranges(chance: float, seed: int) -> None:
-    """Ranges of 8 MiB fill 95 % of a link of 1 Gbit/s, 15 a second, although up to 20 % of the requests are refused by
-    chance.
-    """
+    """Ranges of 8 MiB fill 95 % of a link of 1 Gbit/s although up to 20 % of requests are refused by chance."""
     store = Store(Refusing(chance), 125e6, length=8 * MiB, seed=seed).run(60.0)
     assert store.served(5.0, 60.0) * 8 * MiB >= 0.95 * 125e6
 
@@ -197,9 +193,7 @@ def test_refusals_by_chance_with_large_ranges(chance: float, seed: int) -> None:
     ],
 )
 def test_a_limit_is_kept_to(per_second: float, latency: float, burst: float, readers: int, seed: int) -> None:
-    """Under a limit of requests a fetcher gets at least 0.92 of what is permitted, with about 1 % refused; 0.8 and 3 %
-    if 5 % are refused by chance as well.
-    """
+    """Under a limit a fetcher gets 0.92 of what is permitted with about 1 % refused; amid chance 0.8 with 3 %."""
     store = Store(Refusing(0.0, per_second, burst), 5e9, latency=latency, readers=readers, seed=seed).run(50.0)
     assert store.served(10.0, 50.0) >= 0.92 * per_second
     assert store.over_limit(10.0, 50.0) <= 0.012 * per_second

@@ -32,9 +32,7 @@ def test_goes_on_as_the_loop_does(clock: PresenceClock, loop: SteeredLoop) -> No
 
 @pytest.mark.parametrize("away_seconds", [1.0, 3600.0])
 def test_an_absence_is_no_time(clock: PresenceClock, loop: SteeredLoop, away_seconds: float) -> None:
-    """The presence clock counts at most the time to the next beat of an absence, whether it is read before or after the
-    missed beat.
-    """
+    """The presence clock hardly counts an absence, whether it is read before or after the beat that was missed."""
     before = clock.time()
     loop.now += away_seconds
     assert clock.time() - before <= UNNOTICED_SECONDS

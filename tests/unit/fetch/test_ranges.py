@@ -18,9 +18,7 @@ B = ObjectRecord("s3://b/b", 10_000, "etag:2")
 
 
 def test_close_extents_of_one_object_are_one_request() -> None:
-    """Extents of one object are one request across a small gap; a large gap, another object or another version
-    separates them.
-    """
+    """Extents are one request across a small gap, and not across a large gap, another object or version."""
     newer = ObjectRecord("s3://b/a", 10_000, "etag:9")
     far = 30 + MOST_GAP_BYTES + 1
     extents = [Extent(A, 0, 10), Extent(A, 10, 20), Extent(A, 21, 30), Extent(A, far, 2000)]
@@ -30,9 +28,7 @@ def test_close_extents_of_one_object_are_one_request() -> None:
 
 @given(st.lists(st.tuples(st.sampled_from([A, B]), st.integers(0, 3000), st.integers(0, 300)), max_size=12))
 def test_gaps_are_closed(places: list[tuple[ObjectRecord, int, int]]) -> None:
-    """After gaps are closed the fetched bytes are those of the extents, in any order, overlapping, empty or far
-    apart.
-    """
+    """After gaps are closed the fetched bytes are those of the extents, in any order, overlapping or far apart."""
     held = {A: np.arange(3300, dtype=np.uint8).tobytes(), B: bytes(reversed(range(256))) * 13}
     extents = [Extent(record, start, start + length) for record, start, length in places]
 
@@ -94,9 +90,7 @@ def uploaded(size: int, parts: int) -> ObjectRecord:
     ],
 )
 def test_parts_are_guessed_from_the_etag(size: int, parts: int, expected: int | None) -> None:
-    """The length of uploaded parts is guessed from their number in the ETag and the object's size, as a likely number
-    of whole MiB.
-    """
+    """The length of uploaded parts is guessed from their number in the ETag and the size, as whole MiB."""
     assert part_bytes(uploaded(size, parts)) == expected
 
 
@@ -108,9 +102,7 @@ def test_other_versions_tell_nothing_about_parts() -> None:
 
 @given(part=st.integers(5, 200), parts=st.integers(2, 40), range_mib=st.sampled_from([1, 4, 8, 16]))
 def test_steps_fit_the_parts(part: int, parts: int, range_mib: int) -> None:
-    """A range holds whole uploaded parts or a part holds whole ranges; ranges are no shorter than asked and less than
-    twice as long.
-    """
+    """A range holds whole uploaded parts or a part whole ranges; no range is too short, or twice as long."""
     target = uploaded(part * MiB * parts - 1, parts)
     found, step = part_bytes(target), step_bytes(target, range_mib * MiB)
     assert range_mib * MiB <= step < 2 * range_mib * MiB

@@ -104,9 +104,7 @@ LONE = Failing(tries=8, idle_seconds=12.0, silent=False, isolated=True)
     ],
 )
 def test_when_it_gives_up(failing: Failing, expected: bool) -> None:
-    """A request is given up after its tries and time if others succeed, after six stalls, and after the outage's time
-    if none succeed.
-    """
+    """A request is given up after its tries and time, or six stalls, and after the outage's time if all fail."""
     assert gives_up(failing, FetchConfig(attempts=8, failing_seconds=12.0, outage_seconds=60.0)) is expected
 
 
@@ -156,9 +154,7 @@ def test_refusals_of_the_credentials_themselves(error: AccessDeniedError, known:
 
 
 def test_how_long_a_refusal_is_worth_looking_for_others() -> None:
-    """A refusal is retried for the outage's time where the store has served, for a moment where a machine may be
-    starting, and else not.
-    """
+    """A refusal is retried for an outage's time if the store has served, briefly if a machine may be starting."""
     config = FetchConfig()
     assert max_denial_seconds(AccessDeniedError("x"), config, served=True) == config.outage_seconds
     assert max_denial_seconds(AccessDeniedError("x", soon=True), config, served=False) == retry.FIRST_SECONDS

@@ -25,9 +25,7 @@ CONFIG = FetchConfig(backoff_start_seconds=0.001, backoff_max_seconds=0.01, fail
 
 
 class FailingStore(LocalStore):
-    """Stands for an object store with a listing of two pages: it fails as told between them, and at puts. It keeps what
-    is put.
-    """
+    """Stands for an object store with a listing of two pages: it fails as told between them, and at puts."""
 
     def __init__(self, *failures: StreamerError) -> None:
         super().__init__()

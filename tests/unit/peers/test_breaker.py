@@ -13,9 +13,7 @@ def test_one_failure_is_enough():
 
 
 def test_one_outage_counts_once():
-    """Failures of requests sent before a peer was up again are one outage; eight of them made a pause of 60 s from 1 s
-    (2026-11-22).
-    """
+    """Failures of requests sent before a peer was up again are one outage; eight made a pause of 60 s (2026-11-22)."""
     breaker = Breaker()
     assert [breaker.record_failure(1.0, 1.1 + number / 10) for number in range(8)] == [True, *[False] * 7]
     assert breaker.pause_seconds == 1.0

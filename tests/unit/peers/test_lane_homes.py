@@ -29,9 +29,7 @@ def _views(**datasets: LaneReaders) -> list[LaneHomes]:
 
 
 def test_a_chunk_is_kept_where_its_lane_is_read() -> None:
-    """A chunk's home is a reader of its lane, in proportion to what each reads; other readers and former holders are
-    known as such.
-    """
+    """A chunk's home is a reader of its lane, in proportion to what each reads; other readers know its place."""
     views = _views(train=_readers())
     places = np.stack([homes.places(WORDS) for homes in views])
     assert ((places == ChunkPlace.HOME).sum(axis=0) == 1).all()

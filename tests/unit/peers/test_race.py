@@ -57,9 +57,7 @@ async def test_a_peer_in_time_is_taken_and_the_store_is_not_asked() -> None:
 
 
 async def test_a_peer_in_time_without_it_ends_the_race() -> None:
-    """A peer that answers in time without the chunk ends the race with None, after which the store is asked as without
-    peers.
-    """
+    """A peer that answers in time without the chunk ends the race with None, and the store is not asked by it."""
     runners = Runners()
     runners.peer.set_result(None)
     assert await runners.race is None
@@ -67,9 +65,7 @@ async def test_a_peer_in_time_without_it_ends_the_race() -> None:
 
 
 async def test_a_late_peer_without_it_leaves_the_race_to_the_store() -> None:
-    """A late peer that turns out not to have the chunk leaves the race to the store, which was asked when the peer was
-    late.
-    """
+    """A late peer that does not have the chunk leaves the race to the store, which was asked meanwhile."""
     runners, chunk = Runners(), Buffer("store")
     runners.late.set()
     await turn()
@@ -101,9 +97,7 @@ async def test_a_late_peer_may_still_win() -> None:
 
 
 async def test_the_loser_of_a_tie_is_closed() -> None:
-    """If a late peer and the store answer in the same turn of the loop, one is taken and the other one's buffer is
-    closed.
-    """
+    """If a late peer and the store answer in one turn of the loop, one is taken and the other's buffer is closed."""
     runners, first, second = Runners(), Buffer("peer"), Buffer("store")
     runners.late.set()
     await turn()
@@ -115,9 +109,7 @@ async def test_the_loser_of_a_tie_is_closed() -> None:
 
 
 async def test_a_failing_store_waits_for_the_peer() -> None:
-    """A store that fails leaves the race to the peer; its error is raised only if the peer does not have the chunk
-    either.
-    """
+    """A store that fails leaves the race to the peer; its error is raised only if the peer fails as well."""
     runners, chunk = Runners(), Buffer("peer")
     runners.late.set()
     await turn()

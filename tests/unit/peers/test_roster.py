@@ -49,9 +49,7 @@ def addresses(roster: Roster) -> dict[str, str]:
 
 
 def test_an_address_is_a_member_from_its_first_answer(roster):
-    """An address becomes a member with its first answer, because only the answer has the id that gives chunks a
-    home.
-    """
+    """An address becomes a member with its first answer, as only the answer has the id that gives chunks a home."""
     roster.record_list(["a:1", "b:1"], 0.0)
     assert roster.members() == ()
     roster.record_answer("a:1", facts("A"), 0.1)
@@ -69,9 +67,7 @@ def test_this_engine_is_none_of_the_others(roster, warned):
 
 
 def test_members_are_asked_once_a_minute(roster):
-    """Members are probed once a minute and unknown addresses each round; those that are down are left to their
-    breaker.
-    """
+    """Members are probed once a minute, unknown addresses each round, and those that are down by their breaker."""
     roster.record_list(["a:1", "b:1"], 0.0)
     assert roster.choose_due(0.0, never_down) == ["a:1", "b:1"]
     roster.record_answer("a:1", facts("A"), 0.1)
@@ -82,9 +78,7 @@ def test_members_are_asked_once_a_minute(roster):
 
 
 def test_a_member_stays_for_a_minute_without_listing_and_answer(roster):
-    """A member stays for a minute without being listed or answering, so that a restart moves no chunk, and longer while
-    it answers.
-    """
+    """A member stays for a minute without listing or answer, so that a restart moves no chunk."""
     roster.record_list(["a:1", "b:1"], 0.0)
     roster.record_answer("a:1", facts("A"), 0.1)
     roster.record_answer("b:1", facts("B"), 0.1)
@@ -118,9 +112,7 @@ def test_an_engine_with_two_addresses_is_one_member(roster, warned):
 
 
 def test_a_copied_disk_is_left_out_and_said(roster, warned):
-    """Two engines of one id that are both alive, as with a copied disk, are warned about with the file to remove, and
-    one is left out.
-    """
+    """Two engines of one id, as with a copied disk, are warned about with the file to remove; one is left out."""
     roster.record_list(["a:1", "b:1", "c:1"], 0.0)
     roster.record_answer("a:1", facts("A", "1"), 0.1)
     roster.record_answer("b:1", facts("A", "2"), 0.2)

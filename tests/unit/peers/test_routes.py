@@ -34,9 +34,7 @@ FETCH, LOOK = True, False
 def test_the_cases(
     order: list[PeerMember], down: list[PeerMember], may_have: bool, for_peer: bool, asked: PeerChoice | None
 ) -> None:
-    """A chunk is asked of its home, of the second member where the home is down or is this engine, and else of the
-    store.
-    """
+    """A chunk is asked of its home, of the second member if the home is down or here, and else of the store."""
 
     def is_up(member: PeerMember) -> bool:
         return member not in down

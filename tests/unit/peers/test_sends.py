@@ -11,9 +11,7 @@ from streamer.peers.server import BusyError, Sends
 
 
 async def test_sends_are_bounded_in_number_and_in_bytes():
-    """Turns to send are bounded in number for small files and in bytes for large ones, since a deleted file takes its
-    space until it is sent.
-    """
+    """Turns to send are bounded in number for small files and in bytes for large ones."""
     for length, most in ((1, 4), (250, 4), (500, 2), (1000, 1)):
         sends = Sends(4, 1000)
         async with AsyncExitStack() as stack:

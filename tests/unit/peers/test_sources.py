@@ -86,9 +86,7 @@ async def test_the_store_brings_what_a_peer_refuses(refusal: Refusal) -> None:
     ],
 )
 async def test_what_a_peer_sends_is_checked(tmp_path: Path, length: int, flipped: bool, notes: list[str]) -> None:
-    """A chunk from a peer with another length or a flipped bit is rejected and fetched from the store; its buffer is
-    freed in any case.
-    """
+    """A chunk of another length or with a flipped bit is rejected and fetched from the store; its buffer is freed."""
     memory, file = await received(tmp_path / "cache", length, flipped=flipped)
     parts = Parts(file)
     source = PeerSource(parts, parts, parts, Homes(ME, [PEER]))

@@ -76,9 +76,7 @@ def test_the_time_to_wait_ends_with_the_answer(loop: SteeredLoop, peer: Peer):
 
 @pytest.mark.parametrize(("bytes_per_second", "is_late"), [(MIB + (MIB >> 3), False), (MIB - (MIB >> 3), True)])
 def test_a_body_below_one_mib_per_second_is_late(loop: SteeredLoop, peer: Peer, bytes_per_second: int, is_late: bool):
-    """A peer whose body comes at less than 1 MiB/s is late at the second check, after one that found the answer
-    begun.
-    """
+    """A peer whose body comes at less than 1 MiB/s is late at the second check, after the first found it begun."""
     asked = Asked(loop, peer)
     asked.arrives(0)
     loop.sleep(0.25)

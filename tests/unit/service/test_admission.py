@@ -41,9 +41,7 @@ def test_everybody_else_may_not_and_learns_why(tmp_path):
 
 @pytest.mark.parametrize(("shown", "match"), [("", "none was shown"), ("wrong", "another one")])
 def test_a_token_is_asked_for_besides(tmp_path, shown, match):
-    """A service with a token asks for it from every user, the owner too; the error names STREAMER_TOKEN_FILE and shows
-    no token.
-    """
+    """A token is asked of every user, the owner too; the error names STREAMER_TOKEN_FILE and shows no token."""
     (tmp_path / "token").write_text("hunter2\n")
     rule = admission(tmp_path, token_file=tmp_path / "token")
     rule.check(Credentials(1, os.geteuid(), frozenset()), "hunter2")
@@ -76,9 +74,7 @@ def of_user(uid: int) -> Credentials:
 
 
 def test_a_service_without_datasets_serves_one_user():
-    """A service without [[datasets]] serves the first user that asks for data; a second one is told what to
-    configure.
-    """
+    """A service without [[datasets]] serves the first user that asks; a second one is told what to configure."""
     rule = SoleUser(applies=True)
     for uid in (1001, 1002):  # so far, both may ask for statistics
         rule.check_connection(of_user(uid))

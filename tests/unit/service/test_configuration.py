@@ -69,9 +69,7 @@ def test_a_file_says_everything(tmp_path):
 
 
 def test_an_engine_of_a_trainer_reads_the_same_file(tmp_path):
-    """The engine of a trainer reads [cache], [fetch] and [engine] of the same file; its folder, socket and limit are
-    the trainer's.
-    """
+    """The engine of a trainer reads [cache], [fetch] and [engine] of the file; folder and limit are the trainer's."""
     own = EngineConfig(
         cache=CacheConfig(directory=tmp_path, limit_bytes=7), socket_path=tmp_path / "s", grace_seconds=2
     )
@@ -86,9 +84,7 @@ def test_an_engine_of_a_trainer_reads_the_same_file(tmp_path):
 
 
 def test_variables_count_for_the_engine_of_a_trainer(tmp_path):
-    """Variables go before the settings file for the engine of a trainer, and the arguments of the dataset go before
-    variables.
-    """
+    """For the engine of a trainer variables go before the settings file, and arguments of the dataset before both."""
     own = EngineConfig(cache=CacheConfig(directory=tmp_path), socket_path=tmp_path / "s")
     variables = environment(
         STREAMER_CACHE_BYTES="1GB", STREAMER_MEMORY_BYTES="64MiB", STREAMER_FETCH_PROCESSES="3", STREAMER_GROUP="7"
@@ -109,9 +105,7 @@ def test_a_variable_of_a_service_is_refused_by_a_trainer(name):
 
 
 def test_nothing_said_is_a_service_on_loopback():
-    """Without settings a service has the user's cache folder, a socket in the runtime folder, and HTTP on loopback
-    only.
-    """
+    """Without settings a service has the user's cache, a socket in the runtime folder, and HTTP on loopback."""
     config = read_service_config(None, environment(), {})
     assert str(config.cache.directory) == "/home/u/.cache/streamer"
     assert (str(config.socket_path), config.service.http) == ("/run/u/engine.sock", DEFAULT_HTTP)
@@ -119,9 +113,7 @@ def test_nothing_said_is_a_service_on_loopback():
 
 
 def test_options_count_more_than_variables_and_these_more_than_the_file(tmp_path):
-    """Options go before variables and these before the settings file; an option that is not given counts for
-    nothing.
-    """
+    """Options go before variables and these before the settings file; an option that is None does not count."""
     path = written(tmp_path, FILE)
     variables = environment(STREAMER_CACHE_BYTES="1GB", STREAMER_GROUP="7", STREAMER_ALLOW_UIDS="5,6")
     config = read_service_config(path, variables, {"cache_bytes": 3, "group": None})
@@ -162,9 +154,7 @@ def test_what_cannot_be_is_refused_by_name(tmp_path, text, named):
 
 
 def test_options_may_lie_in_a_file_of_their_own(tmp_path):
-    """Storage options may be in a file of their own, such as a mounted Secret of Kubernetes, and go before those of the
-    configuration.
-    """
+    """Storage options may be in a file of their own, as a mounted Secret, and go before the configuration's."""
     secret = tmp_path / "secret.json"
     secret.write_text(json.dumps({"key": "k", "secret": "s"}))
     text = f"[[datasets]]\nurl = 's3://b/'\nstorage_options = {{ anon = false }}\nstorage_options_file = '{secret}'"
@@ -175,9 +165,7 @@ def test_options_may_lie_in_a_file_of_their_own(tmp_path):
 
 @pytest.mark.parametrize("content", ["{'key': 'hunter2'}", '["hunter2"]'])
 def test_a_broken_secret_is_not_quoted(tmp_path, content):
-    """A file of storage options that cannot be read is an error with the name of the file and nothing of its
-    content.
-    """
+    """A file of storage options that cannot be read is an error with the file's name and none of its content."""
     (tmp_path / "secret.json").write_text(content)
     text = f"[[datasets]]\nurl = 's3://b/'\nstorage_options_file = '{tmp_path}/secret.json'"
     with pytest.raises(ConfigError) as refused:
@@ -187,9 +175,7 @@ def test_a_broken_secret_is_not_quoted(tmp_path, content):
 
 
 def test_a_misspelt_variable_is_refused_and_kubernetes_are_not():
-    """A misspelt variable of streamer is refused; those that Kubernetes makes for a Service called "streamer"
-    are not.
-    """
+    """A misspelt variable of streamer is refused; those that Kubernetes makes for a Service "streamer" are not."""
     check_variables({"STREAMER_CACHE_DIR": "/c", "STREAMER_SERVICE_HOST": "10.0.0.1", "STREAMER_PORT_80_TCP_ADDR": "x"})
     with pytest.raises(ConfigError, match="STREAMER_CACHE_BYTE "):
         check_variables({"STREAMER_CACHE_BYTE": "1GB"})

@@ -84,9 +84,7 @@ def test_levels():
 
 
 def test_it_takes_less_than_a_megabyte():
-    """The history with all ranks, jobs and marks of the longest names takes less than a megabyte, and an answer less
-    than 400 kB.
-    """
+    """The history with everything at its limits takes less than a megabyte, and an answer less than 400 kB."""
     history = History()
     for number in range(500):
         ranks = {(f"{'j' * 115}{number + job}", f"{'r' * 110}{number}", "d" * 64): CALM for job in range(50)}
@@ -103,9 +101,7 @@ def test_it_takes_less_than_a_megabyte():
 
 
 def test_ratios_are_those_of_all_requests():
-    """Hits of a long bin are weighted by bytes and times to the first byte by requests, so that neither is a mean of
-    means.
-    """
+    """Hits of a long bin are weighted by bytes, times to the first byte by requests: no mean of means."""
     history = History()
     history.add(BEGIN, {"hit_bytes": 0.0, "needed_bytes": 30.0, "first_bytes": 1.0, "first_byte_seconds": 1.0}, {})
     history.add(BEGIN + 1, {"hit_bytes": 9.0, "needed_bytes": 10.0, "first_bytes": 9.0, "first_byte_seconds": 0.9}, {})
@@ -142,9 +138,7 @@ def test_jobs_have_the_time_since_they_began():
 
 
 def test_marks_are_bounded_by_kind():
-    """Marks are bounded by kind, so that warnings replace no restart; warnings within some seconds are one mark with
-    the newest text.
-    """
+    """Marks are bounded by kind, so that warnings replace no restart; warnings of some seconds are one mark."""
     marks = Marks()
     marks.add(BEGIN, "engine", "the engine started")
     for number in range(1000):
@@ -156,9 +150,7 @@ def test_marks_are_bounded_by_kind():
 
 
 def test_names_and_texts_are_clean():
-    """Names and texts of the history have no control characters, marks of direction, logins or signatures, and
-    are cut.
-    """
+    """Names and texts of the history have no control characters, marks of direction or secrets, and are cut."""
     history = History()
     name = "rank \x1b[31m\u202e0\n"
     history.add(BEGIN, {}, {("job\r", name, "d" * 1000): CALM})
@@ -171,9 +163,7 @@ def test_names_and_texts_are_clean():
 
 
 def test_a_restart_shows_what_was_before(tmp_path):
-    """After a restart the history shows what was kept, with a gap while the engine did not run, from a file that only
-    its user reads.
-    """
+    """After a restart the history shows what was kept, and a gap; only its user may read the file."""
     history = History()
     for second in range(40):
         history.add(BEGIN + second, {"store_bytes": 1e6 + second}, {("job", "rank 0", "d"): CALM})
@@ -207,9 +197,7 @@ def test_a_disk_that_takes_nothing_is_no_error(tmp_path, caplog):
 
 
 def test_the_pace_of_slow_steps_is_smooth():
-    """The pace of slow steps is smooth: a batch every three seconds is a third of a batch each second, and it falls
-    when no batch comes.
-    """
+    """The pace of slow steps is smooth: a batch every three seconds is a third a second, and it falls without one."""
     pace = StepPace(10, 0.0)
     assert math.isnan(pace.update(10, 1.0))
     found = [pace.update(10 + second // 3, float(second)) for second in range(2, 13)]
@@ -232,9 +220,7 @@ def make_session(now: list[float], **request: object) -> SimpleNamespace:
 
 
 async def test_the_recorder_looks_at_sessions(tmp_path):
-    """The recorder takes samples, waiting, the loader's report and epochs from sessions; two loaders of one rank are
-    one curve.
-    """
+    """The recorder takes samples, waiting, reports and epochs from sessions; loaders of one rank are one curve."""
     now = [100.0]
     clock = [float(BEGIN)]
     async with Engine(EngineConfig(cache=CacheConfig(directory=tmp_path, limit_bytes=8 << 20))) as engine:
@@ -307,18 +293,14 @@ async def test_warnings_become_marks(tmp_path):
 
 
 def test_seconds_of_a_request():
-    """The seconds of a request for the history are a whole number; more than are kept is all of it, and other text is
-    refused.
-    """
+    """The seconds of a request for the history are a whole number, at most what is kept; other text is refused."""
     assert [parse_seconds(text) for text in ("", "3600", "999999999999")] == [900, 3600, MAX_SECONDS]
     assert [parse_seconds(text) for text in ("1.5", "-1", "x", "٣", "9" * 13, "1e9")] == [None] * 6
 
 
 @pytest.mark.process
 async def test_the_history_over_http():
-    """The history over HTTP answers the seconds asked for, 400 to what is no number, 404 if there is none, and 421 to
-    another host name.
-    """
+    """/history.json answers the seconds asked for, 400 to other text, 404 without a history, 421 to other hosts."""
     history = History()
     address = f"127.0.0.1:{free_port()}"
     async with aiohttp.ClientSession() as session:

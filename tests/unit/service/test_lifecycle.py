@@ -55,9 +55,7 @@ def test_a_folder_in_use_is_refused_in_time(tmp_path: Path) -> None:
 
 
 async def test_an_error_of_the_drain_ends_the_service(tmp_path: Path) -> None:
-    """An error while the engine drains ends the service with that error, where the log said that the service had
-    drained.
-    """
+    """An error while the engine drains ends the service with that error; it was dropped."""
 
     async def fail(seconds: float) -> None:
         raise CacheError("the disk is gone")

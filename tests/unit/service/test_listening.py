@@ -39,9 +39,7 @@ def _wait_for(path: Path) -> None:
 
 @pytest.mark.process
 async def test_an_embedded_engine_listens_in_its_cache_folder_too(tmp_path: Path) -> None:
-    """An engine of a trainer listens in its cache folder too, for jobs with a /tmp of their own; a service listens at
-    its path only.
-    """
+    """An engine of a trainer listens in its cache folder too, for jobs with their own /tmp; a service does not."""
     config = _config(tmp_path)
     second = config.cache.directory / CACHE_SOCKET_NAME
     async with listen(config, asyncio.Protocol) as listeners:
@@ -73,9 +71,7 @@ async def test_a_removed_socket_is_made_again(tmp_path: Path, monkeypatch: pytes
 async def test_a_socket_in_the_cache_folder_is_made_again_with_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A removed socket in the cache folder is made again once the engine has made the folder again, and not in another
-    engine's.
-    """
+    """A removed socket in the cache folder is made again once the folder is there, and is this engine's."""
     monkeypatch.setattr("streamer.service.listening._LOOK_SECONDS", 0.01)
     config = _config(tmp_path)
     cache = config.cache.directory
@@ -112,9 +108,7 @@ async def test_a_socket_of_another_engine_stays(tmp_path: Path) -> None:
 
 @pytest.mark.process
 async def test_a_path_that_cannot_be_bound(tmp_path: Path) -> None:
-    """A path that cannot be bound is a ConfigError; if that is only the one in the cache folder, the engine serves
-    without it.
-    """
+    """A path that cannot be bound is a ConfigError; if it is the cache folder's, the engine serves without it."""
     config = _config(tmp_path)
     (config.cache.directory / CACHE_SOCKET_NAME).mkdir()
     async with listen(config, asyncio.Protocol) as listeners:

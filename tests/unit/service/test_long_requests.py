@@ -48,9 +48,7 @@ class AskedEngine:
     [(AccessDeniedError("no"), AccessDeniedError), (ValueError("a bug"), BrokenError), (OSError("disk"), BrokenError)],
 )
 async def test_an_error_over_a_session_is_that_of_its_client(error, expected):
-    """An error over the options of a session, of any type, goes to its client and does not end the engine's
-    task group.
-    """
+    """An error over the options of a session goes to its client and does not end the engine's task group."""
     failed = []
     async with asyncio.TaskGroup() as tasks:
         proofs = SessionProofs(AskedEngine(error).prepare, tasks)
@@ -91,9 +89,7 @@ async def test_questions_about_sessions_end_with_them():
 
 
 async def test_requests_end_with_their_client(server, monkeypatch):
-    """Waiting and reading end with their client; indexing goes on for a later request, but only for MAX_LONG_REQUESTS
-    of all clients.
-    """
+    """Waiting and reading end with their client; indexing goes on, but at most MAX_LONG_REQUESTS of all clients."""
 
     async def for_ever(*arguments: object) -> None:
         await asyncio.Event().wait()

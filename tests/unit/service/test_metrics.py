@@ -73,9 +73,7 @@ def test_equal_labels_are_summed():
 
 
 def test_what_loaders_say_is_there_once_they_have_said_it():
-    """The report of a loader has series once there is one: the largest share of equal labels, and the bottleneck as a
-    label.
-    """
+    """The report of a loader has series once there is one: the largest share of equal labels, and the bottleneck."""
     entry = {"job": "j", "consumer": "rank 0", "dataset": "d", "loader_waiting_share": 0.6, "bottleneck": "decode"}
     silent = {**entry, "consumer": "rank 1", "loader_waiting_share": None, "bottleneck": None}
     values = {"sessions": [entry, {**entry, "loader_waiting_share": 0.7}, silent]}
@@ -94,9 +92,7 @@ def test_rows_of_documents_have_series_once_a_loader_makes_some():
 
 
 def test_info_metrics_name_the_version_and_the_urls():
-    """Info metrics have the version and the urls of datasets as labels, for dashboards that show urls in place of
-    digests.
-    """
+    """Info metrics have the version and the urls of datasets as labels, for dashboards that show urls."""
     values = {"version": "1.2.3", "datasets": [{"dataset": "d", "url": "s3://bucket/train/", "samples": 7}]}
     text = make_exposition(values)[0].decode()
     assert 'streamer_build_info{version="1.2.3"} 1.0' in text
@@ -105,9 +101,7 @@ def test_info_metrics_name_the_version_and_the_urls():
 
 
 def test_first_bytes_are_a_histogram():
-    """Times to the first byte are a histogram with cumulative buckets, count and sum, as histogram_quantile() takes
-    them.
-    """
+    """Times to the first byte are a histogram of cumulative buckets, as histogram_quantile() takes them."""
     buckets = [{"le": "0.1", "count": 3}, {"le": "+Inf", "count": 4}]
     text = make_exposition({"first_byte_buckets": buckets, "first_byte_sum_seconds": 2.5})[0].decode()
     assert "# TYPE streamer_store_first_byte_seconds histogram" in text
@@ -125,9 +119,7 @@ def test_a_scrape_stays_small():
 
 
 def test_members_of_a_mix_are_series_of_their_session():
-    """Members of a mix are series of their session; beyond a thousand members each name is one series of all
-    sessions.
-    """
+    """Members of a mix are series of their session; beyond a thousand each name is one series of all sessions."""
     entries = [
         {"job": "j", "consumer": f"rank {i // 600}", "member": f"m{i % 600}", "needed_bytes": 10, "hit_bound": 0.25}
         for i in range(1800)

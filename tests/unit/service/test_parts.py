@@ -68,9 +68,7 @@ async def test_each_part_has_its_own_options(server: Server, parts: list[Part]) 
 
 
 async def test_passes_and_values_reach_the_session(server: Server, parts: list[Part]) -> None:
-    """A schedule's passes count for each use and its values for each part; passes of a wrong length are a
-    ProtocolError.
-    """
+    """A schedule's passes count for each use, its values for each part; passes cut short are a ProtocolError."""
     peer = Peer()
     session = opened(server, peer, parts)
     chunk, steps, passes = np.array([0, 4], "<u4"), np.arange(2, dtype="<i8").tobytes(), np.array([5, 6], "<u4")

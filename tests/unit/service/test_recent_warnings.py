@@ -8,9 +8,7 @@ logger = logging.getLogger("streamer.test")
 
 
 def test_warnings_are_kept_and_lines_of_less_weight_are_not():
-    """Warnings and errors are kept while the context lasts, the newest first with logger and text; lines of lower
-    levels are not.
-    """
+    """Warnings and errors are kept while the context lasts, the newest first; lines of lower levels are not."""
     with recent_warnings() as warnings:
         logger.info("all is well")
         logger.warning("peer %d is slow", 3)

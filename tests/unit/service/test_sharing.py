@@ -66,9 +66,7 @@ async def test_what_belongs_together_is_taken(dataset: Dataset) -> None:
     ],
 )
 async def test_what_does_not_belong_together_is_refused(dataset: Dataset, changes: dict[str, object]) -> None:
-    """A request with a wrong number of chunks, lanes without readers, or members that do not exist is a
-    ProtocolError.
-    """
+    """A request with a wrong number of chunks, lanes without readers, or unknown members is a ProtocolError."""
     with pytest.raises(ProtocolError, match=r"lanes of|the lanes"):
         _read_lanes(request(dataset, **changes), dataset)
 
@@ -83,9 +81,7 @@ async def test_what_does_not_belong_together_is_refused(dataset: Dataset, change
 async def test_where_an_engine_listens_and_for_what(
     server: Server, dataset: Dataset, changes: dict[str, object], error: type[StreamerError], what: str
 ) -> None:
-    """An engine shares its cache only at an IP address, because names would have to be looked up, and for a dataset
-    that it knows.
-    """
+    """An engine shares its cache only at an IP address, as names need a look-up, and for a dataset that it knows."""
     server._engine.config = replace(server._engine.config, grace_seconds=1.0)
     with pytest.raises(error, match=what):
         await server._long_requests._sharing.share(request(dataset, **changes), NO_OPTIONS)

@@ -42,8 +42,6 @@ def imported():
 @pytest.mark.process
 @pytest.mark.parametrize("name", LATER)
 def test_an_engine_that_starts_does_not_import(imported, name):
-    """The start of an engine does not import modules that only some engines use, because the first batch waits
-    for it.
-    """
+    """The start of an engine imports no module that only some engines use, because the first batch waits for it."""
     assert "streamer.engine.engine" in imported
     assert name not in imported

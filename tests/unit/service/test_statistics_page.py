@@ -21,8 +21,6 @@ def test_every_name_of_an_engine_has_a_row(engine_statistics):
 
 
 def test_every_name_of_peers_has_a_row():
-    """Every statistic of peers has a row in docs/statistics.md: the counters of client, server and source, and those of
-    the group.
-    """
+    """Every statistic of peers has a row in docs/statistics.md: of client, server, source and group."""
     counts = {name for kind in (Counts, PeerCounts, SourceCounts) for name in kind.__struct_fields__}
     assert set(named("Peers")) == counts | OF_A_GROUP

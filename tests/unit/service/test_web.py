@@ -67,9 +67,7 @@ async def test_the_page_and_its_statistics():
 
 @pytest.mark.process
 async def test_another_name_in_the_header_is_refused(monkeypatch):
-    """A request with another host name is refused (DNS rebinding), except for metrics and health of a server that is
-    open to all addresses.
-    """
+    """A request for another host name is refused (DNS rebinding), except metrics and health of an open server."""
     monkeypatch.setattr(os, "uname", lambda: os.uname_result(("Linux", "gpu-07.example.org", "", "", "")))
     port = free_port()
     for host, open_paths in (("127.0.0.1", set()), ("0.0.0.0", {"/metrics", "/healthz", "/readyz"})):
@@ -158,9 +156,7 @@ async def _is_ended(reader: asyncio.StreamReader, seconds: float = 0.3) -> bool:
     ],
 )
 async def test_garbage_is_not_logged(caplog, garbage):
-    """A request that is no HTTP is answered with 400 and not logged, neither its escapes nor its headers; a failure of
-    the service is.
-    """
+    """A request that is no HTTP is answered with 400 and not logged; a failure of the service itself is logged."""
     caplog.set_level("DEBUG")
     address = f"127.0.0.1:{(port := free_port())}"
     async with serve_http(address, lambda: {}["missing"], lambda: ""):

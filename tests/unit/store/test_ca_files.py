@@ -15,9 +15,7 @@ from streamer.store.root import StoreRoot
 
 @pytest.mark.parametrize("kind", ["pipe", "device", "folder", "empty", "long", "missing"])
 def test_only_regular_files_are_read(tmp_path: Path, kind: str) -> None:
-    """Only a regular file of 1 byte to 16 MiB is read as certificates: a pipe blocked its thread for ever, and sixty of
-    them stopped a service.
-    """
+    """Only a regular file of 1 byte to 16 MiB is read as certificates; a pipe blocked the thread that read it."""
     path = tmp_path / "ca"
     if kind == "pipe":
         os.mkfifo(path)
@@ -36,9 +34,7 @@ def test_only_regular_files_are_read(tmp_path: Path, kind: str) -> None:
 
 @pytest.mark.parametrize("path", ["/etc/shadow", "/no/such/file", "/dev/zero"])
 def test_a_client_names_no_files(path: str) -> None:
-    """A client of a service cannot name a file of certificates, and the refusal does not depend on whether the file
-    exists.
-    """
+    """A client of a service cannot name a file of certificates, and the refusal does not tell whether it exists."""
     root = StoreRoot.resolve("s3://bucket/x/", {"key": "a", "secret": "b", "client_kwargs": {"verify": path}})
     with pytest.raises(AccessDeniedError, match="verify in storage_options is a file"):
         guard.check(root, is_curl=True)

@@ -90,9 +90,7 @@ class HostedFileSystem(AbstractFileSystem):
 
 
 async def test_a_host_in_the_url(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The host and user in a url such as sftp://user@host/path reach the filesystem without an option, and listed urls
-    can be read.
-    """
+    """The host and user in a url such as sftp://user@host/path reach the filesystem without an option."""
     fsspec.register_implementation("hosted", HostedFileSystem, clobber=True)
     store = open_store("hosted://reader@server.test/data/", {})
     try:
@@ -106,9 +104,7 @@ async def test_a_host_in_the_url(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("scheme", ["cos", "obs", "bos", "b2", "tos"])
 async def test_stores_that_speak_s3(scheme: str) -> None:
-    """The url of a store that speaks S3 under a scheme of its own is refused with the s3 url and the endpoint
-    to write.
-    """
+    """The url of a store that speaks S3 under its own scheme is refused with the s3 url and endpoint to write."""
     store = open_store(f"{scheme}://bucket/x", {})
     with pytest.raises(ConfigError, match=r"speaks S3: write s3://bucket/\.\.\. with endpoint_url='https://"):
         await listed(store, f"{scheme}://bucket/x/")

@@ -66,9 +66,7 @@ def test_addresses_of_this_machine(host: str, own: bool) -> None:
     ],
 )
 def test_clients_cannot_name_the_machine(url: str, options: dict[str, object], why: str) -> None:
-    """A client of a service can name the service's machine by no url or option; the error names [[datasets]] and shows
-    no password.
-    """
+    """A client can name the service's machine by no url or option; the error names [[datasets]], no password."""
     with pytest.raises(AccessDeniedError, match=r"\[\[datasets\]\]") as refused:
         open_store(url, options, refuse_local=True)
     assert why in str(refused.value)
@@ -105,9 +103,7 @@ def test_an_endpoint_that_the_operator_names_is_used(monkeypatch: pytest.MonkeyP
 
 
 def test_what_obstore_reads_is_refused_where_the_client_names_its_address() -> None:
-    """A client of a service cannot name a web server that obstore would read, because obstore cannot be asked before it
-    connects.
-    """
+    """A client's web server is refused for obstore, because obstore cannot be asked before it connects."""
     assert open_store("s3://bucket/a", S3, client="obstore", refuse_local=True) is not None
     with pytest.raises(AccessDeniedError, match="libcurl does not read it"):
         open_store("https://example.org/a", {}, client="obstore", refuse_local=True)

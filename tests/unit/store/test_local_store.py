@@ -46,9 +46,7 @@ async def test_linked_folders_are_walked(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("target", [".", "..", "../..", "self"])
 async def test_links_in_a_circle_are_not_followed(tmp_path: Path, target: str, caplog) -> None:
-    """A link to a folder that contains the link is not followed and is named in a log line; all files are
-    listed once.
-    """
+    """A link to a folder that contains the link is not followed and is logged; all files are listed once."""
     write(tmp_path / "data/cat/1.jpg")
     link = tmp_path / "data/cat/again"
     link.symlink_to(tmp_path / "data" if target == "self" else target)
@@ -60,9 +58,7 @@ async def test_links_in_a_circle_are_not_followed(tmp_path: Path, target: str, c
 
 
 async def test_folders_that_link_to_each_other_end(tmp_path: Path, monkeypatch) -> None:
-    """Folders that link to each other are refused after a bounded number of visits, by an error that names the
-    folder.
-    """
+    """Folders that link to each other are refused after a number of visits, by an error that names the folder."""
     monkeypatch.setattr(local_store, "MOST_VISITS", 20)
     for name in "abcdefgh":
         (tmp_path / name).mkdir()
@@ -74,9 +70,7 @@ async def test_folders_that_link_to_each_other_end(tmp_path: Path, monkeypatch) 
 
 @pytest.mark.parametrize("target", ["/nowhere/x.jpg", "broken.jpg", "other/x.jpg"])
 async def test_a_broken_link_is_named(tmp_path: Path, target: str) -> None:
-    """A link to nothing, to itself or through a file is an error that names it, whether a folder, a glob or braces lead
-    to it.
-    """
+    """A link to nothing, to itself or through a file is an error that names it, by folder, glob and braces."""
     write(tmp_path / "cat/0.jpg")
     write(tmp_path / "cat/other")
     (tmp_path / "cat/broken.jpg").symlink_to(target)
@@ -115,9 +109,7 @@ async def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(tmp_path: Path) -
 
 
 async def test_a_cache_folder_below_the_data_is_none_of_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A cache folder of streamer below the data is left out of the listing and named in a log line; its marker and
-    chunks were samples.
-    """
+    """A cache folder of streamer below the data is left out of the listing and logged; its files were samples."""
     write(tmp_path / "a.bin")
     open_folder(tmp_path / "cache")
     found = [record.url async for page in LocalStore().list(f"{tmp_path}/") for record in page]

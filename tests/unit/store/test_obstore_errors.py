@@ -28,9 +28,7 @@ Generic {{ store: "S3", source: RetryError(RetryErrorImpl {{ inner: Http(HttpErr
     ],
 )
 def test_a_refused_certificate_is_not_just_no_connection(inner: str, expected: str) -> None:
-    """A certificate that is refused is told from a missing connection by obstore's debug text, and each error says what
-    to do.
-    """
+    """A refused certificate is told from a missing connection by obstore's debug text, and the error has advice."""
     error = map_error("s3://b/x", GenericError(_TEXT.format(inner)), None)
     assert re.search(expected, str(error))
 

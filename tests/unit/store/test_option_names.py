@@ -60,9 +60,7 @@ def test_what_cannot_be_used_alone(options: Mapping[str, object], said: str) -> 
 
 
 def test_an_endpoint_of_the_environment_has_a_scheme_too() -> None:
-    """An endpoint in the environment without a scheme is refused at once; it was waited for 60 s as a store that is
-    down (2026-11-23).
-    """
+    """An endpoint in the environment without a scheme is refused at once; it was waited for 60 s (2026-11-23)."""
     variables = {"AWS_ENDPOINT_URL": "minio:9000"}
     with pytest.raises(ConfigError, match="AWS_ENDPOINT_URL='minio:9000' in the environment has no scheme"):
         check_options("s3://b", "s3", {}, variables)
@@ -92,9 +90,7 @@ def test_options_of_other_stores_are_passed_on() -> None:
 
 
 def test_options_that_a_filesystem_of_fsspec_does_not_take(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An option that a filesystem of fsspec does not take is refused by an error with its name and without its
-    value.
-    """
+    """An option that a filesystem of fsspec does not take is refused with its name and without its value."""
 
     class Strict:
         """Stands for a filesystem of fsspec that takes no options."""

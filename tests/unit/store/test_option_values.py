@@ -79,9 +79,7 @@ KEYS = {"key": "k", "secret": "s"}
 @example(("https://host.example/a", {"headers": {"a\nb": "c"}}), True)
 @settings(suppress_health_check=[HealthCheck.too_slow], max_examples=25)
 def test_values_of_any_kind(drawn: tuple[str, dict[str, object]], guarded: bool) -> None:
-    """A storage option of any value is used or refused by an error of streamer; an error of a library would count as
-    the request's.
-    """
+    """A storage option of any value is used or refused by an error of streamer, and by no error of a library."""
     url, options = drawn
     if url.startswith("s3") and guarded:
         options = {**KEYS, **options}

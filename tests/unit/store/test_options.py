@@ -84,9 +84,7 @@ def test_what_has_no_counterpart_is_named(url: str, options: Mapping[str, object
     ],
 )
 def test_what_changes_no_read_has_no_effect(given: Mapping[str, object]) -> None:
-    """Options of botocore that change no read have no effect, so that users of R2, MinIO and Ceph who set them keep the
-    fast client.
-    """
+    """Options of botocore that change no read have no effect, so that reads keep the fast client."""
     assert translate(split("s3://b"), {"config_kwargs": given}).unknown == []
 
 
@@ -107,9 +105,7 @@ _GOVERNMENT = "DefaultEndpointsProtocol=https;AccountName=a;AccountKey=k;Endpoin
     ],
 )
 def test_clouds_of_azure(url: str, options: Mapping[str, object], expected: str | None) -> None:
-    """An account of another Azure cloud keeps that cloud's endpoint, because in the public cloud the name may be
-    another user's.
-    """
+    """An account of another Azure cloud keeps that cloud's endpoint; in the public one the name may be another's."""
     found = translate(split(url), options)
     assert found.config.get("endpoint") == expected
     assert found.config["account_name"] == "a"
@@ -122,17 +118,13 @@ def test_onelake() -> None:
 
 
 def test_express_buckets_are_read_by_s3fs() -> None:
-    """A bucket of S3 Express One Zone has no counterpart in obstore, so that s3fs reads it, which asks for the keys of
-    a session.
-    """
+    """A bucket of S3 Express One Zone is left to s3fs, which asks for the keys of a session."""
     assert translate(split("s3://b--usw2-az1--x-s3/x"), {}).unknown == ["S3 Express One Zone"]
 
 
 @pytest.mark.parametrize("token", ["/run/secrets/google", "./key", "key.json"])
 def test_a_file_of_google_needs_no_suffix(token: str) -> None:
-    """A token of Google that is a path is taken as a file of credentials without a suffix, as mounted secrets have
-    none.
-    """
+    """A token of Google that is a path is a file of credentials without a suffix, as mounted secrets have none."""
     assert translate(split("gs://b"), {"token": token}).config == {"application_credentials": token}
 
 

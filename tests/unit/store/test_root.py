@@ -1,6 +1,4 @@
-"""Roots of stores are resolved once, and say which credentials and address are used without showing a secret; servers
-are on loopback.
-"""
+"""Roots of stores are resolved once, and describe credentials and address without secrets; servers are on loopback."""
 
 from __future__ import annotations
 
@@ -43,9 +41,7 @@ from streamer.tools.doctor import reach
 def test_the_way_to_a_store(
     url: str, options: Mapping[str, object], variables: Mapping[str, str], credentials: str, endpoint: str
 ) -> None:
-    """A root says which credentials and which endpoint it uses and whether options or the environment gave them,
-    without secrets.
-    """
+    """A root describes its credentials and endpoint, and whether options or the environment gave them, no secrets."""
     root = StoreRoot.resolve(url, options, {})
     said = [root.describe_credentials(variables)[0], root.describe_endpoint(variables)]
     assert credentials in said[0]
@@ -54,9 +50,7 @@ def test_the_way_to_a_store(
 
 
 def test_a_refusal_says_with_which_credentials() -> None:
-    """A refusal with status 403 says with which credentials the request was made, and keeps its type, details and
-    advice.
-    """
+    """A refusal with status 403 says with which credentials the request was made, and keeps type and advice."""
     root = StoreRoot.resolve("s3://b", {"anon": True})
     refusal = root.explain(failures.error_of("s3://b/x", failures.StoreAnswer(403, "AccessDenied")))
     assert isinstance(refusal, AccessDeniedError)
@@ -66,9 +60,7 @@ def test_a_refusal_says_with_which_credentials() -> None:
 
 
 def test_a_missing_connection_says_what_was_tried() -> None:
-    """A store that cannot be reached is an error with the address that was tried; a connection that broke later is left
-    as it is.
-    """
+    """A store that cannot be reached is an error with the address that was tried; a broken connection adds none."""
     root = StoreRoot.resolve("s3://b", {"endpoint_url": "http://nosuch:1"})
     error = root.explain(failures.unreachable("s3://b/x", failures.UNRESOLVED))
     assert isinstance(error, StoreError)
@@ -118,9 +110,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
 @contextlib.asynccontextmanager
 async def serve_nothing(calls: Counter[str]) -> AsyncIterator[str]:
-    """Stands for an S3 whose buckets are empty: it answers each GET with a listing of no objects, and checks no
-    signature.
-    """
+    """Stands for an S3 whose buckets are empty: it answers each GET with an empty listing, and checks no signature."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while (await reader.readuntil(b"\r\n\r\n")).startswith(b"GET"):
@@ -137,9 +127,7 @@ async def serve_nothing(calls: Counter[str]) -> AsyncIterator[str]:
 async def test_a_url_is_split_and_its_options_are_translated_once(
     is_service: bool, calls: Counter[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The url of a dataset is split and its options are translated once before the first request of its engine, and not
-    again after it.
-    """
+    """The url of a dataset is split and its options are translated once, before the first request of its engine."""
     given = {"key": "k", "secret": "s"}
     allowlist = UrlAllowlist(refuse_local=is_service)
     async with serve_nothing(calls) as endpoint, Fetchers(FetchConfig(), allowlist) as fetchers:

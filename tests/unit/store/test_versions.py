@@ -43,9 +43,7 @@ def test_weak_tags_keep_their_mark() -> None:
 
 
 def test_a_weakened_tag_is_the_same_version() -> None:
-    """A weak and a strong ETag of the same value are one version, as a compressing proxy weakens tags; another value is
-    another version.
-    """
+    """A weak and a strong ETag of the same value are one version, as proxies weaken tags; another value is another."""
     for pinned, found in (("etag:x", 'etag:W/"x"'), ('etag:W/"x"', "etag:x"), ('etag:W/"x"', 'etag:W/"x"')):
         require(ObjectRecord("https://h/k", 10, pinned), found)
     for found in ('etag:W/"y"', "etag:y", "stat:10:0"):

@@ -58,9 +58,7 @@ def test_a_long_frame_is_refused_before_it_is_stored():
     ],
 )
 def test_what_is_no_message_is_a_protocol_error(body):
-    """A frame with a wrong type, an unknown tag, a missing field, a number out of range or a false length is a
-    ProtocolError.
-    """
+    """A frame whose body is of a wrong type, has an unknown tag or a number out of range is a ProtocolError."""
     with pytest.raises(ProtocolError, match="is not a message"):
         list(frames.request_decoder().feed(struct.pack(">I", len(body)) + body))
 
@@ -78,9 +76,7 @@ def test_any_bytes_end_in_a_message_or_a_protocol_error(pieces):
 
 
 def test_names_that_are_not_utf_8() -> None:
-    """An event replaces bytes of a path that are not UTF-8 by escapes; a request with such a path is refused before it
-    is sent.
-    """
+    """An event replaces bytes that are not UTF-8 by escapes; a request that has some is refused before it is sent."""
     frame = frames.encode(Failed("StoreError", "/d/\udcff is missing", {"url": "/d/\udcff", "size": 3}))
     (event,) = frames.event_decoder().feed(frame)
     assert event == Failed("StoreError", "/d/\\udcff is missing", {"url": "/d/\\udcff", "size": 3})
@@ -89,9 +85,7 @@ def test_names_that_are_not_utf_8() -> None:
 
 
 def test_more_readers_than_a_job_has_are_refused_before_they_are_made() -> None:
-    """A request to share a cache may name readers of 32,767 lanes by 4,096 engines and those that held them before; a
-    list of more than a million readers is refused before its objects are made.
-    """
+    """The readers of shared caches may be 32,767 lanes by 4,096 engines; more are refused before they are decoded."""
     readers = [[(lane % 4096, 70_000)] for lane in range(32_767)]
     readers[0] += [(engine, 70_000) for engine in range(4096)]
     former = [[(1, 1 << 40), (4095, 1 << 40)] for _ in range(32_767)]

@@ -23,9 +23,7 @@ KEYS = StoreOptions.make({"secret": "hunter2", "key": "K"})
     ],
 )
 def test_options_travel_as_their_text(message):
-    """Storage options travel as bytes of JSON, as in every release, are parsed only by the part that uses them, and are
-    in no repr.
-    """
+    """Storage options travel as bytes of JSON, are parsed only by the part that uses them, and are in no repr."""
     (received,) = request_decoder().feed(encode(message))
     assert received == message
     assert received.options.mapping == {"key": "K", "secret": "hunter2"}
@@ -44,18 +42,14 @@ def test_equal_options_have_one_key():
 
 @pytest.mark.parametrize("encoded", [b"hunter2", b'["hunter2"]', b"\xff", b"[" * 10_000])
 def test_what_is_no_mapping_is_refused_where_it_is_read(encoded):
-    """Bytes that are no JSON object are refused as storage options when they are read, by a ConfigError that does not
-    quote them.
-    """
+    """Bytes that are no JSON object are refused as storage options by a ConfigError that does not quote them."""
     with pytest.raises(ConfigError, match="storage_options") as caught:
         StoreOptions(encoded).check()
     assert "hunter2" not in str(caught.value)
 
 
 def test_an_object_does_not_travel():
-    """Storage options with an object that is no plain value are refused, and the error says that plain values are
-    needed.
-    """
+    """A storage option that is an object is refused, and the error says that plain values are needed."""
     with pytest.raises(ConfigError, match="plain values"):
         StoreOptions.make({"credentials": object()})
 

@@ -1,6 +1,4 @@
-"""Greetings between client and engine of neighbouring versions: what is decoded, and which side the error says to
-restart.
-"""
+"""Greetings between client and engine of neighbouring versions: what is decoded, and which side to restart."""
 
 from __future__ import annotations
 
@@ -22,9 +20,7 @@ def frame(*fields: object) -> bytes:
 
 @pytest.mark.parametrize("more", [(), ("a field",), (7, {"of": "a later"}, ["version"], None)])
 def test_a_greeting_of_another_protocol_is_read(more: tuple[object, ...]) -> None:
-    """A greeting of another protocol version is decoded whatever its other fields are, so that both sides can compare
-    versions.
-    """
+    """A greeting of another protocol version is decoded whatever its other fields are, to compare the versions."""
     (hello,) = request_decoder().feed(frame(1, PROTOCOL + 1, "0.9.0", 42, *more))
     assert (hello.protocol, hello.version, hello.pid, type(hello)) == (PROTOCOL + 1, "0.9.0", 42, Hello)
     (welcome,) = event_decoder().feed(frame(64, PROTOCOL + 1, "0.9.0", 42, *more))
@@ -44,9 +40,7 @@ def test_a_greeting_of_another_protocol_is_read(more: tuple[object, ...]) -> Non
     ],
 )
 def test_nothing_else_is_let_through(fields: tuple[object, ...]) -> None:
-    """A message of another protocol version that is no greeting, and a greeting of this version with other fields, are
-    refused.
-    """
+    """Only a greeting is decoded from another protocol version, and a greeting of this version has exact fields."""
     with pytest.raises(ProtocolError):
         list(request_decoder().feed(frame(*fields)))
 

@@ -33,9 +33,7 @@ def _expression(glob: str) -> str:
 )
 @pytest.mark.filterwarnings("ignore:Possible nested set:FutureWarning")
 def test_globs_keep_what_a_regular_expression_keeps(globs: list[str], urls: list[str]) -> None:
-    """A set of globs matches the urls that the equivalent regular expressions match, and tells which globs have matched
-    none.
-    """
+    """A set of globs matches what the equivalent regular expressions match, and tells which have matched none."""
     expressions = {glob: re.compile(_expression(glob)) for glob in globs}
     found = GlobSet(expressions)
     for url in urls:
@@ -75,9 +73,7 @@ def test_an_automaton_forgets() -> None:
 
 
 def test_globs_that_differ_behind_a_star_are_bounded() -> None:
-    """A pattern of 100,000 globs that differ after a star is refused with advice; globs that differ before their first
-    star may be many.
-    """
+    """Globs that differ after a star are limited in number, with advice; those that differ before it may be many."""
     with pytest.raises(ConfigError, match=r"write \* instead of the braces"):
         UrlPattern.parse("s3://b/*-{00000..99999}.tar")
     many = UrlPattern.parse("s3://b/{00000..99999}/*.tar")

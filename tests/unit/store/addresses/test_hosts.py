@@ -1,6 +1,4 @@
-"""The host that a client connects to is the cloud's, whatever urls and options say; real clients connect through a
-proxy.
-"""
+"""The host that a client connects to is the cloud's, whatever urls and options say; real clients use a proxy."""
 
 from __future__ import annotations
 
@@ -66,9 +64,7 @@ EVIL = st.one_of(
 
 
 class Proxy:
-    """Stands for the proxy of all clients: it notes the hosts to which they ask to be connected, and refuses each with
-    403.
-    """
+    """Stands for the proxy of all clients: it notes the hosts that are asked for, and refuses each with 403."""
 
     def __init__(self) -> None:
         self.asked: list[str] = []
@@ -234,9 +230,7 @@ def test_strings_of_azure(behind, text):
 )
 @pytest.mark.parametrize("refuse_local", [False, True])
 def test_names_follow_the_grammar_of_their_cloud(url, options, what, refuse_local):
-    """A name that breaks the grammar of its cloud is refused in every engine, by an error that says which name
-    it is.
-    """
+    """A name that breaks the grammar of its cloud is refused in every engine, by an error that says which one."""
     with pytest.raises(ConfigError, match=what.replace(".", r"\.")):
         open_store(url, options, refuse_local=refuse_local)
 
@@ -286,9 +280,7 @@ def test_addresses_end_with_the_suffix_of_a_cloud(url, of_aws, of_azure):
     ],
 )
 def test_translated_addresses_are_this_machine(host):
-    """NAT64, SIIT, 6to4, mapped and compatible addresses of loopback and of the metadata server are refused as
-    local.
-    """
+    """NAT64, SIIT, 6to4, mapped and compatible addresses of this machine are refused as its plain ones are."""
     assert guard.is_own(host)
     assert not guard.is_own("64:ff9b::808:808")
     assert not guard.is_own("64:ff9b:1::808:808")
@@ -322,8 +314,6 @@ def test_translated_addresses_are_this_machine(host):
     ],
 )
 def test_the_place_that_options_name(url, options, named):
-    """The place that storage options name is an endpoint, partition, profile, account or Host header that the url does
-    not say, without logins.
-    """
+    """The endpoint, profile, account or host that storage options name beyond the url is described without logins."""
     variables = {"AZURE_STORAGE_ACCOUNT": "mine", "AWS_REGION": "eu-central-1"}
     assert StoreRoot.resolve(url, options).describe_chosen_endpoint(variables) == named

@@ -92,9 +92,7 @@ def test_the_web_address_of_a_bucket_is_named_as_a_url(url: str, bucket: str) ->
 
 
 def test_a_signed_url_is_no_dataset():
-    """A signed url is refused as a dataset, because its signature expires and would be stored; the error does not show
-    it.
-    """
+    """A signed url is refused as a dataset, because it expires and would be stored; the error does not show it."""
     with pytest.raises(ConfigError, match=r"https://h/a\.tar with a query .* signed url ends") as caught:
         require_file_url("https://h/a.tar?X-Amz-Signature=hush")
     assert "hush" not in repr(caught.value)
@@ -115,9 +113,7 @@ def test_a_signed_url_is_no_dataset():
     ],
 )
 def test_braces_are_counted_before_they_are_expanded(url: str) -> None:
-    """Braces are counted before they are expanded: a pattern of too many urls, letters or braces is refused at once, by
-    a short error.
-    """
+    """Braces that stand for too many urls, letters or braces are refused before they are expanded, by a short error."""
     begun = time.process_time()
     with pytest.raises(ConfigError, match="at most 1,000,000") as caught:
         expand(url)

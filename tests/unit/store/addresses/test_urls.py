@@ -29,9 +29,7 @@ def test_split(url: str, expected: Address) -> None:
 
 
 def test_relative_paths_are_absolute() -> None:
-    """A relative path is split as its absolute one, with its slash at the end, so that a file has one url in every
-    working folder.
-    """
+    """A relative path is split as its absolute one, so that a file has one url in every working folder."""
     assert split("x/y/").key == os.path.abspath("x/y") + "/"
 
 

@@ -27,9 +27,7 @@ KEY = {"AZURE_STORAGE_ACCOUNT": "mine", "AZURE_STORAGE_KEY": "a2V5"}
 def test_variables_of_the_command_line(
     options: Mapping[str, object], variables: Mapping[str, str], expected: Mapping[str, object]
 ) -> None:
-    """Variables of the Azure CLI fill options: a connection string goes before a key, and a key is not sent to another
-    account.
-    """
+    """Azure's variables fill options: a connection string before a key, and a key for its own account only."""
     assert add_variables(options, variables) == expected
 
 

@@ -51,9 +51,7 @@ def test_what_is_configured_wrong(config: Path, monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.process
 def test_a_program_that_fails(config: Path) -> None:
-    """A credential_process that fails is denied with advice to run it by hand, may be tried again soon, and its output
-    is not shown.
-    """
+    """A credential_process that fails is denied with advice, may be tried again soon, and its output is not shown."""
     config.write_text("[default]\ncredential_process = python3 -c 'import sys; sys.exit(\"token=hidden\")'\n")
     with pytest.raises(AccessDeniedError, match=r"credential_process failed .*by hand") as caught:
         boto_keys.find(ROOT, None)
@@ -72,9 +70,7 @@ def test_the_environment_does_without_boto(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_what_needs_boto_is_refused_without_it(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A profile in an option, a variable or the default section is refused without botocore, because obstore would take
-    the machine's role instead.
-    """
+    """A profile is refused without botocore, because obstore would take the machine's role instead."""
     monkeypatch.setitem(sys.modules, "botocore.session", None)
     with pytest.raises(ConfigError, match=r"profile='p' needs botocore; pip install 'streamer-data\[aws\]'"):
         boto_keys.find(ROOT, "p")

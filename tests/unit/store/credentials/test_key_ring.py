@@ -68,9 +68,7 @@ def due(ring: KeyRing[str]) -> None:
 
 
 async def test_one_look_for_all_who_wait() -> None:
-    """All who wait for credentials share one look in a thread of its own; credentials that do not expire are not looked
-    for again.
-    """
+    """All who wait for credentials share one look in a thread; credentials without an end are not looked for again."""
     find = Finder(issued("first", None))
     ring = KeyRing("s3://b", find)
     assert await asyncio.gather(*(ring.keys() for _ in range(20))) == ["first"] * 20
@@ -81,9 +79,7 @@ async def test_one_look_for_all_who_wait() -> None:
 
 
 async def test_a_look_that_fails_is_shared() -> None:
-    """A failed look is one StoreError for all who wait, with the type of the cause and without its text; the next look
-    is a second later.
-    """
+    """A failed look is one StoreError for all who wait, without the text of its cause; the next is a second later."""
     find = Finder(RuntimeError(f"token={SECRET}"), issued("first", None))
     ring = KeyRing("s3://b", find)
     found = await asyncio.gather(*(ring.keys() for _ in range(20)), return_exceptions=True)
@@ -112,9 +108,7 @@ async def test_nobody_waits_for_a_renewal(hanging: threading.Event) -> None:
 
 
 async def test_a_failed_renewal_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
-    """A failed renewal is logged once as a warning with the issuer's answer and the end of the old credentials, which
-    serve on; the next try is soon.
-    """
+    """A failed renewal is warned about once, with the issuer's answer; the old credentials serve until a retry."""
     refusal = failures.refused_by_issuer("s3://b", "AssumeRole was answered with AccessDenied")
     ring = KeyRing("s3://b", Finder(issued("first", 600), refusal, refusal, issued("second", 3600)))
     assert await ring.keys() == "first"
@@ -134,9 +128,7 @@ async def test_a_failed_renewal_is_a_warning(caplog: pytest.LogCaptureFixture) -
 
 
 async def test_ended_ones_are_waited_for_briefly(hanging: threading.Event) -> None:
-    """Expired credentials are waited for a second or two, after which the error says that their issuer does not
-    answer.
-    """
+    """Expired credentials are waited for a second or two, and then the error says that their issuer does not answer."""
     find = Finder(issued("first", 0.05), (hanging, issued("second", None)))
     ring = KeyRing("s3://b", find)
     assert await ring.keys() == "first"
@@ -149,9 +141,7 @@ async def test_ended_ones_are_waited_for_briefly(hanging: threading.Event) -> No
 
 
 async def test_refused_ones_are_looked_for_again() -> None:
-    """Refused credentials are looked for again by those who come after the refusal; a look begun before it does not
-    count.
-    """
+    """Refused credentials are looked for again by later callers; a look begun before the refusal does not count."""
     before = threading.Event()
     find = Finder(issued("first", 600), (before, issued("old", 700)), issued("second", 600))
     ring = KeyRing("s3://b", find)
@@ -164,9 +154,7 @@ async def test_refused_ones_are_looked_for_again() -> None:
 
 
 async def test_a_hanging_look_gets_others_beside_it(hanging: threading.Event) -> None:
-    """A look that hangs gets at most two others beside it; late credentials that expire sooner than the present ones
-    are dropped.
-    """
+    """A look that hangs gets two others beside it; late credentials that expire sooner than the present are dropped."""
     find = Finder(issued("first", 600), *[(hanging, issued("late", 700))] * 3, issued("second", 3600))
     ring = KeyRing("s3://b", find)
     await ring.keys()

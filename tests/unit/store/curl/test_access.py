@@ -41,9 +41,7 @@ def _access(headers: dict[str, str]) -> Access | None:
 
 
 def test_headers_become_lines() -> None:
-    """Headers become lines of libcurl, an empty one in its own spelling; a value that breaks the line or is not Latin-1
-    is refused without being shown.
-    """
+    """Headers become lines of libcurl; a value that breaks the line or is not Latin-1 is refused and not shown."""
     access = _access({"A": "b c", "Empty": ""})
     assert access is not None
     assert access.headers == ("A: b c", "Empty;")
@@ -54,9 +52,7 @@ def test_headers_become_lines() -> None:
 
 
 def test_trusted_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """SSL_CERT_FILE and SSL_CERT_DIR go before the system's certificates; a variable whose file is missing is
-    ignored.
-    """
+    """SSL_CERT_FILE and SSL_CERT_DIR go before the system's certificates; a missing file is ignored."""
     (tmp_path / "ca.pem").touch()
     monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "ca.pem"))
     monkeypatch.setenv("SSL_CERT_DIR", str(tmp_path))

@@ -22,9 +22,7 @@ ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(BODY), BODY)
 
 @dataclass
 class Server:
-    """Stands for a web server: it answers each request on any number of connections with BODY, or is silent. It reads
-    no path.
-    """
+    """Stands for a web server: it answers each request with BODY, or is silent, and does not look at the path."""
 
     answers: bool = True
     port: int = 0
@@ -112,9 +110,7 @@ async def test_the_loop_has_its_turn(multi: Multi, monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.process
 async def test_idle_connection_that_the_server_closes(multi: Multi) -> None:
-    """An idle connection that the server closes is no longer polled, so that the loop does not spin, and the next
-    request opens another.
-    """
+    """An idle connection that the server closes is not polled any more, and the next request opens another one."""
     async with server_of_answers() as server:
         await multi.perform(easy(server.port)[0])
         server.writers[0].close()

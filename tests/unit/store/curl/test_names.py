@@ -22,9 +22,7 @@ def _no_proxies(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_each_connection_begins_with_another_address(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each connection begins with another address of the name; its list has all of them, in case the first does not
-    answer.
-    """
+    """Each connection begins with another address of the name, and has the others in case it does not answer."""
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: FOUND)
     names = Names("http://bucket.test:8000/x")
     await names.ready()
@@ -36,9 +34,7 @@ async def test_each_connection_begins_with_another_address(monkeypatch: pytest.M
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:9/x", "http://[::1]:9/x", "http://bucket.test/x"])
 async def test_what_is_left_to_libcurl(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Addresses, and names behind a proxy, are left to libcurl without a look-up, and so is a name that does not
-    resolve.
-    """
+    """Addresses, names behind a proxy and names that do not resolve are left to libcurl."""
 
     def look(host: str, *_: object, **__: object) -> None:
         """Stands for a resolver that knows no name."""

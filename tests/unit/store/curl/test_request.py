@@ -38,9 +38,7 @@ def test_the_head_is_that_of_the_last_answer(lines: list[bytes], status: int, he
 
 
 def test_an_error_of_a_receiver_ends_the_transfer_and_is_kept() -> None:
-    """An error of a receiver ends the transfer and is kept, because libcurl would print it and report a failed
-    write.
-    """
+    """An error of a receiver ends the transfer and is kept; libcurl would print it and report a failed write."""
     request = make_request()
     assert request._write(b"x") == -1
     assert isinstance(request.failure, ValueError)

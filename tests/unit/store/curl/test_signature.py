@@ -1,6 +1,4 @@
-"""Signature Version 4 against the published example; the contract of the stores compares with boto and a server that
-checks.
-"""
+"""Signature Version 4 against the published example; the contract of stores compares with boto and a server."""
 
 from __future__ import annotations
 
