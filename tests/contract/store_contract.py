@@ -174,7 +174,7 @@ class StoreContract:
             await read(kind.store, record, 0, 100)
         assert record.version in str(caught.value)
 
-    async def test_grown_object_is_refused(self, kind: Kind) -> None:
+    async def test_shrunk_object_is_refused(self, kind: Kind) -> None:
         """A get beyond the end of an object that is shorter than the manifest says is a change and not a short read."""
         record = await record_of(kind, "train/a/1.bin")
         with pytest.raises(ObjectChangedError):

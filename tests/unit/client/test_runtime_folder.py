@@ -108,7 +108,10 @@ def test_a_read_only_tmp_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None
     assert Environment.read({}).runtime_dir == Path(f"/tmp/streamer-{os.getuid()}")
 
 
-def test_a_file_that_is_restored_has_no_other_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("nameless", [True, False], ids=["O_TMPFILE", "no O_TMPFILE"])
+def test_a_file_that_is_restored_has_no_other_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nameless: bool
+) -> None:
     """A file is restored without another name where the file system can, as a kill left a file that stayed for ever."""
     (tmp_path / "a").write_bytes(b"some")
     held = HeldFiles([tmp_path / "a"])
@@ -116,11 +119,10 @@ def test_a_file_that_is_restored_has_no_other_name(tmp_path: Path, monkeypatch: 
     replace = os.replace
     names = []
     monkeypatch.setattr(os, "replace", lambda *paths: (names.append(paths), replace(*paths)))
-    for nameless in (True, False):
-        (tmp_path / "a").unlink()
-        if not nameless:
-            monkeypatch.delattr(os, "O_TMPFILE")
-        held.restore()
-        assert (tmp_path / "a").read_bytes() == b"some"
-        assert len(names) == (0 if nameless else 1)
+    (tmp_path / "a").unlink()
+    if not nameless:
+        monkeypatch.delattr(os, "O_TMPFILE")
+    held.restore()
+    assert (tmp_path / "a").read_bytes() == b"some"
+    assert len(names) == (0 if nameless else 1)
     assert [path.name for path in tmp_path.iterdir()] == ["a"]

@@ -10,17 +10,17 @@ import pytest
 from streamer.peers.server import BusyError, Sends
 
 
-async def test_sends_are_bounded_in_number_and_in_bytes():
+@pytest.mark.parametrize(("length", "most"), [(1, 4), (250, 4), (500, 2), (1000, 1)])
+async def test_sends_are_bounded_in_number_and_in_bytes(length: int, most: int):
     """Turns to send are bounded in number for small files and in bytes for large ones."""
-    for length, most in ((1, 4), (250, 4), (500, 2), (1000, 1)):
-        sends = Sends(4, 1000)
-        async with AsyncExitStack() as stack:
-            for _ in range(most):
-                await stack.enter_async_context(sends.turn("a", length, 0.0, 60.0))
-            assert sends.under_way == most
-            with pytest.raises(BusyError):
-                await stack.enter_async_context(sends.turn("a", length, 0.0, 0.0))
-        assert sends.under_way == 0
+    sends = Sends(4, 1000)
+    async with AsyncExitStack() as stack:
+        for _ in range(most):
+            await stack.enter_async_context(sends.turn("a", length, 0.0, 60.0))
+        assert sends.under_way == most
+        with pytest.raises(BusyError):
+            await stack.enter_async_context(sends.turn("a", length, 0.0, 0.0))
+    assert sends.under_way == 0
     assert not sends.fits(1001)
 
 

@@ -83,16 +83,16 @@ def test_an_engine_of_a_trainer_reads_the_same_file(tmp_path):
     assert read_trainer_config(file, {}, unlimited).cache.limit_bytes == 200 * 10**9
 
 
-def test_variables_count_for_the_engine_of_a_trainer(tmp_path):
+@pytest.mark.parametrize("has_file", [False, True], ids=["no file", "file"])
+def test_variables_count_for_the_engine_of_a_trainer(tmp_path, has_file):
     """For the engine of a trainer variables go before the settings file, and arguments of the dataset before both."""
     own = EngineConfig(cache=CacheConfig(directory=tmp_path), socket_path=tmp_path / "s")
     variables = environment(
         STREAMER_CACHE_BYTES="1GB", STREAMER_MEMORY_BYTES="64MiB", STREAMER_FETCH_PROCESSES="3", STREAMER_GROUP="7"
     ).engine_settings()
-    for file in (None, written(tmp_path, FILE)):
-        config = read_trainer_config(file, variables, own)
-        assert (config.cache.limit_bytes, config.cache.group) == (10**9, "7")
-        assert (config.fetch.memory_bytes, config.fetch_processes) == (64 << 20, 3)
+    config = read_trainer_config(written(tmp_path, FILE) if has_file else None, variables, own)
+    assert (config.cache.limit_bytes, config.cache.group) == (10**9, "7")
+    assert (config.fetch.memory_bytes, config.fetch_processes) == (64 << 20, 3)
     limited = replace(own, cache=CacheConfig(directory=tmp_path, limit_bytes=7))
     assert read_trainer_config(None, variables, limited).cache.limit_bytes == 7
 

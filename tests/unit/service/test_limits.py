@@ -2,6 +2,8 @@
 
 import resource
 
+import pytest
+
 from streamer.config import MiB, ServiceConfig
 from streamer.service.admission import MAX_READ_BYTES, MIN_CLIENTS, RESERVED_DESCRIPTORS, ServiceLimits
 
@@ -13,8 +15,12 @@ def test_bytes_follow_the_memory():
     assert limits.answer_bytes == MAX_READ_BYTES
 
 
-def test_peers_leave_descriptors_for_the_store(monkeypatch):
+@pytest.mark.parametrize(
+    ("soft", "clients"),
+    [(2048, 2048 - RESERVED_DESCRIPTORS), (100, MIN_CLIENTS), (10**6, 4096)],
+    ids=["some", "few", "very many"],
+)
+def test_peers_leave_descriptors_for_the_store(monkeypatch, soft, clients):
     """The number of clients leaves descriptors for the store, and is bounded from below and above."""
-    for soft, peers in [(2048, 2048 - RESERVED_DESCRIPTORS), (100, MIN_CLIENTS), (10**6, 4096)]:
-        monkeypatch.setattr(resource, "getrlimit", lambda which, soft=soft: (soft, soft))
-        assert ServiceLimits.make(ServiceConfig(), memory_bytes=MiB).clients == peers
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (soft, soft))
+    assert ServiceLimits.make(ServiceConfig(), memory_bytes=MiB).clients == clients

@@ -82,11 +82,11 @@ async def test_another_name_in_the_header_is_refused(monkeypatch):
                         assert answer.status == (200 if path in open_paths else 421), (path, name)
 
 
-async def test_off_listens_nowhere():
+@pytest.mark.parametrize("address", ["", "off"])
+async def test_off_listens_nowhere(address):
     """An empty address or "off" serves nothing."""
-    for address in ("", "off"):
-        async with serve_http(address, dict, lambda: ""):
-            pass
+    async with serve_http(address, dict, lambda: ""):
+        pass
 
 
 @pytest.mark.process
@@ -100,12 +100,12 @@ async def test_a_port_that_is_taken_is_a_config_error():
                 pass
 
 
-def test_addresses():
+@pytest.mark.parametrize("wrong", ["9464", "host:", "host:http", ":9464", "host:99999"])
+def test_addresses(wrong):
     """An address of HTTP is a host and a port, and an IPv6 host is in square brackets."""
     assert parse_address("[::]:9464") == ("::", 9464)
-    for wrong in ("9464", "host:", "host:http", ":9464", "host:99999"):
-        with pytest.raises(ConfigError, match="host:port"):
-            parse_address(wrong)
+    with pytest.raises(ConfigError, match="host:port"):
+        parse_address(wrong)
 
 
 @pytest.mark.process

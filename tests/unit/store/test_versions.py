@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from datetime import UTC, datetime
 
 import pytest
@@ -42,13 +43,21 @@ def test_weak_tags_keep_their_mark() -> None:
     assert etag_version('W/"x"') == 'etag:W/"x"'
 
 
-def test_a_weakened_tag_is_the_same_version() -> None:
+@pytest.mark.parametrize(
+    ("pinned", "found", "is_same"),
+    [
+        ("etag:x", 'etag:W/"x"', True),
+        ('etag:W/"x"', "etag:x", True),
+        ('etag:W/"x"', 'etag:W/"x"', True),
+        ('etag:W/"x"', 'etag:W/"y"', False),
+        ('etag:W/"x"', "etag:y", False),
+        ('etag:W/"x"', "stat:10:0", False),
+    ],
+)
+def test_a_weakened_tag_is_the_same_version(pinned: str, found: str, is_same: bool) -> None:
     """A weak and a strong ETag of the same value are one version, as proxies weaken tags; another value is another."""
-    for pinned, found in (("etag:x", 'etag:W/"x"'), ('etag:W/"x"', "etag:x"), ('etag:W/"x"', 'etag:W/"x"')):
+    with contextlib.nullcontext() if is_same else pytest.raises(ObjectChangedError):
         require(ObjectRecord("https://h/k", 10, pinned), found)
-    for found in ('etag:W/"y"', "etag:y", "stat:10:0"):
-        with pytest.raises(ObjectChangedError):
-            require(ObjectRecord("https://h/k", 10, 'etag:W/"x"'), found)
 
 
 def test_times_agree_however_they_come() -> None:
