@@ -129,9 +129,10 @@ def describe_sample(sample: dict[str, object], place: SampleLocation, manifest: 
     rest = {name: value for name, value in sample.items() if name != "__key__"}
     width = max((len(name) for name in rest), default=0)
     extent = manifest.extent_of(place.ordinal)
+    among = f"one of {manifest.chunk_samples[place.chunk]:,} samples in " if manifest.recoded else ""
     return [
         f"sample {place.ordinal:,} of {manifest.samples:,}: {sample['__key__']}",
-        f"  in {extent.object.url}, {extent.length:,} bytes from {extent.start:,} on, chunk {place.chunk:,}",
+        f"  in {extent.object.url}, {among}{extent.length:,} bytes from {extent.start:,} on, chunk {place.chunk:,}",
         *(f"  {name:<{width}}  {value_text(value)}{_class_of(name, value, manifest)}" for name, value in rest.items()),
     ]
 

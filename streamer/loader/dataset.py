@@ -264,7 +264,7 @@ class StreamingDataset(FixedArguments, EpochDataset):
             keys: Glob over keys ("dogs/*.jpg"), or several, of which one must match (not in containers).
             labels: Class name or number, or several (not in containers).
             min_bytes: Smallest stored size of a sample. Not for formats whose blocks are decoded as a whole (tables,
-                compressed shards), in which a sample has no stored size.
+                videos, compressed files), in which a sample has no stored size (docs/select.md).
             max_bytes: Largest stored size of a sample, inclusive, as `min_bytes`.
             fraction: Random part, half-open: (0, 0.9) for training and (0.9, 1) for validation are disjoint.
             seed: Seed of the random parts.

@@ -39,7 +39,8 @@ class Where(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         keys: glob patterns of the path below the url, of which one must match (samples that are whole objects only).
         labels: class numbers (-1 for samples without a class) or names (samples that are whole objects only).
-        sizes: least and greatest length in bytes, both inclusive. None leaves a side open.
+        sizes: least and greatest stored length in bytes, both inclusive (not for recoded datasets, whose samples are
+            made when their chunk is fetched). None leaves a side open.
         indices: ordinals, in any order. Repeated ones count once.
         fraction: part `[start, stop)` of 0..1 by a hash of each sample: (0, 0.9) and (0.9, 1) together have every
             sample once, and a sample stays on its side when the dataset grows.
@@ -239,15 +240,16 @@ def _label_test(manifest: Manifest, labels: Sequence[int | str]) -> _Test:
 
 
 def _size_test(manifest: Manifest, sizes: tuple[int | None, int | None]) -> _Test:
-    """Returns the test for `Where.sizes`; raises ConfigError for a recoded dataset."""
+    """Returns the test for `Where.sizes`; raises ConfigError for a recoded dataset, which has no such lengths."""
+    least, most = sizes
     if manifest.recoded:
         raise ConfigError(
             f"min_bytes= and max_bytes= need the stored sizes of samples, which are not known in format "
             f"{manifest.format!r}: its samples are parts of blocks that are decoded as a whole; select by where=, "
-            "indices or fraction",
-            field="max_bytes" if sizes[0] is None else "min_bytes",
+            "fraction or indices, which may be counted once: lengths = streamer.measure_lengths(dataset, function, "
+            'path="sizes.npy"), then select(indices=lengths <= limit)',
+            field="max_bytes" if least is None else "min_bytes",
         )
-    least, most = sizes
 
     def test(ordinals: Int64Array) -> NDArray[np.bool_]:
         _, start, stop = manifest.locate(ordinals)
@@ -316,9 +318,9 @@ def _key_test(manifest: Manifest, patterns: Sequence[str]) -> _Test:
 def _whole_objects_only(manifest: Manifest, field: str) -> None:
     """Raises ConfigError if samples are inside containers, whose names the manifest does not have."""
     if not manifest.whole_objects:
+        instead = "indices, where= or fraction" if manifest.recoded else "indices, sizes or fraction"
         raise ConfigError(
-            f"{field}= needs names, which format {manifest.format!r} keeps inside its containers; "
-            "select by indices, sizes or fraction",
+            f"{field}= needs names, which format {manifest.format!r} keeps inside its containers; select by {instead}",
             field=field,
         )
 

@@ -266,7 +266,8 @@ class Manifest:
     def extent_of(self, ordinal: int) -> Extent:
         """Returns where a sample is in its object (see `Chunk.extent_of`); a whole object is all of it.
 
-        For a sample of a recoded dataset it is the range from the first to the last byte of its chunk.
+        For a sample of a recoded dataset it is the range from the first to the last byte of its chunk in the object
+        where the chunk begins; the other samples of the chunk share it.
 
         Raises:
             IndexError: there is no such sample.
@@ -277,7 +278,8 @@ class Manifest:
         found = self.chunk(chunk)
         if self.recoded:
             first = found.extents[0]
-            return Extent(first.object, first.start, max(extent.stop for extent in found.extents))
+            stops = (extent.stop for extent in found.extents if extent.object == first.object)
+            return Extent(first.object, first.start, max(stops))
         return found.extent_of(start, stop)
 
     def _starts(self, ordinals: Int64Array) -> Int64Array:

@@ -8,12 +8,15 @@ import msgspec
 import numpy as np
 import pytest
 
-from streamer.errors import ManifestError
+from streamer.batches.samples.stored import SampleLocation
+from streamer.cli.show_command import describe_sample
+from streamer.errors import ConfigError, ManifestError
 from streamer.formats.base import Facts, FieldSpec, Format, Need, Source, Span, Survey
 from streamer.indexing.build import BuildOptions, build
 from streamer.indexing.rows import ManifestRows
 from streamer.manifest.blocks import MOST_FETCH_BYTES, Block, cut_blocks, decode_hints
 from streamer.manifest.model import Codec, ObjectRecord
+from streamer.manifest.selection import Selection, Where
 from streamer.manifest.transfer import export_files, install_files
 from streamer.manifest.validation import verify
 
@@ -224,3 +227,30 @@ async def test_a_block_of_an_object_that_is_no_source(store, tmp_path):
 
     with pytest.raises(ManifestError, match="'packed' has bytes of file:///etc/passwd, which is not a source"):
         await built(store, shards(1, 1), tmp_path, Wrong())
+
+
+async def test_sizes_of_recoded_samples_are_not_taken_for_0(store, tmp_path):
+    """A condition on them would keep all samples, or none."""
+    manifest, _ = await built(store, shards(1, 12), tmp_path)
+    for sizes in ((None, 10), (1, None), (1, 10)):
+        with pytest.raises(ConfigError, match=r"min_bytes= and max_bytes= .* 'packed'.*where=.*measure_lengths"):
+            Selection.create(manifest, Where(sizes=sizes))
+    with pytest.raises(ConfigError, match="select by indices, where= or fraction"):
+        Selection.create(manifest, Where(keys=["*"]))
+
+
+async def test_a_block_of_several_objects_is_shown_in_its_first(store, tmp_path):
+    """An offset in another object does not count, and the line says that other samples share the bytes."""
+
+    class Paired(Packed, frozen=True):
+        name = "paired"
+
+        def index(self, source, facts, start=0):
+            yield Need(0, 4)
+            other = msgspec.structs.replace(source.record, url=f"{PREFIX}0.packed")
+            yield Block(((0, 100), (8000, 8100)), 10, 300, objects=(source.record, other))
+
+    manifest, _ = await built(store, shards(2, 12), tmp_path, Paired())
+    place = SampleLocation(sample=1, start=30, stop=60, ordinal=1, chunk=0)
+    line = describe_sample({"__key__": "1"}, place, manifest)[1]
+    assert line == f"  in {PREFIX}1.packed, one of 10 samples in 100 bytes from 0 on, chunk 0"
