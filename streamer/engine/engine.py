@@ -179,7 +179,9 @@ class Engine:
 
         Raises:
             ConfigError: the limit is below what the sessions have open. Nothing has changed then.
+            AccessDeniedError: the url of a dataset has a dot segment or control characters. Nothing has changed then.
         """
+        allowlist = UrlAllowlist(config.datasets, refuse_local=config.refuse_local)
         limit = config.cache.limit_bytes
         if limit is not None and limit != self.config.cache.limit_bytes:
             state = self.policy.statistics()
@@ -193,8 +195,8 @@ class Engine:
                 )
             await self.cache.resize(limit)
             self.apply_limits(self.cache.limits)
-        self.fetchers.allowlist = UrlAllowlist(config.datasets, refuse_local=config.refuse_local)
-        self.datasets.reload(self.fetchers.allowlist)
+        self.fetchers.allowlist = allowlist
+        self.datasets.reload(allowlist)
         self.config = config
         self.wake()
 

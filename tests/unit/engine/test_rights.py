@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import threading
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import parse_qs, unquote, urlsplit
@@ -449,3 +450,16 @@ async def test_a_refusal_of_one_client_is_not_that_of_another(shared):
     assert sessions[1].failed is None
     assert all(isinstance(error, AccessDeniedError) for error in errors)
     assert b"good" in engine.cache.path(dataset.key(0)).read_bytes()
+
+
+async def test_a_refused_reload_changes_nothing(restricted):
+    """The limit stays, too, if the url of a dataset is refused."""
+    engine, _ = restricted
+    async with engine:
+        limit, allowlist = engine.cache.limit_bytes, engine.fetchers.allowlist
+        out = DatasetConfig(url="s3://corp/train/../secret/", storage_options={})
+        cache = CacheConfig(directory=engine.config.cache.directory, limit_bytes=32 << 20)
+        with pytest.raises(AccessDeniedError, match="secret"):
+            await engine.reload(replace(engine.config, cache=cache, datasets=(out,)))
+        assert (engine.cache.limit_bytes, engine.fetchers.allowlist) == (limit, allowlist)
+        assert engine.config.cache.limit_bytes == 64 << 20
