@@ -37,12 +37,17 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 def open_temporary_folder() -> Iterator[Path]:
     """Makes a private temporary folder for one run of a pack, and removes it at the end.
 
-    The run holds a lock on the folder, so that a later pack knows whether the process was killed, and removes it.
+    The run holds a lock on the folder, so that a later pack knows whether the process was killed, and removes it. Where
+    the file system locks no folders (NFS), it stays after a kill.
     """
     while True:
         folder = Path(tempfile.mkdtemp(prefix=_RUN_PREFIX))
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        try:
+            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            continue  # another pack removed the folder before it was opened
+        with suppress(OSError):  # a sweep cannot lock it there either, and leaves it
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
         if folder.exists():
             break
         os.close(descriptor)  # another pack removed the folder before it was locked

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import stat
 import subprocess
@@ -129,3 +131,37 @@ def test_the_folder_of_a_killed_run_is_removed_and_that_of_a_running_one_stays(
         assert (running / "manifest").exists()
     assert not killed.exists()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_system_that_locks_no_folders_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """NFS locks only what is open for writing: the run goes on without a lock, and no sweep removes its folder."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    real = fcntl.flock
+
+    def lock(file: Any, how: int) -> None:
+        number = file if isinstance(file, int) else file.fileno()
+        if stat.S_ISDIR(os.fstat(number).st_mode):
+            raise OSError(errno.EBADF, "Bad file descriptor")
+        real(file, how)
+
+    monkeypatch.setattr(fcntl, "flock", lock)
+    with open_temporary_folder() as running:
+        sweep_other_jobs()
+        assert running.is_dir()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_a_sweep_took_at_once_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another pack may remove the new folder before it is opened, when no lock protects it yet."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    real = tempfile.mkdtemp
+    sweeps = iter([sweep_other_jobs])
+
+    def make(**options: Any) -> str:
+        folder = real(**options)
+        next(sweeps, lambda: None)()
+        return folder
+
+    monkeypatch.setattr(tempfile, "mkdtemp", make)
+    with open_temporary_folder() as running:
+        assert list(tmp_path.iterdir()) == [running]
