@@ -178,8 +178,7 @@ class Engine:
         """Applies another limit and other datasets. Everything else needs a new engine.
 
         Raises:
-            ConfigError: the limit is below what the sessions have open. Nothing has changed then.
-            AccessDeniedError: the url of a dataset has a dot segment or control characters. Nothing has changed then.
+            ConfigError, AccessDeniedError: sessions have more open, or a url is refused. Nothing has changed then.
         """
         allowlist = UrlAllowlist(config.datasets, refuse_local=config.refuse_local)
         limit = config.cache.limit_bytes
@@ -189,8 +188,7 @@ class Engine:
             if self.sessions and limit < least:
                 raise ConfigError(
                     f"limit_bytes={limit} ({format_bytes(limit)}) is below the {format_bytes(least)} that the "
-                    f"{len(self.sessions)} open sessions need; the limit stays at "
-                    f"{format_bytes(self.cache.limit_bytes)}",
+                    f"{len(self.sessions)} open sessions need; it stays at {format_bytes(self.cache.limit_bytes)}",
                     field="limit_bytes",
                 )
             await self.cache.resize(limit)
