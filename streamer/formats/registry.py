@@ -96,6 +96,19 @@ def find_codecs(manifest: Manifest) -> frozenset[str]:
     return frozenset(name for hint in hints for name in found.find_codecs(hint))
 
 
+def is_current(manifest: Manifest) -> bool:
+    """Returns whether the installed revision of the format would index the objects of a dataset in the same way.
+
+    Raises:
+        ConfigError: the format is not installed, or does not have the options of the manifest.
+    """
+    content = manifest.content
+    # A built-in format whose manifests can have version 1 has revision 0, and its import takes up to 12 ms.
+    if content.version == 1 and content.format in BUILT_IN:
+        return True
+    return content.revision == find_format(content.format, content.options).revision
+
+
 def check_revision(manifest: Manifest, found: Format) -> None:
     """Raises ManifestVersionError if another revision of the format than the installed one has indexed the dataset."""
     if manifest.content.revision != found.revision:

@@ -42,7 +42,7 @@ from streamer.errors import (
     StoreError,
 )
 from streamer.fetch import Fetcher
-from streamer.formats.registry import find_format
+from streamer.formats.registry import is_current
 from streamer.manifest.beside import BESIDE, is_beside
 from streamer.manifest.layout import ROOT_NAME
 from streamer.manifest.model import Extent, ObjectRecord
@@ -392,9 +392,7 @@ class Manifests:
             found = self.store.find(source, listing)
             if found is None or found.whole_objects is not whole_objects:
                 continue
-            # It is used if the installed version of the format would index the objects in the same way.
-            content = found.content
-            if content.version == 1 or content.revision == find_format(content.format, content.options).revision:
+            if is_current(found):
                 self._datasets.expect(found)
                 return found.digest
         return None
