@@ -194,7 +194,7 @@ SHARES = [None, 0.25, 0.5, 0.75, 0.9]
 def test_the_folder_never_takes_more_than_its_limit(
     tmp_path: Path, data: Path, truth: Counter[str], indexed: tuple[Manifest, int], share: float | None
 ) -> None:
-    """The blocks of all cache files stay below the limit, from the open chunks and two more up to 90 % of the data.
+    """The blocks of all cache files stay within the limit, from the open chunks and two more up to 90 % of the data.
 
     Every sample is read as it is stored.
     """

@@ -317,7 +317,7 @@ def stop(pid: int) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_two_hundred_kills_cost_nothing(machine, data, truth, withheld):
-    """Two hundred random kills of engine, workers and ranks under load cost no byte and leave nothing behind.
+    """Two hundred random kills of engine, workers and ranks under load spoil no sample and leave nothing behind.
 
     No wrong byte, no error; no published chunk is lost, each next engine is there within 2 s (and what a bare start
     takes longer at that moment than on a quiet machine); no session, temporary file or folder in memory is left over.

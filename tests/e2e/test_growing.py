@@ -238,7 +238,10 @@ def test_a_bare_loop_has_the_samples_of_the_loader(data: Path, closing: Close) -
 @pytest.mark.slow
 @pytest.mark.process
 def test_an_epoch_that_is_left_early_does_not_stop_the_next_one(data: Path, closing: Close) -> None:
-    """An epoch of a growing dataset that is left early loses the uses of its rest, and the next epoch is whole."""
+    """An epoch of a growing dataset that is left early does not stop the next one, which is whole.
+
+    The uses of the rest are lost, as with any dataset.
+    """
     with StreamingDataLoader(closing(growing(data)), BATCH, 1, report_every=None) as loader:
         for _ in loader:
             break

@@ -161,7 +161,7 @@ def made(count: int) -> Iterator[Mapping[str, object]]:
 
 
 def test_an_iterable_is_packed(tmp_path: Path) -> None:
-    """An iterable is packed in its order, and packed again, only shards that are not there are written."""
+    """An iterable is packed in its order, and a second pack writes only the shards that are not there."""
     packed = streamer.pack(made(500), tmp_path / "tars", shard_bytes="300kB")
     found = samples_of(tmp_path / "tars")
     assert list(found) == [f"s{number:04d}" for number in range(500)]

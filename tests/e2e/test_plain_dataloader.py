@@ -74,7 +74,7 @@ def in_order(make: Callable[..., StreamingDataset], epochs: int) -> list[list[in
 def test_batches_are_the_same_for_any_number_of_workers(make, workers, start):
     """A DataLoader over a dataset that knows the batch size has the batches of a bare loop with any number of workers.
 
-    They are so epoch after epoch.
+    This holds epoch after epoch.
     """
     first, second = in_order(make, 2)
     assert set(first) == set(range(SAMPLES))

@@ -172,7 +172,10 @@ def test_a_million_rows_of_one_key(tmp_path: Path, both: Sides, closing: Closing
 
 
 def test_names_of_fields(both: Sides):
-    """columns= chooses and renames fields of the right side; a field of both sides or of neither is an error."""
+    """columns= chooses and renames fields of the right side, and a field of both sides is an error.
+
+    So is one that the right side lacks.
+    """
     left, right = [{"k": 1, "a": 0}], [{"k": 1, "a": 1, "b": 2}]
     assert both.joined(left, right, columns=["b"])[0] == {"__key__": "0", "k": 1, "a": 0, "b": 2}
     renamed = both.joined(left, right, columns={"a": "right_a", "__key__": "row"})
@@ -186,7 +189,7 @@ def test_names_of_fields(both: Sides):
 
 
 def test_only_the_column_of_the_key_is_read(tmp_path: Path, both: Sides, closing: Closing):
-    """A join on Parquet reads the column of the key only to match rows; the fields of samples may be others."""
+    """A join on Parquet adds the chosen columns to a sample, without the column of the key."""
     sides.parquet(tmp_path / "right", range(40))
     right = closing(StreamingDataset(tmp_path / "right", format=Parquet(columns=("uid", "vector"))))
     joined = closing(both.dataset([{"k": sides.uid(5)}]).join(right, on=("k", "uid")))

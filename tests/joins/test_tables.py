@@ -150,7 +150,7 @@ def test_tables_of_a_fallback_folder_leave_after_their_manifests(
 
 @pytest.mark.parametrize("damaged", [("high.u64", ".keys"), ("low.u64", ".listed-keys"), ("right.i64", ".join")])
 def test_damaged_tables_are_made_again(damaged: tuple[str, str], tmp_path: Path, folder: Path, closing: Closing):
-    """A table that is cut off, or lacks a file, is not used and made again."""
+    """A table that is cut off, or lacks a file, is not used, and the next join makes it again."""
     name, ending = damaged
     sides.write_left(tmp_path / "left")
     sides.tars(tmp_path / "right", range(sides.COUNT))

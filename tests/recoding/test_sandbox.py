@@ -107,7 +107,10 @@ os.write(1, "\\n".join(bad).encode())
 @needs_all
 @pytest.mark.process
 def test_what_a_recoder_may_not_do(tmp_path: Path) -> None:
-    """A recoder reaches no file, network or process, in none of its threads, and libraries of formats still work."""
+    """A recoder reaches no file, network or process from any of its threads, and libraries of formats still work.
+
+    The libraries are imported after it has entered the sandbox.
+    """
     path = tmp_path / "secret"
     path.write_text("hunter2")
     with socket.create_server(("127.0.0.1", 0)) as server:
