@@ -1,4 +1,7 @@
-"""Datasets on the local disk, and an engine client that keeps exactly what is leased: reading more is an error."""
+"""Fixtures with datasets on the local disk and a fake engine client.
+
+It keeps exactly the chunks that are leased and deletes all others, so that a read of anything else is an error.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,10 @@ CHUNK_BYTES = 2000
 
 
 class Disk:
-    """Lists and reads local files for the builder."""
+    """Stands for a store: lists and reads local files for the builder of manifests.
+
+    It has no retries and no limit of requests.
+    """
 
     async def list(self, url: str) -> AsyncIterator[list[ObjectRecord]]:
         yield _records(Path(url))
@@ -52,12 +58,17 @@ def _content(extent: Extent) -> bytes:
 
 @dataclass
 class FakeEngine:
-    """One cache folder, and what was asked of it.
+    """Stands for an engine with one cache folder, and records what was asked of it.
+
+    Manifests and chunk files are made by the real builder and the real writer, at once and in the caller's thread;
+    there is no service, no limit of bytes and no look-ahead.
 
     Attributes:
         root: the cache folder.
         fetched: chunk numbers in the order in which they were made local.
         sessions: those that were opened.
+        requests: the manifests that were asked for.
+        rejects: chunks that were rejected, with the reason.
         local: where the chunks are that are here.
         spoil: called with (chunk number, path) after a chunk was made local; may damage it.
     """
@@ -98,12 +109,12 @@ class FakeEngine:
         return self.manifest
 
     def locate(self, chunk: int) -> tuple[Manifest, int]:
-        """The manifest of a chunk, and its number there."""
+        """Returns the manifest of a chunk, and the chunk's number in it."""
         assert self.manifest is not None
         return self.manifest, chunk
 
     def number(self, spec: OpenSession, chunk: int) -> int:
-        """The number here of a chunk of a session."""
+        """Returns the number in this engine of a chunk of a session."""
         return chunk
 
     def chunk_bytes(self, chunk: int) -> bytes:
@@ -138,7 +149,7 @@ class FakeEngine:
 
 
 class FakeClient:
-    """Stands in for EngineClient."""
+    """Stands for `EngineClient`: the same methods, answered by the fake engine in this process, without a socket."""
 
     welcome = Welcome(PROTOCOL, "1", 1, "/", "id", limit_bytes=20_000)
 
@@ -175,7 +186,7 @@ class FakeClient:
         return session
 
     def fileno(self) -> int:
-        """Everything is local when asked for: never readable."""
+        """Returns a descriptor that is never readable, as everything is local when it is asked for."""
         if self._event < 0:
             self._event = os.eventfd(0, os.EFD_NONBLOCK)
         return self._event
@@ -197,7 +208,10 @@ class FakeClient:
 
 @dataclass
 class FakeSession:
-    """Keeps exactly the chunks of the steps that are wanted and not done."""
+    """Stands for a session of a client: keeps exactly the chunks of the steps that are wanted and not done.
+
+    Chunks are local as soon as they are wanted, so that a wait never waits.
+    """
 
     engine: FakeEngine
     spec: OpenSession
@@ -246,7 +260,7 @@ class FakeSession:
 
 @pytest.fixture
 def fake_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeEngine:
-    """The engine of every dataset made in the test."""
+    """Returns the engine of every dataset made in the test."""
     root = tmp_path / "cache"
     root.mkdir()
     engine = FakeEngine(root)
@@ -258,7 +272,7 @@ def fake_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeEngine:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """100 texts of 0..499 bytes in three classes; each is "<number> x...", one is empty."""
+    """Returns a folder with 100 texts of 0..499 bytes in three classes; each is "<number> x...", one is empty."""
     root = tmp_path / "data"
     for number in range(100):
         path = root / f"class{number % 3}" / f"{number:03d}.txt"
@@ -269,7 +283,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def tars(tmp_path: Path) -> Path:
-    """90 samples of txt, cls and json in three tars; keys "000".."089"."""
+    """Returns a folder with three tars, 90 samples of txt, cls and json together; keys "000".."089"."""
     root = tmp_path / "tars"
     root.mkdir()
     for tar in range(3):
@@ -297,7 +311,7 @@ def make_dataset(fake_engine: FakeEngine) -> Iterator[Callable[..., StreamingDat
 
 @pytest.fixture
 def ordinary(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The samples that were read in the ordinary way, in order."""
+    """Returns the list to which every sample is added that is read in the ordinary way."""
     found: list[int] = []
     read = CachedBytes.read
     monkeypatch.setattr(CachedBytes, "read", lambda self, place: found.append(place.ordinal) or read(self, place))

@@ -1,10 +1,10 @@
-"""A CUDA event without CUDA."""
+"""A stand-in for CUDA events in tests without CUDA."""
 
 from __future__ import annotations
 
 
 class FakeEvent:
-    """Passed once somebody waited for it."""
+    """Stands for a CUDA event whose work ends as soon as a caller waits for it; no stream, no device."""
 
     def __init__(self) -> None:
         self.passed = False

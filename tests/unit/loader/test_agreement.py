@@ -1,4 +1,7 @@
-"""Who am I, and do all ranks mean the same?"""
+"""Tests of a rank's number, and of what all ranks compare before they train.
+
+Other ranks are what a replaced gather says, and in one test a second process in a real process group.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ def environment(**variables: str) -> Environment:
     ],
 )
 def test_the_environment_tells(variables, rank_config):
-    """As torchrun and SLURM set it."""
+    """Rank and world size come from the variables that torchrun and SLURM set."""
     found = detect(environment=environment(**variables))
     assert (found.rank, found.world_size) == rank_config
 
@@ -38,19 +41,19 @@ def test_the_environment_tells(variables, rank_config):
     [({}, 1), ({"GROUP_WORLD_SIZE": "4"}, 4), ({"SLURM_NNODES": "3"}, 3), ({"STREAMER_NODES": "0"}, 1)],
 )
 def test_the_environment_tells_the_number_of_nodes(variables, nodes):
-    """As torchrun and SLURM set it; ours comes first."""
+    """The number of nodes comes from the variables that torchrun and SLURM set, or from `STREAMER_NODES`."""
     assert detect(environment=environment(**variables)).nodes == nodes
 
 
 def test_what_is_given_overrides(monkeypatch):
-    """The environment and torch.distributed; node and job stay."""
+    """A rank that is given overrides the process group and the environment; node and job stay."""
     monkeypatch.setattr(distributed, "process_group", lambda: (1, 2))
     found = detect(4, 9, environment(RANK="3", WORLD_SIZE="8", GROUP_RANK="2", TORCHELASTIC_RUN_ID="j"))
     assert (found.rank, found.world_size, found.node, found.job) == (4, 9, 2, "j")
 
 
 def test_the_process_group_comes_before_the_environment(monkeypatch):
-    """It is what the training uses."""
+    """A process group comes before the environment, as the training uses it."""
     monkeypatch.setattr(distributed, "process_group", lambda: (1, 2))
     found = detect(environment=environment(RANK="3", WORLD_SIZE="8"))
     assert (found.rank, found.world_size) == (1, 2)
@@ -58,14 +61,17 @@ def test_the_process_group_comes_before_the_environment(monkeypatch):
 
 @pytest.mark.parametrize(("rank", "world_size", "field"), [(1, None, "world_size"), (None, 2, "rank"), (2, 2, "rank")])
 def test_half_a_rank_or_none_at_all_is_refused(rank, world_size, field):
-    """Both or neither, and the rank below the world size."""
+    """Rank and world size are given both or neither, with the rank below the world size."""
     with pytest.raises(ConfigError) as caught:
         detect(rank, world_size, environment())
     assert caught.value.details["field"] == field
 
 
 def test_ranks_compare_only_where_the_group_is_theirs(monkeypatch):
-    """A dataset for one rank alone must not wait for the others."""
+    """Ranks compare only where the process group has their rank and world size.
+
+    A dataset for one rank alone must not wait for the others.
+    """
     for group, rank_config, compares in [
         (None, (0, 2), False),
         ((0, 1), (0, 1), False),
@@ -77,17 +83,17 @@ def test_ranks_compare_only_where_the_group_is_theirs(monkeypatch):
 
 
 def table(*others: dict[str, object]):
-    """A gather in which the others have said this."""
+    """Returns a gather in which the other ranks have said this; it waits for none."""
     return lambda text: [text, *map(json.dumps, others)]
 
 
 def test_equal_facts_agree():
-    """Nothing happens."""
+    """Ranks with equal facts agree without an error."""
     agree(table({"facts": {"seed": 1, "epoch": None}, "failure": None}), {"seed": 1, "epoch": None}, None)
 
 
 def test_a_difference_is_an_error_that_names_it():
-    """Which facts, which values, which ranks."""
+    """A difference between ranks is an error that names the facts, their values and the ranks."""
     others = [
         {"facts": {"seed": 1, "global_batch": 8, "lanes": 4}, "failure": None},
         {"facts": {"seed": 2, "global_batch": 9, "lanes": 4}, "failure": None},
@@ -98,7 +104,7 @@ def test_a_difference_is_an_error_that_names_it():
 
 
 def test_a_failure_arrives_on_the_ranks_that_did_not_fail():
-    """With its type, its message and who it was."""
+    """A failure of one rank is raised on the others, with its type, message, details and rank."""
     failed = {"facts": {}, "failure": ["ObjectNotFoundError", "no such bucket b", {"url": "s3://b"}]}
     with pytest.raises(ObjectNotFoundError, match="rank 1: no such bucket b") as caught:
         agree(table(failed), {"seed": 1}, None)
@@ -106,7 +112,7 @@ def test_a_failure_arrives_on_the_ranks_that_did_not_fail():
 
 
 def test_a_rank_that_failed_raises_its_own_error():
-    """With its traceback and cause; not the copy of another rank's."""
+    """A rank that failed raises its own error, with its traceback, and not a copy."""
     mine = StreamerError("mine")
     with pytest.raises(StreamerError) as caught:
         agree(table({"facts": {}, "failure": None}), {}, mine)
@@ -114,13 +120,16 @@ def test_a_rank_that_failed_raises_its_own_error():
 
 
 def test_a_rank_that_does_not_come_is_named():
-    """Nobody waits for ever."""
+    """Ranks that do not come are named in an error, and the others do not wait for ever."""
     with pytest.raises(StateError, match=r"ranks \[1, 3\] of 4"):
         agree(lambda text: [text, None, text, None], {}, None)
 
 
 def test_what_ranks_say_arrives_in_their_order():
-    """Also where some say nothing, and where one fails."""
+    """What ranks say arrives in the order of the ranks, also where some say nothing.
+
+    One that fails raises its own error.
+    """
     others = [{"facts": value, "failure": None} for value in (None, [1, "b"])]
     assert exchange(table(*others), lambda: {"a": 1}) == [{"a": 1}, None, [1, "b"]]
 
@@ -132,7 +141,7 @@ def test_what_ranks_say_arrives_in_their_order():
 
 
 def test_the_texts_of_all_ranks_arrive_as_they_were():
-    """Also that of a rank that did not take part."""
+    """Texts of all ranks are compressed and come back as they were, None for a rank that did not take part."""
     texts = ["engine 1", "engine 1", None, "engine 2 \N{SNOWMAN}"]
     assert decompress_texts(compress_texts(texts)) == texts
 
@@ -166,7 +175,10 @@ dist.destroy_processprocess_group()
 @pytest.mark.slow
 @pytest.mark.process
 def test_two_real_ranks_get_the_same_errors(tmp_path: Path):
-    """A difference and a failure of rank 1 arrive on both; a rank that does not come is told."""
+    """In a real process group a difference and a failure of rank 1 arrive on both ranks.
+
+    A rank that does not come is named.
+    """
     command = [sys.executable, "-c", RANK]
     ranks = [
         subprocess.Popen([*command, str(rank), str(tmp_path / "meet")], stdout=subprocess.PIPE, text=True)

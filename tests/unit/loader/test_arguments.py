@@ -1,4 +1,4 @@
-"""Arguments of a wrong type: an error that names the argument and its value, at once."""
+"""Tests of arguments of a wrong type or value: an error names the argument and its value, at once."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def sample(epoch: int, ordinal: int) -> object:
     ],
 )
 def test_of_the_loader(name, value):
-    """Text from a command line, a float from a division."""
+    """An argument of the loader that must be a number is refused with its name and value where it is none."""
     with pytest.raises(ConfigError, match=f"{name}={value!r} is not a"):
         StreamingDataLoader(FakeDataset(8, sample), **{"batch_size": 4, name: value})
 
@@ -46,7 +46,10 @@ def test_of_the_loader(name, value):
     ],
 )
 def test_of_the_loader_for_other_types(name, value, message):
-    """Taken for True, or found at the first batch, otherwise."""
+    """An argument of the loader of another type is refused with its name and value.
+
+    It would be taken for True otherwise, or fail at the first batch.
+    """
     with pytest.raises(ConfigError, match=f"{name}={value!r} {message}"):
         StreamingDataLoader(FakeDataset(8, sample), 4, **{name: value})
 
@@ -68,7 +71,7 @@ def test_of_the_loader_for_other_types(name, value, message):
     ],
 )
 def test_of_the_dataset(name, value, message):
-    """The same."""
+    """An argument of a dataset of a wrong type is refused with its name and value; a float is a number of bytes."""
     if name == "cache_bytes":
         assert StreamingDataset("/data", cache_bytes=value)._opening.options.limit_bytes() == 2_500_000_000
         return
@@ -77,7 +80,7 @@ def test_of_the_dataset(name, value, message):
 
 
 def test_numbers_of_numpy_are_numbers():
-    """From a configuration, or a division."""
+    """Whole numbers of NumPy are taken for `int` in a dataset and a loader."""
     options = StreamingDataset("/data", batch_size=np.int64(4), seed=np.uint8(3))._opening.options
     assert (type(options.batch_size), type(options.seed)) == (int, int)
     with StreamingDataLoader(FakeDataset(8, sample), np.int64(4), np.int8(0)) as loader:
@@ -100,7 +103,7 @@ def test_numbers_of_numpy_are_numbers():
     ],
 )
 def test_of_a_selection(name, value, message):
-    """When it is made, not at its first use."""
+    """An argument of `select` that cannot be is refused when the selection is made, not at its first use."""
     with pytest.raises(ConfigError, match=message):
         StreamingDataset("/data").select(**{name: value})
 
@@ -115,13 +118,13 @@ def test_of_a_selection(name, value, message):
     ],
 )
 def test_of_an_index(index, message):
-    """Not sample 1 for 1.0, and no comparison of lists with numbers."""
+    """An index that is no whole number is refused: 1.0 is not sample 1, and a slice is told of `select`."""
     with pytest.raises(ConfigError, match=message):
         StreamingDataset("/data")[index]
 
 
 def test_of_an_epoch():
-    """Of the dataset and of the loader."""
+    """`set_epoch` of a dataset and of a loader refuses what is no whole number."""
     for thing in (StreamingDataset("/data"), StreamingDataLoader(FakeDataset(8, sample), 4)):
         with pytest.raises(ConfigError, match="epoch='a' is not a whole number"):
             thing.set_epoch("a")
@@ -129,7 +132,7 @@ def test_of_an_epoch():
 
 @pytest.mark.parametrize("name", ["transform", "shuffle", "batch_size", "url"])
 def test_arguments_cannot_be_changed(name):
-    """The assignment would have no effect, or one on some workers only."""
+    """Arguments of a dataset cannot be assigned, since that would have no effect, or one on some workers only."""
     dataset = StreamingDataset("/data")
     advice = r"dataset.select\(transform=...\) returns" if name == "transform" else "construct another dataset"
     with pytest.raises(AttributeError, match=f"{name} of a StreamingDataset is fixed when it is constructed: {advice}"):
@@ -137,7 +140,7 @@ def test_arguments_cannot_be_changed(name):
 
 
 def test_attributes_cannot_be_misspelt():
-    """Except in a class that is made from it, which may have any of its own."""
+    """A misspelt attribute of a dataset cannot be assigned; a subclass may have any of its own."""
 
     class Mine(StreamingDataset):
         pass
@@ -153,13 +156,13 @@ def test_attributes_cannot_be_misspelt():
 
 
 def test_a_url_is_no_dataset():
-    """As torch's loader takes a dataset, not its place."""
+    """A url in place of a dataset is refused by the loader, with what to pass."""
     with pytest.raises(ConfigError, match=r"dataset='/data' is not a StreamingDataset: pass StreamingDataset\(url\)"):
         StreamingDataLoader("/data", 4)
 
 
 def test_parts_that_torch_makes_are_no_datasets():
-    """They read samples one by one; the way to have a part is named."""
+    """A `Subset` of torch and a list are refused by the loader, with the way to have a part of a dataset."""
     part = Subset(StreamingDataset("/data"), [1, 2])
     advice = r"is not a StreamingDataset: .*dataset\.select\(indices=subset\.indices\), or fraction=\(0, 0\.9\)"
     with pytest.raises(ConfigError, match=advice):
@@ -169,7 +172,7 @@ def test_parts_that_torch_makes_are_no_datasets():
 
 
 def test_none_is_no_state():
-    """A checkpoint without one."""
+    """None in place of a state, as from a checkpoint without one, is a `StateError` of loader and dataset."""
     with (
         StreamingDataLoader(FakeDataset(8, sample), 4) as loader,
         pytest.raises(StateError, match="NoneType is not a dict"),
@@ -181,7 +184,10 @@ def test_none_is_no_state():
 
 @pytest.mark.parametrize("manifest", ["/data", "/data/", "/data/manifest"])
 def test_a_manifest_inside_the_data_is_refused(manifest):
-    """It would be built there, and its files be samples of the next listing."""
+    """A manifest inside the data is refused: it would be built there, and be samples of the next listing.
+
+    A folder beside the data is taken.
+    """
     with pytest.raises(ConfigError, match="is inside the dataset '/data'"):
         StreamingDataset("/data", manifest=manifest)
     StreamingDataset("/data", manifest="/data-manifest")

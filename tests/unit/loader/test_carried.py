@@ -1,4 +1,4 @@
-"""What earlier versions carried for the trainer: a state with it is not loaded as if it had nothing."""
+"""Tests of what earlier versions carried for the trainer: a state with it is not loaded as if it had nothing."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ def loader_of(**options: object) -> StreamingDataLoader:
 
 
 def test_a_state_whose_part_would_be_lost_is_refused() -> None:
-    """The error says where that part goes; without it the rest is loaded."""
+    """A state with a part that this version does not load is refused, with where the part goes.
+
+    Without it the rest is loaded.
+    """
     with loader_of() as loader:
         plain = loader.state_dict()
         carried = {**plain, "stateful": {"rank": 0, "world_size": 1, "state": {"rest": [1, 2]}}}
@@ -30,7 +33,7 @@ def test_a_state_whose_part_would_be_lost_is_refused() -> None:
 
 
 def test_names_that_have_gone_say_what_to_write() -> None:
-    """An argument and a method of earlier versions."""
+    """An argument and a method of earlier versions are errors that say what to write instead."""
     with pytest.raises(ConfigError, match=r"stateful= .* is now saved by you: packer\.state_dict\(\)"):
         loader_of(stateful=object())
     with loader_of() as loader, pytest.raises(ConfigError, match="headspace is not there any more: keep a few batches"):

@@ -1,4 +1,7 @@
-"""`StreamingDataLoader` over a data set without an engine: inline, with threads, with processes."""
+"""Tests of `StreamingDataLoader` on a fake dataset without an engine: inline, with threads, with processes.
+
+Batches, epochs, states, errors, the ring and the end of a loader; workers and shared memory are the real ones.
+"""
 
 from __future__ import annotations
 
@@ -76,7 +79,7 @@ def same(left: object, right: object) -> bool:
 
 @pytest.mark.process
 def test_batches_are_those_of_default_collate():
-    """Any number and kind of workers: two epochs are exactly torch's batches of the data set's order."""
+    """Any number and kind of workers give, in two epochs, exactly torch's batches of the dataset's order."""
     for workers, kind in WAYS:
         with StreamingDataLoader(FakeDataset(23, sample), 4, workers, worker_type=kind) as loader:
             for epoch in range(2):
@@ -90,7 +93,7 @@ def test_batches_are_those_of_default_collate():
 
 @pytest.mark.process
 def test_constructing_does_nothing():
-    """No I/O, no process, no thread before the first use; closing then is fine."""
+    """A loader that is constructed prepares nothing, and may be closed twice without having been used."""
     dataset = FakeDataset(10, sample)
     loader = StreamingDataLoader(dataset, 2, 2)
     assert dataset.prepared is None
@@ -100,7 +103,7 @@ def test_constructing_does_nothing():
 
 @ways
 def test_the_last_batch(workers, kind):
-    """10 samples by 4: short on one rank, filled with marked repeats where asked for; epoch after epoch."""
+    """Of 10 samples by 4 the last batch is short on one rank, or filled with marked repeats where asked for."""
     for last_batch, sizes, repeats in ((None, [4, 4, 2], 0), ("short", [4, 4, 2], 0), ("fill", [4, 4, 4], 2)):
         dataset = FakeDataset(10, sample, last_batch=last_batch)
         with StreamingDataLoader(dataset, 4, workers, worker_type=kind) as loader:
@@ -112,7 +115,7 @@ def test_the_last_batch(workers, kind):
 
 @ways
 def test_drop_last(workers, kind):
-    """With `drop_last`, or where the dataset says so, the incomplete batch is left out; the loader comes first."""
+    """With `drop_last`, or where the dataset says so, the incomplete batch is left out; the loader's argument wins."""
     dropping = FakeDataset(10, sample, last_batch="drop")
     for dataset, drop_last in ((dropping, False), (FakeDataset(10, sample, last_batch="fill"), True)):
         with StreamingDataLoader(dataset, 4, workers, worker_type=kind, drop_last=drop_last) as loader:
@@ -122,7 +125,7 @@ def test_drop_last(workers, kind):
 
 
 def test_epochs_follow_each_other():
-    """Every iter() is the next epoch; set_epoch chooses; a broken-off epoch is over."""
+    """Every `iter()` is the next epoch, also after an epoch that was broken off; `set_epoch` chooses another."""
     with StreamingDataLoader(FakeDataset(8, sample), 2, 2, worker_type="thread") as loader:
         assert next(iter(loader))["epoch"][0] == 0
         assert next(iter(loader))["epoch"][0] == 1
@@ -135,7 +138,10 @@ def test_epochs_follow_each_other():
 
 @pytest.mark.process
 def test_workers_that_cannot_start_are_an_error_of_all_ranks(monkeypatch):
-    """The others are told while all ranks compare; they would wait for this one otherwise. Also after a load."""
+    """A rank whose workers cannot start tells the others while all compare, as they would wait for it otherwise.
+
+    So it does when it begins after a loaded state.
+    """
 
     class Ranks(FakeDataset):
         heard: ClassVar[list[str]] = []
@@ -167,7 +173,7 @@ def test_workers_that_cannot_start_are_an_error_of_all_ranks(monkeypatch):
 
 @ways
 def test_a_dataset_that_grows_between_epochs(workers, kind):
-    """What is there at the beginning of an epoch is what it is made of; batches delivered before stay valid."""
+    """An epoch has the samples that are there when it begins; batches of the epoch before stay valid."""
     dataset = FakeDataset(20, sample)
     dataset.grown = 20
     with StreamingDataLoader(dataset, 4, workers, worker_type=kind) as loader:
@@ -180,7 +186,7 @@ def test_a_dataset_that_grows_between_epochs(workers, kind):
 
 
 def test_a_dataset_that_was_refreshed_by_hand():
-    """The next epoch is made of what was found, in every loader of the data set, whoever called `refresh`."""
+    """After `dataset.refresh()` the next epoch of every loader of the dataset has what was found."""
     dataset = FakeDataset(20, sample)
     with StreamingDataLoader(dataset, 4) as loader, StreamingDataLoader(dataset, 4) as other:
         assert (len(list(loader)), len(other)) == (5, 5)
@@ -192,7 +198,7 @@ def test_a_dataset_that_was_refreshed_by_hand():
 
 
 def test_a_new_iteration_ends_the_old_one():
-    """Two iterators of one loader do not share its batches; the old one does not end as if it had given all."""
+    """Two iterators of one loader share no batches: the old one raises `ClosedError` instead of ending early."""
     with StreamingDataLoader(FakeDataset(8, sample), 2, 2, worker_type="thread") as loader:
         old = iter(loader)
         next(old)
@@ -204,7 +210,10 @@ def test_a_new_iteration_ends_the_old_one():
 
 @ways
 def test_state_at_the_position_delivered(workers, kind):
-    """After k batches, in whatever loader: the rest is the tail, however far the workers had looked ahead."""
+    """A state saved after k batches gives another loader exactly the rest of the epoch.
+
+    How far the workers had looked ahead does not matter.
+    """
     for k in (0, 1, 5, 6):
         with StreamingDataLoader(FakeDataset(23, sample), 4, workers, worker_type=kind) as loader:
             batches = iter(loader)
@@ -223,7 +232,7 @@ def test_state_at_the_position_delivered(workers, kind):
 
 @ways
 def test_an_iterator_that_was_never_asked_is_no_epoch(workers, kind):
-    """Lightning makes one before its first epoch: the epoch is not lost, nor the place of a loaded state."""
+    """An iterator that gives no batch, as Lightning makes one first, uses up neither an epoch nor a loaded state."""
     with StreamingDataLoader(FakeDataset(16, sample), 4, workers, worker_type=kind) as loader:
         iter(loader)
         batches = iter(loader)
@@ -242,7 +251,7 @@ def test_an_iterator_that_was_never_asked_is_no_epoch(workers, kind):
 
 
 def test_state_at_the_end_of_an_epoch():
-    """Resumed without set_epoch, a state after an epoch's last batch goes on with the next epoch."""
+    """A state saved after an epoch's last batch goes on with the next epoch if `set_epoch` is not called."""
     with StreamingDataLoader(FakeDataset(8, sample), 4) as loader:
         loader.load_state_dict({"epoch": 3, "batch": 2, "batch_size": 4})
         assert next(iter(loader))["epoch"][0] == 4
@@ -254,7 +263,10 @@ def shuffled(epoch: int, ordinal: int) -> dict[str, object]:
 
 @pytest.mark.process
 def test_randomness_depends_on_the_sample_only():
-    """Inline or by any worker, a sample draws the same; another epoch draws otherwise; the trainer's state stays."""
+    """A sample draws the same numbers inline and in any worker, and others in the next epoch.
+
+    The global generator of the trainer keeps its state.
+    """
     random.seed(1)
     expected_next = random.Random(1).random()
     drawn = []
@@ -272,7 +284,7 @@ def now_and_then(epoch: int, ordinal: int) -> dict[str, object]:
 
 @pytest.mark.process
 def test_what_is_drawn_now_and_then_depends_on_the_sample_only():
-    """Samples that draw late, when their batch is only watched: the same inline and by workers."""
+    """A sample that draws numbers where most others draw none draws the same inline and in workers."""
     drawn = []
     for workers in (0, 2):
         with StreamingDataLoader(FakeDataset(192, now_and_then), 16, workers) as loader:
@@ -287,7 +299,7 @@ def nested(epoch: int, ordinal: int) -> object:
 
 @ways
 def test_nested_structures(workers, kind):
-    """Named tuples, dicts, lists and tuples come out as torch makes them; the class is the trainer's own."""
+    """Named tuples, dicts, lists and tuples are collated as by torch; a named tuple keeps the trainer's own class."""
     with StreamingDataLoader(FakeDataset(4, nested), 2, workers, worker_type=kind) as loader:
         batch = next(iter(loader))
         assert type(batch) is Pair
@@ -299,7 +311,7 @@ def test_nested_structures(workers, kind):
 
 @ways
 def test_own_collate_fn(workers, kind):
-    """A lambda as `collate_fn` runs in the workers; arrays and tensors in its result go through the ring."""
+    """A lambda as `collate_fn` may be sent to workers; arrays in its result go through the ring without a spill."""
     collate = lambda samples: {"n": len(samples), "x": np.stack([s["x"] for s in samples])}  # noqa: E731
     with StreamingDataLoader(FakeDataset(8, sample), 4, workers, worker_type=kind, collate_fn=collate) as loader:
         batch = next(iter(loader))
@@ -318,7 +330,10 @@ def broken(epoch: int, ordinal: int) -> object:
 
 @ways
 def test_error_in_a_transform(workers, kind):
-    """The caller gets the error itself, with the original traceback and the sample; the next batch follows."""
+    """The caller gets the error of a transform itself, with the traceback of the worker and the sample.
+
+    The next batch follows.
+    """
     with StreamingDataLoader(FakeDataset(12, broken), 4, workers, worker_type=kind) as loader:
         batches = iter(loader)
         assert next(batches)["x"].tolist() == [0, 1, 2, 3]
@@ -332,7 +347,10 @@ def test_error_in_a_transform(workers, kind):
 
 @ways
 def test_skip_fills_the_place_from_the_same_batch(workers, kind, caplog):
-    """`on_error="skip"`: the next sample of the batch, marked as a repeat; the other is listed, counted and logged."""
+    """`on_error="skip"` puts the next sample of the batch in the place of one that failed and marks it as a repeat.
+
+    The failed one is listed, counted and logged.
+    """
     with StreamingDataLoader(FakeDataset(12, broken, on_error="skip"), 4, workers, worker_type=kind) as loader:
         found = [(batch["x"].tolist(), loader.repeated.tolist()) for batch in loader]
         assert [samples for samples, _ in found] == [[0, 1, 2, 3], [4, 6, 6, 7], [8, 9, 10, 11]]
@@ -344,7 +362,10 @@ def test_skip_fills_the_place_from_the_same_batch(workers, kind, caplog):
 
 @ways
 def test_skip_ends_with_its_budget(workers, kind):
-    """The sample that is one too many is an error that names it, before its batch; nothing comes after it."""
+    """The sample that is one more than `Skip` allows is an error that names it, in place of its batch.
+
+    Every later call raises it again.
+    """
     with StreamingDataLoader(FakeDataset(12, odd, on_error=Skip(budget=3)), 4, workers, worker_type=kind) as loader:
         batches = iter(loader)
         assert next(batches)["x"].tolist() == [0, 2, 2, 0]
@@ -362,7 +383,7 @@ def odd(epoch: int, ordinal: int) -> object:
 
 
 def test_the_epoch_of_the_data_set_reaches_the_loader():
-    """`dataset.set_epoch` between two iterations counts as the loader's own."""
+    """`dataset.set_epoch` between two iterations sets the epoch of its loader."""
     dataset = FakeDataset(8, sample)
     with StreamingDataLoader(dataset, 4) as loader:
         assert [int(batch["epoch"][0]) for batch in loader] == [0, 0]
@@ -372,7 +393,7 @@ def test_the_epoch_of_the_data_set_reaches_the_loader():
 
 
 def test_skip_of_a_whole_batch_is_an_error():
-    """A batch with nothing left in it is not silently dropped."""
+    """A batch of which every sample failed is a `WorkerError` and is not left out silently."""
     with (
         StreamingDataLoader(FakeDataset(12, broken, on_error="skip"), 1, 1, worker_type="thread") as loader,
         pytest.raises(WorkerError, match="all 1 samples of a batch failed") as caught,
@@ -383,7 +404,7 @@ def test_skip_of_a_whole_batch_is_an_error():
 
 @pytest.mark.process
 def test_recipe_that_cannot_travel():
-    """A transform that cannot be pickled is a ConfigError that says what to do."""
+    """A transform that cannot be pickled is a `ConfigError` that advises `worker_type='thread'`."""
     lock = __import__("threading").Lock()
     with (
         StreamingDataLoader(FakeDataset(4, lambda e, o: (lock, o)), 2, 1) as loader,
@@ -393,7 +414,11 @@ def test_recipe_that_cannot_travel():
 
 
 class Flaky:
-    """Its chunk is gone until it was rejected so often."""
+    """Makes samples, one of which lies in an unreadable chunk until the chunk was rejected often enough.
+
+    Stands for a reader of chunk files; a file that grows by a byte for each rejection tells all processes how many
+    there were.
+    """
 
     def __init__(self, path: str, times: int) -> None:
         self.path, self.times = path, times
@@ -406,7 +431,7 @@ class Flaky:
 
 @ways
 def test_unreadable_chunk_is_leased_again(workers, kind, tmp_path):
-    """The chunk is rejected, the batch repeated when it is right, the order unchanged."""
+    """A chunk that cannot be read is rejected and leased again, and the batch repeated; the order stays the same."""
     state = tmp_path / "rejections"
     state.write_bytes(b"")
     dataset = FakeDataset(12, Flaky(str(state), 2))
@@ -423,7 +448,10 @@ def test_unreadable_chunk_is_leased_again(workers, kind, tmp_path):
 
 
 class Overwritten:
-    """Each sample of the batch is in a chunk of its own, which is wrong until it is rejected."""
+    """Makes samples in chunks of their own, each of which is unreadable until it was rejected.
+
+    Stands for a reader of overwritten chunk files; a file for each rejected chunk tells all processes of it.
+    """
 
     def __init__(self, folder: str) -> None:
         self.folder = folder
@@ -436,7 +464,10 @@ class Overwritten:
 
 @ways
 def test_any_number_of_wrong_chunks_in_a_batch_are_leased_again(workers, kind, tmp_path):
-    """The tries are counted for each chunk: eight of a batch of eight were an error after three."""
+    """Tries are counted for each chunk, so that eight unreadable chunks in a batch are no error.
+
+    Regression: after three tries they were one.
+    """
     dataset = FakeDataset(12, Overwritten(str(tmp_path)))
     with StreamingDataLoader(dataset, 12, workers, worker_type=kind) as loader:
         loader.state_dict()
@@ -447,7 +478,7 @@ def test_any_number_of_wrong_chunks_in_a_batch_are_leased_again(workers, kind, t
 
 @ways
 def test_chunk_that_stays_unreadable(workers, kind, tmp_path):
-    """After three new leases it is an IntegrityError, at its place in the order."""
+    """A chunk that stays unreadable is an `IntegrityError` at the place of its batch."""
     state = tmp_path / "rejections"
     state.write_bytes(b"")
     with StreamingDataLoader(FakeDataset(12, Flaky(str(state), 9)), 4, workers, worker_type=kind) as loader:
@@ -459,7 +490,7 @@ def test_chunk_that_stays_unreadable(workers, kind, tmp_path):
 
 @pytest.mark.parametrize("kind", ["thread"])
 def test_nothing_is_read_before_it_is_local(kind):
-    """A batch is given out only when the session is ready; the engine hears what is consumed."""
+    """A batch is made only when its chunks are local, and the engine is told which batches are consumed."""
     dataset = FakeDataset(12, sample, held_back=True)
     with StreamingDataLoader(dataset, 2, 2, worker_type=kind) as loader:
         batches = iter(loader)
@@ -477,7 +508,10 @@ def test_nothing_is_read_before_it_is_local(kind):
 
 @pytest.mark.parametrize("kind", ["thread"])
 def test_error_of_the_engine(kind):
-    """What the engine reports comes to the caller after the batches before it; a new iteration asks anew."""
+    """An error that the engine reports reaches the caller after the batches before it.
+
+    A new iteration asks the engine again.
+    """
     dataset = FakeDataset(12, sample, held_back=True)
     with StreamingDataLoader(dataset, 2, 2, worker_type=kind) as loader:
         batches = iter(loader)
@@ -494,7 +528,10 @@ def test_error_of_the_engine(kind):
 
 @pytest.mark.parametrize("device", [None, "cpu"])
 def test_an_error_that_ends_everything_does_so_for_who_asks_again(device):
-    """Also for the prefetcher, which asks two batches ahead: nobody waits for what cannot come. A new `iter()` can."""
+    """An error of the engine is raised again by every further `next()`, also with a prefetcher that asks ahead.
+
+    A new `iter()` begins the epoch again.
+    """
     dataset = FakeDataset(12, sample, held_back=True)
     with StreamingDataLoader(dataset, 2, 1, worker_type="thread", device=device) as loader:
         batches = iter(loader)
@@ -508,7 +545,7 @@ def test_an_error_that_ends_everything_does_so_for_who_asks_again(device):
 
 @ways
 def test_an_epoch_that_failed_at_its_first_batch_is_begun_again(workers, kind):
-    """As nothing of it was delivered: from that very batch on, not from the one after it."""
+    """An epoch whose first batch failed is begun again at this batch by the next `iter()`."""
 
     def fragile(epoch: int, ordinal: int) -> object:
         if ordinal == 1 and epoch == 0:
@@ -525,7 +562,7 @@ def test_an_epoch_that_failed_at_its_first_batch_is_begun_again(workers, kind):
 
 
 def test_batches_kept_go_around_the_ring():
-    """A trainer that keeps every batch neither hangs nor sees one change: spills, counted."""
+    """A trainer that keeps every batch sees none change: batches beyond the ring are spilled and counted."""
     with StreamingDataLoader(FakeDataset(200, sample), 2, 2, worker_type="thread", prefetch_batches=4) as loader:
         kept = list(loader)
         assert all(map(same, kept, expected(200, 2, 0)))
@@ -537,7 +574,7 @@ def test_batches_kept_go_around_the_ring():
 
 
 def test_slots_are_used_again():
-    """A trainer that keeps nothing needs no spill."""
+    """A trainer that keeps no batch causes no spill in 200 batches."""
     with StreamingDataLoader(FakeDataset(400, sample), 2, 2, worker_type="thread", prefetch_batches=4) as loader:
         for batch in loader:
             assert batch["x"].shape == (2, 3, 4)
@@ -549,7 +586,7 @@ def growing(epoch: int, ordinal: int) -> object:
 
 
 def test_slots_grow_with_the_batches():
-    """A batch that is larger than its slot replaces the slot's memory; counted."""
+    """A batch that is larger than its slot replaces the slot's memory, which is counted as oversize and is no spill."""
     with StreamingDataLoader(FakeDataset(120, growing), 2, 1, worker_type="thread", prefetch_batches=3) as loader:
         assert [int(b["x"][0, 0]) for b in loader] == list(range(0, 120, 2))
         stats = loader.stats()
@@ -559,7 +596,7 @@ def test_slots_grow_with_the_batches():
 
 
 def test_budget_too_small_for_a_ring(caplog):
-    """Batches that do not fit all spill: one warning, same batches."""
+    """Batches that do not fit into `ring_bytes` are spilled, with one warning in the log."""
     with StreamingDataLoader(FakeDataset(40, sample), 4, 2, worker_type="thread", ring_bytes="3KiB") as loader:
         assert len(list(loader)) == 10
         assert loader.stats().spilled_batches >= 10
@@ -567,7 +604,7 @@ def test_budget_too_small_for_a_ring(caplog):
 
 
 def test_batches_outlive_the_loader():
-    """What was delivered stays valid after close."""
+    """A delivered batch stays valid after its loader was closed."""
     loader = StreamingDataLoader(FakeDataset(8, sample), 4, 1, worker_type="thread")
     batch = next(iter(loader))
     loader.close()
@@ -579,7 +616,10 @@ def test_batches_outlive_the_loader():
 @pytest.mark.process
 @pytest.mark.parametrize("workers", [0, 1])
 def test_an_epoch_without_a_batch_is_an_error(workers):
-    """Fewer samples than a batch, and the incomplete one is dropped: it must not wait for a batch that never comes."""
+    """Fewer samples than a batch, with `drop_last`, are a `ConfigError`.
+
+    The loader would wait for a batch that never comes otherwise.
+    """
     with StreamingDataLoader(FakeDataset(10, sample), 16, workers, drop_last=True) as loader:
         for _ in range(2):
             with pytest.raises(ConfigError, match=r"batch_size=16 .*drop_last=True"):
@@ -587,7 +627,10 @@ def test_an_epoch_without_a_batch_is_an_error(workers):
 
 
 class OfManyRanks(FakeDataset):
-    """A state that does not fit is raised by the next `iter()`, on all ranks together."""
+    """Stands for a dataset of a job of many ranks: a state that does not fit is raised by the next `iter()`.
+
+    It compares nothing with other ranks.
+    """
 
     @property
     def compares(self) -> bool:
@@ -595,7 +638,7 @@ class OfManyRanks(FakeDataset):
 
 
 def test_a_state_that_does_not_fit_is_raised_with_one_traceback():
-    """However often `iter()` is called."""
+    """The error of a state that does not fit has a traceback of the same length however often `iter()` raises it."""
     with StreamingDataLoader(OfManyRanks(8, sample), 4) as loader:
         loader.load_state_dict({"epoch": 0, "batch": 1, "batch_size": 3})
         lengths = set()
@@ -607,7 +650,7 @@ def test_a_state_that_does_not_fit_is_raised_with_one_traceback():
 
 
 def test_closed():
-    """Use after close is a ClosedError."""
+    """A closed loader raises `ClosedError` for `iter()`, and an iterator that is open at that time ends."""
     loader = StreamingDataLoader(FakeDataset(8, sample), 4, 1, worker_type="thread")
     batches = iter(loader)
     loader.close()
@@ -618,7 +661,10 @@ def test_closed():
 
 @pytest.mark.process
 def test_garbage_collection_closes():
-    """A loader that is dropped in mid-epoch ends its thread and workers (see the fixture of all tests)."""
+    """A loader that is dropped in mid-epoch ends its thread and its worker.
+
+    The fixture of all tests looks for what is left.
+    """
     loader = StreamingDataLoader(FakeDataset(100, sample), 4, 1)
     next(iter(loader))
     del loader
@@ -626,7 +672,7 @@ def test_garbage_collection_closes():
 
 
 def test_forked_child_is_refused(monkeypatch):
-    """A child of fork cannot use the loader, and leaves the workers alone."""
+    """A loader raises `ClosedError` in a process of another id than the one that made its workers, as after a fork."""
     with StreamingDataLoader(FakeDataset(40, sample), 4, 1, worker_type="thread") as loader:
         next(iter(loader))
         child = os.getpid() + 1
@@ -643,7 +689,7 @@ def test_forked_child_is_refused(monkeypatch):
      ("device", "cuda"), ("device", "tpu9"), ("pin_memory", "required")],
 )  # fmt: skip
 def test_settings_that_cannot_be(field, value):
-    """Each wrong setting is named."""
+    """A setting of the loader that cannot be is a `ConfigError` that names the argument."""
     arguments = {"batch_size": 2, "num_workers": 1, "worker_type": "thread", field: value}
     with pytest.raises(ConfigError) as caught, StreamingDataLoader(FakeDataset(8, sample), **arguments) as loader:
         iter(loader)
@@ -656,7 +702,11 @@ def slow(epoch: int, ordinal: int) -> object:
 
 
 def test_stats():
-    """Waiting, steps and stages add up, and cost nothing but additions."""
+    """`stats()` counts batches and samples.
+
+    The seconds of loading, waiting, steps and handoff agree with the clock, and less than 512 bytes are pickled for a
+    batch.
+    """
     with StreamingDataLoader(FakeDataset(20, slow), 2, 1, worker_type="thread") as loader:
         assert loader.stats().batches == 0
         began = time.perf_counter()
@@ -674,7 +724,10 @@ def test_stats():
 
 
 def test_a_loader_that_the_end_of_the_interpreter_has_closed_is_an_error() -> None:
-    """A function of `atexit` that was registered before waited for a batch for ever."""
+    """A loader that the end of the interpreter has closed raises `ClosedError`.
+
+    Regression: a function of `atexit` that was registered before waited for a batch for ever.
+    """
     loader = StreamingDataLoader(FakeDataset(32, sample), 4, 1, worker_type="thread", report_every=None)
     batches = iter(loader)
     next(batches)
@@ -685,7 +738,7 @@ def test_a_loader_that_the_end_of_the_interpreter_has_closed_is_an_error() -> No
 
 
 def test_a_loader_that_is_dropped_ends_at_once() -> None:
-    """Without `close`, in the middle of an epoch, and although the cycle collector is off."""
+    """A loader that is dropped in mid-epoch without `close` ends at once, although the cycle collector is off."""
     gc.disable()
     try:
         loader = StreamingDataLoader(FakeDataset(32, sample), 4, 1, worker_type="thread", report_every=None)

@@ -1,4 +1,8 @@
-"""StreamingDataset in one process, on an engine that keeps exactly what is leased."""
+"""Tests of `StreamingDataset` in one process, on a fake engine that keeps exactly what is leased.
+
+Construction, iteration, epochs, states, damaged chunks and samples, selections and refreshes; formats, manifests and
+chunk files are the real ones.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +33,7 @@ def numbers(samples: Iterable[dict[str, object]]) -> list[int]:
 
 
 def test_constructing_does_no_io(fake_engine, tmp_path):
-    """Not even for a url that does not exist."""
+    """Constructing a dataset asks the engine for nothing, not even for a url that does not exist."""
     StreamingDataset(tmp_path / "nothing")
     assert fake_engine.requests == []
 
@@ -51,7 +55,7 @@ def test_constructing_does_no_io(fake_engine, tmp_path):
     ],
 )
 def test_an_argument_that_cannot_be_is_refused_at_once(options, field):
-    """With the field's name, before any I/O."""
+    """An argument of a dataset that cannot be is a `ConfigError` with the field's name when it is constructed."""
     with pytest.raises(ConfigError, match=field) as caught:
         StreamingDataset("s3://bucket/", **options)
     assert caught.value.details["field"] == field
@@ -59,13 +63,16 @@ def test_an_argument_that_cannot_be_is_refused_at_once(options, field):
 
 @pytest.mark.parametrize("url", ["", [], ["s3://a", ""]])
 def test_no_url_is_refused(url):
-    """An empty text would list the current folder."""
+    """A dataset without a url, or with an empty one, which would list the current folder, is refused."""
     with pytest.raises(ConfigError, match="url"):
         StreamingDataset(url)
 
 
 def test_the_engine_gets_what_the_user_passed(fake_engine, make_dataset, folder, tmp_path, monkeypatch):
-    """Urls from the root on, format, limits; relative paths would mean another folder in the engine."""
+    """The engine gets urls from the root on, format and limits as the user passed them.
+
+    Relative paths are made absolute, as they would mean another folder in the engine.
+    """
     monkeypatch.chdir(folder.parent)
     dataset = make_dataset(
         "data/",
@@ -86,14 +93,17 @@ def test_the_engine_gets_what_the_user_passed(fake_engine, make_dataset, folder,
 
 
 def test_only_the_first_node_builds(fake_engine, make_dataset, folder, monkeypatch):
-    """The others wait for the manifest."""
+    """Only the first node builds a manifest, and the others ask for it without building."""
     monkeypatch.setenv("STREAMER_NODE", "1")
     assert make_dataset(folder, manifest="s3://b/m").samples == 100
     assert (fake_engine.requests[0].build, fake_engine.requests[0].manifest) == (False, "s3://b/m")
 
 
 def test_the_urls_are_listed_once_for_all_processes(fake_engine, make_dataset, folder):
-    """Copies for workers and selections take the manifest that was found; one that is gone is asked for again."""
+    """Copies of a dataset and selections take the manifest that was found.
+
+    One that has been deleted is asked for again.
+    """
     dataset = make_dataset(folder)
     assert dataset.samples == 100
     assert pickle.loads(pickle.dumps(dataset)).samples == 100
@@ -112,7 +122,7 @@ def test_the_urls_are_listed_once_for_all_processes(fake_engine, make_dataset, f
     "options", [{}, {"batch_size": 7}, {"shuffle": False}, {"order": Order(lanes=4, shuffle_window=8)}]
 )
 def test_every_sample_comes_once(fake_engine, make_dataset, folder, options):
-    """Nothing is read that is not leased."""
+    """Every sample comes once in an epoch, each chunk is fetched once, and only what is leased is read."""
     dataset = make_dataset(folder, **options)
     found = Counter(numbers(dataset))
     assert set(found) == set(range(100))
@@ -122,14 +132,14 @@ def test_every_sample_comes_once(fake_engine, make_dataset, folder, options):
 
 
 def test_drop_last_leaves_the_incomplete_batch_out(make_dataset, folder):
-    """98 samples in 14 batches of 7, none twice."""
+    """`last_batch="drop"` leaves the incomplete batch out: of 100 samples by 7 it gives 98, none twice."""
     dataset = make_dataset(folder, batch_size=7, order=Order(last_batch="drop"))
     found = numbers(dataset)
     assert len(found) == len(set(found)) == len(dataset) == 98
 
 
 def test_the_last_batch_is_filled_where_that_is_asked_for(make_dataset, folder):
-    """15 batches of 7 with 5 repeats, which the mask of the last batch marks; the others have none."""
+    """`last_batch="fill"` gives 15 batches of 7 for 100 samples; `repeated` marks the 5 repeats in the last one."""
     dataset = make_dataset(folder, batch_size=7, order=Order(last_batch="fill"))
     found = numbers(dataset)
     assert len(found) == len(dataset) == 105
@@ -145,14 +155,17 @@ def test_the_last_batch_is_filled_where_that_is_asked_for(make_dataset, folder):
 
 
 def test_a_last_batch_that_cannot_be_is_refused(make_dataset, folder):
-    """Ranks would make different numbers of steps."""
+    """`last_batch="short"` is refused on several ranks, which would make different numbers of steps."""
     with pytest.raises(ConfigError, match=r"last_batch='short' on 2 ranks"):
         len(make_dataset(folder, order=Order(last_batch="short"), rank=0, world_size=2))
 
 
 @pytest.mark.parametrize(("taken", "ranks"), [(98, 1), (99, 1), (100, 1), (98, 2), (100, 2)])
 def test_a_state_in_or_after_a_short_batch_goes_on(make_dataset, folder, taken, ranks):
-    """After 14 batches of 7, inside the short one (one rank only), and at the end: then the next epoch."""
+    """A state before, inside or after a short batch goes on with the rest of the epoch, then with the next epoch.
+
+    One rank or two may resume it; the short batch itself only one.
+    """
     whole = make_dataset(folder, batch_size=14)
     first, second = numbers(whole), numbers(whole)
     before = make_dataset(folder, batch_size=14)
@@ -169,7 +182,7 @@ def test_a_state_in_or_after_a_short_batch_goes_on(make_dataset, folder, taken, 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 def test_ranks_share_the_samples(fake_engine, make_dataset, folder, world_size):
-    """Equal lengths, disjoint but for the repeats at the end."""
+    """Ranks have equal numbers of samples, all samples together, and repeats only to fill the last batch."""
     ranks = [
         numbers(make_dataset(folder, batch_size=4, rank=rank, world_size=world_size)) for rank in range(world_size)
     ]
@@ -180,18 +193,18 @@ def test_ranks_share_the_samples(fake_engine, make_dataset, folder, world_size):
 
 
 def test_without_shuffle_the_order_is_the_manifests(make_dataset, tars):
-    """Keys ascend."""
+    """Without shuffle samples of tars come in the order of their keys."""
     assert [sample["__key__"] for sample in make_dataset(tars, shuffle=False)] == [f"{n:03d}" for n in range(90)]
 
 
 def test_samples_have_the_trades_keys(make_dataset, folder, tars):
-    """Fields by extension, decoded; the class folder as "label"."""
+    """A sample of a tar has its fields by extension, decoded, and its key."""
     (tar,) = islice(make_dataset(tars, shuffle=False), 12, 13)
     assert tar == {"__key__": "012", "txt": "12 " + "y" * 12, "cls": 5, "json": {"n": 12}}
 
 
 def test_folder_samples_have_a_label(make_dataset, folder):
-    """As torchvision's ImageFolder numbers them."""
+    """The label of a sample is its class folder's place in the order of names, as by torchvision's ImageFolder."""
     dataset = make_dataset(folder)
     assert dataset.classes == ["class0", "class1", "class2"]
     assert dataset.class_to_idx["class2"] == 2
@@ -202,13 +215,13 @@ def test_folder_samples_have_a_label(make_dataset, folder):
 
 
 def test_decode_none_gives_the_stored_bytes(make_dataset, folder):
-    """Compared with the source, file by file."""
+    """`decode=None` gives the bytes of each file as they are stored."""
     for sample in make_dataset(folder, decode=None):
         assert sample["txt"] == (folder / str(sample["__key__"])).read_bytes()
 
 
 def test_a_transform_gets_the_sample_and_its_rng(make_dataset, folder):
-    """The draw depends on seed, epoch and sample, not on the order or on who draws."""
+    """What a transform draws from its `rng` depends on seed, epoch and sample, not on order or batch size."""
 
     def draw(sample, *, rng):
         return str(sample["__key__"]), float(rng.random())
@@ -224,7 +237,7 @@ def test_a_transform_gets_the_sample_and_its_rng(make_dataset, folder):
 
 
 def test_shuffle_by_sample_asks_for_a_chunk_each(fake_engine, make_dataset, folder):
-    """And is refused with its price where samples are small."""
+    """`shuffle="sample"` asks for chunks of 1 KiB, and is refused with its price where samples are small."""
     dataset = make_dataset(folder, shuffle="sample")
     with pytest.raises(ConfigError, match="USD"):
         len(dataset)
@@ -232,7 +245,7 @@ def test_shuffle_by_sample_asks_for_a_chunk_each(fake_engine, make_dataset, fold
 
 
 def test_the_order_is_explained_once(make_dataset, folder, caplog, monkeypatch):
-    """On the first rank; two nodes that share the only lane are told what to set, loudly."""
+    """The order is explained once, on the first rank; two nodes that share the only lane are a warning."""
     monkeypatch.setenv("STREAMER_NODES", "2")
     caplog.set_level("INFO")
     for rank in (0, 1):
@@ -249,7 +262,7 @@ def test_the_order_is_explained_once(make_dataset, folder, caplog, monkeypatch):
 
 
 def test_every_iter_is_the_next_epoch(make_dataset, folder):
-    """Another order each time, the same for the same number."""
+    """Every `iter()` is the next epoch in another order; the same epoch has the same order."""
     dataset = make_dataset(folder)
     first, second = numbers(dataset), numbers(dataset)
     assert first != second
@@ -261,7 +274,7 @@ def test_every_iter_is_the_next_epoch(make_dataset, folder):
 
 
 def test_a_loop_that_is_left_counts_as_an_epoch(fake_engine, make_dataset, folder):
-    """And its leases end with the iterator."""
+    """A loop that is left counts as an epoch, and its session is closed with the iterator."""
     dataset = make_dataset(folder)
     next(iter(dataset))
     assert dataset.epoch == 1
@@ -269,7 +282,7 @@ def test_a_loop_that_is_left_counts_as_an_epoch(fake_engine, make_dataset, folde
 
 
 def test_a_requested_epoch_is_taken_once(make_dataset, folder):
-    """By the loader that reads through the data set."""
+    """An epoch set with `set_epoch` is handed to a loader once."""
     dataset = make_dataset(folder)
     assert dataset._get_opening().take_epoch() is None
     dataset.set_epoch(4)
@@ -277,7 +290,7 @@ def test_a_requested_epoch_is_taken_once(make_dataset, folder):
 
 
 def test_a_negative_epoch_is_refused(make_dataset, folder):
-    """It would fail much later, in a worker."""
+    """A negative epoch is refused at once, as it would fail much later, in a worker."""
     with pytest.raises(ConfigError, match="epoch"):
         make_dataset(folder).set_epoch(-1)
 
@@ -287,7 +300,7 @@ def test_a_negative_epoch_is_refused(make_dataset, folder):
 
 @pytest.mark.parametrize("taken", [0, 7, 28, 98, 105])
 def test_a_state_goes_on_where_it_was_taken(make_dataset, folder, taken):
-    """In a new dataset: the rest of the epoch, then the next epoch."""
+    """A state in a new dataset gives the rest of the epoch, then the next epoch."""
     options = {"batch_size": 7}
     whole = make_dataset(folder, **options)
     first, second = numbers(whole), numbers(whole)
@@ -304,7 +317,7 @@ def test_a_state_goes_on_where_it_was_taken(make_dataset, folder, taken):
 
 
 def test_a_state_inside_a_batch_goes_on_at_the_sample(make_dataset, folder):
-    """A loop that was left after 10 samples of batches of 7."""
+    """A state of a loop that was left inside a batch goes on at the next sample."""
     first = numbers(make_dataset(folder, batch_size=7))
     before, after = make_dataset(folder, batch_size=7), make_dataset(folder, batch_size=7)
     numbers(islice(before, 10))
@@ -313,7 +326,7 @@ def test_a_state_inside_a_batch_goes_on_at_the_sample(make_dataset, folder):
 
 
 def test_a_state_goes_on_with_other_ranks_and_batches(make_dataset, folder):
-    """Two ranks of 6 stop after 3 batches; three ranks of 8 see exactly the rest."""
+    """After 3 batches of two ranks by 6, three ranks by 8 see exactly the rest of the epoch."""
     seen, states = [], []
     for rank in range(2):
         dataset = make_dataset(folder, batch_size=6, rank=rank, world_size=2)
@@ -330,7 +343,7 @@ def test_a_state_goes_on_with_other_ranks_and_batches(make_dataset, folder):
 
 @pytest.mark.parametrize(("options", "field"), [({"seed": 1}, "seed"), ({"shuffle": False}, "shuffle")])
 def test_a_state_that_does_not_fit_names_the_field(make_dataset, folder, options, field):
-    """When the next iteration begins."""
+    """A state of another seed or shuffle is a `StateError` with the field's name when the next iteration begins."""
     saved = make_dataset(folder, batch_size=5)
     next(iter(saved))
     other = make_dataset(folder, batch_size=5, **options)
@@ -342,7 +355,10 @@ def test_a_state_that_does_not_fit_names_the_field(make_dataset, folder, options
 
 @pytest.mark.parametrize("before", [True, False])
 def test_a_state_of_another_shuffle_is_named_as_it_was_passed(make_dataset, tmp_path, before):
-    """Not by lanes and a window that were chosen automatically."""
+    """A state of another shuffle is refused by the argument that was passed.
+
+    Lanes and a window that were chosen automatically are not named.
+    """
     for number in range(100):
         (tmp_path / "many").mkdir(exist_ok=True)
         (tmp_path / "many" / f"{number}.bin").write_bytes(bytes(1500))
@@ -356,7 +372,7 @@ def test_a_state_of_another_shuffle_is_named_as_it_was_passed(make_dataset, tmp_
 
 
 def test_set_epoch_drops_a_loaded_state(make_dataset, folder):
-    """The later of the two counts."""
+    """`set_epoch` after `load_state_dict` drops the loaded state."""
     dataset = make_dataset(folder)
     first = numbers(dataset)
     dataset.load_state_dict(dataset.state_dict())
@@ -368,7 +384,10 @@ def test_set_epoch_drops_a_loaded_state(make_dataset, folder):
 
 
 def test_without_shuffle_files_come_by_their_keys(make_dataset, folder):
-    """Also by index; with shuffle they are packed by a hash, which mixes the classes of a chunk."""
+    """Without shuffle files come in the order of their keys, by loop, by index and in a selection.
+
+    With shuffle they are packed by a hash, which mixes the classes of a chunk.
+    """
     dataset = make_dataset(folder, shuffle=False)
     keys = [sample["__key__"] for sample in dataset]
     assert keys == sorted(keys) == [dataset[number]["__key__"] for number in range(100)]
@@ -378,7 +397,7 @@ def test_without_shuffle_files_come_by_their_keys(make_dataset, folder):
 
 
 def test_without_shuffle_several_urls_keep_their_order(make_dataset, folder):
-    """As the user lists them."""
+    """Without shuffle several urls give samples in the order in which the user lists them."""
     names = [f"class{number % 3}/{number:03d}.txt" for number in (40, 7, 99, 3)]
     dataset = make_dataset([folder / name for name in names], shuffle=False)
     assert [Path(dataset[number]["__key__"]).name for number in range(4)] == [Path(name).name for name in names]
@@ -386,7 +405,7 @@ def test_without_shuffle_several_urls_keep_their_order(make_dataset, folder):
 
 
 def test_strays_are_counted_and_left_out(make_dataset, folder, caplog):
-    """Once, on the first rank; Folder(extensions=...) takes others, and whatever is said of their spelling."""
+    """Files with other extensions than the samples in class folders are left out, and the log counts them once."""
     (folder / "README.md").write_text("about")
     (folder / "class1" / "notes.CSV").write_text("a,b")
     assert set(numbers(make_dataset(folder))) == set(range(100))
@@ -397,14 +416,14 @@ def test_strays_are_counted_and_left_out(make_dataset, folder, caplog):
 
 
 def test_a_second_rank_does_not_repeat_it(make_dataset, folder, caplog):
-    """Eight ranks would say it eight times."""
+    """Files that are left out are logged on the first rank only, as eight ranks would say it eight times."""
     (folder / "README.md").write_text("about")
     assert make_dataset(folder, rank=1, world_size=2).samples == 100
     assert "samples (" not in caplog.text
 
 
 def test_extensions_are_told_in_one_spelling(fake_engine, make_dataset, folder):
-    """With or without a dot, in capitals, one alone."""
+    """Extensions may be given with or without a dot, in capitals, or one alone; the engine gets one spelling."""
     (folder / "class1" / "picture.JPEG").write_bytes(b"x")
     dataset = make_dataset(folder, format=Folder(extensions=[".JPEG", "csv", "jpg"]), decode=None)
     assert [sample["__key__"] for sample in dataset] == ["class1/picture.JPEG"]
@@ -418,7 +437,7 @@ def test_extensions_are_told_in_one_spelling(fake_engine, make_dataset, folder):
 
 
 def test_a_damaged_chunk_is_leased_again(fake_engine, make_dataset, folder):
-    """Bytes that do not match their checksum, a torn header, a missing file: rejected once, then read."""
+    """A chunk with a wrong byte, a torn header or no file is rejected once, then read."""
     damage = {0: lambda p: _flip(p, 80), 1: lambda p: _flip(p, 3), 2: lambda p: p.unlink()}
     fake_engine.spoil = lambda chunk, path: damage.pop(chunk, lambda p: None)(path)
     assert set(numbers(make_dataset(folder, batch_size=10))) == set(range(100))
@@ -427,7 +446,7 @@ def test_a_damaged_chunk_is_leased_again(fake_engine, make_dataset, folder):
 
 
 def test_a_chunk_that_stays_damaged_is_an_error(fake_engine, make_dataset, folder):
-    """After three new leases of this chunk, with the reader's own error."""
+    """A chunk that stays damaged is rejected three times, then raised with the reader's own error."""
     fake_engine.spoil = lambda chunk, path: _flip(path, 80) if chunk == 1 else None
     with pytest.raises(IntegrityError, match="checksum"):
         numbers(make_dataset(folder))
@@ -435,7 +454,7 @@ def test_a_chunk_that_stays_damaged_is_an_error(fake_engine, make_dataset, folde
 
 
 def test_an_undecodable_sample_is_an_error_with_its_place(make_dataset, folder):
-    """Key, field, decoder, object and range."""
+    """A sample that cannot be decoded is a `DecodeError` with its key, decoder, object and range."""
     bad = folder / "class1" / "004.txt"
     bad.write_bytes(b"\xff\xfe\xfd")
     with pytest.raises(DecodeError, match=r"class1/004\.txt.*decode_text.*\[0, 3\)") as caught:
@@ -445,7 +464,7 @@ def test_an_undecodable_sample_is_an_error_with_its_place(make_dataset, folder):
 
 
 def test_an_empty_file_is_an_error_with_its_own_name(make_dataset, tmp_path):
-    """Not with that of the file behind it in the chunk."""
+    """An empty file is an error with its own name, not with that of the file behind it in the chunk."""
     (tmp_path / "a").mkdir()
     for number in range(6):
         (tmp_path / "a" / f"{number}.npy").write_bytes(b"")
@@ -458,7 +477,10 @@ def test_an_empty_file_is_an_error_with_its_own_name(make_dataset, tmp_path):
 
 
 def test_skip_fills_the_place_from_the_same_batch(make_dataset, folder, caplog):
-    """Positions do not move; the sample is listed with its cause."""
+    """`on_error="skip"` fills the place of a damaged sample from the same batch.
+
+    Positions do not move, and the sample is listed with its cause.
+    """
     whole = numbers(make_dataset(folder, batch_size=10))
     spoilt = folder / "class1" / "004.txt"
     spoilt.write_bytes(b"\xff" * spoilt.stat().st_size)
@@ -475,7 +497,7 @@ def test_skip_fills_the_place_from_the_same_batch(make_dataset, folder, caplog):
 
 
 def test_skip_ends_with_its_budget(make_dataset, folder):
-    """Two are put up with, the third is raised."""
+    """`Skip(budget=2)` skips two damaged samples, and the third one is an error."""
     for number in (1, 4, 7):
         (folder / "class1" / f"{number:03d}.txt").write_bytes(b"\xff")
     with pytest.raises(DecodeError, match=r"Skip\(budget=2\) is spent, 3 samples"):
@@ -483,7 +505,7 @@ def test_skip_ends_with_its_budget(make_dataset, folder):
 
 
 def test_skip_gives_up_when_a_whole_batch_is_unreadable(make_dataset, tmp_path):
-    """There is nothing to fill it with."""
+    """A batch of which no sample can be decoded is an error with `on_error="skip"`, too, as nothing can fill it."""
     (tmp_path / "bad").mkdir()
     for number in range(3):
         (tmp_path / "bad" / f"{number}.txt").write_bytes(b"\xff")
@@ -493,7 +515,7 @@ def test_skip_gives_up_when_a_whole_batch_is_unreadable(make_dataset, tmp_path):
 
 
 def test_skip_does_not_hide_a_transform_that_always_fails(make_dataset, folder):
-    """No sample of the first batch can be made: its own error is raised."""
+    """A transform that always fails raises its own error with `on_error="skip"`, too."""
 
     def broken(sample):
         raise ZeroDivisionError
@@ -506,7 +528,7 @@ def test_skip_does_not_hide_a_transform_that_always_fails(make_dataset, folder):
 
 
 def test_single_samples_are_read_without_a_session(fake_engine, make_dataset, folder, tars):
-    """By number and by key; decoded as in training."""
+    """`dataset[i]` and `get(key)` give single samples, decoded as in training, without a session."""
     dataset = make_dataset(folder)
     sample = dataset.get("class0/042.txt")
     assert sample == {"__key__": "class0/042.txt", "txt": "", "label": 0}
@@ -516,7 +538,7 @@ def test_single_samples_are_read_without_a_session(fake_engine, make_dataset, fo
 
 
 def test_a_sample_of_a_container_is_found_by_key(make_dataset, tars):
-    """Though the manifest does not know its name."""
+    """A sample of a tar is found by its key, although the manifest does not know its name."""
     dataset = make_dataset(tars)
     assert dataset.get("077")["json"] == {"n": 77}
     assert dataset[5]["json"] == {"n": 5}
@@ -526,13 +548,13 @@ def test_a_sample_of_a_container_is_found_by_key(make_dataset, tars):
 
 @pytest.mark.parametrize("index", [100, -101])
 def test_an_index_outside_is_an_error(make_dataset, folder, index):
-    """So that the old iteration protocol would end, too."""
+    """An index outside of the dataset is an `IndexError`, so that the old iteration protocol ends, too."""
     with pytest.raises(IndexError, match="of 100"):
         make_dataset(folder)[index]
 
 
 def test_select_is_a_dataset_of_its_own(fake_engine, make_dataset, folder):
-    """With its own length, order and epochs; only its chunks are fetched."""
+    """A selection is a dataset with its own length, order and epochs; the dataset it is made from stays as it is."""
     dataset = make_dataset(folder)
     some = dataset.select(labels=["class1"], min_bytes=100, max_bytes=300)
     expected = {n for n in range(1, 100, 3) if 100 <= len(f"{n} ") + n * 37 % 500 <= 300}
@@ -544,7 +566,7 @@ def test_select_is_a_dataset_of_its_own(fake_engine, make_dataset, folder):
 
 
 def test_selections_count_in_each_other(make_dataset, folder):
-    """Indices are numbers of what the selection before left."""
+    """Indices of a selection of a selection count what the one before left."""
     some = make_dataset(folder).select(labels=[0]).select(indices=[0, 2, -1]).select(indices=slice(1, None))
     of_class = make_dataset(folder).select(labels=[0])
     assert [some[i] for i in range(2)] == [of_class[2], of_class[33]]
@@ -554,7 +576,7 @@ def test_selections_count_in_each_other(make_dataset, folder):
 
 @pytest.mark.parametrize(("kind", "samples"), [("folder", 100), ("tars", 90)])
 def test_a_split_has_every_sample_once(make_dataset, request, kind, samples):
-    """Parts that do not overlap share nothing and miss nothing."""
+    """Selections by adjoining fractions share no sample and miss none."""
     dataset = make_dataset(request.getfixturevalue(kind))
     parts = [{s["__key__"] for s in dataset.select(fraction=f)} for f in ((0, 0.7), (0.7, 1))]
     assert len(parts[0]) + len(parts[1]) == samples
@@ -562,7 +584,7 @@ def test_a_split_has_every_sample_once(make_dataset, request, kind, samples):
 
 
 def test_a_selection_of_nothing_is_an_error(make_dataset, folder):
-    """At first use."""
+    """A selection without a sample is an error at its first use."""
     with pytest.raises((ConfigError, ManifestError)):
         len(make_dataset(folder).select(min_bytes=10**9))
 
@@ -577,14 +599,14 @@ def _flip(path, offset):
 
 
 def grow(fake_engine, folder):
-    """Ten more texts, which the engine finds when it is asked."""
+    """Adds ten texts, which the engine finds when it is asked again."""
     for number in range(100, 110):
         (folder / "class0" / f"{number:03d}.txt").write_text(f"{number} ")
     fake_engine.manifest = None
 
 
 def test_what_was_there_at_first_is_the_dataset_for_good(fake_engine, make_dataset, folder):
-    """Without `refresh` an epoch has what the first one had, whatever was added."""
+    """Without `refresh` a dataset has the samples of its first listing, whatever was added later."""
     dataset = make_dataset(folder)
     first = sorted(numbers(dataset))
     grow(fake_engine, folder)
@@ -594,7 +616,7 @@ def test_what_was_there_at_first_is_the_dataset_for_good(fake_engine, make_datas
 
 
 def test_refresh_makes_the_next_epoch_of_what_is_there(fake_engine, make_dataset, folder):
-    """With on_change="refresh" the engine is asked before each epoch; new samples are in the next one, each once."""
+    """With `on_change="refresh"` new samples are in the next epoch, each once."""
     dataset = make_dataset(folder, manifest=Index(on_change="refresh"))
     assert sorted(numbers(dataset)) == list(range(100))
     before = dataset._member.open().manifest.digest
@@ -606,7 +628,10 @@ def test_refresh_makes_the_next_epoch_of_what_is_there(fake_engine, make_dataset
 
 
 def test_refresh_with_a_loader_of_its_own_for_each_epoch(fake_engine, make_dataset, folder, monkeypatch):
-    """As with one loader for all of them; one that resumes has the data of its state."""
+    """A new loader for each epoch refreshes a dataset like one loader does.
+
+    One that resumes has the data of its state.
+    """
     dataset = make_dataset(folder, manifest=Index(on_change="refresh"))
     for count in (100, 110, 110):
         with StreamingDataLoader(dataset, 5, report_every=None) as loader:
@@ -624,7 +649,7 @@ def test_refresh_with_a_loader_of_its_own_for_each_epoch(fake_engine, make_datas
 
 
 def test_refresh_by_hand(fake_engine, make_dataset, folder):
-    """Tells whether something changed; the first look is no change."""
+    """`refresh()` says whether the data has changed; the first look is no change."""
     dataset = make_dataset(folder)
     assert not dataset.refresh()
     assert not dataset.refresh()
@@ -634,7 +659,10 @@ def test_refresh_by_hand(fake_engine, make_dataset, folder):
 
 
 def test_questions_go_around_the_lines_of_sessions(fake_engine, make_dataset, folder, monkeypatch):
-    """A loader's thread listens to its session meanwhile: on one line, two threads take each other's answers."""
+    """Questions to the engine do not use the connection of an open session.
+
+    A loader's thread listens on it, and the two would take each other's answers.
+    """
     dataset = make_dataset(folder)
     samples = iter(dataset)
     next(samples)
@@ -655,7 +683,7 @@ def test_questions_go_around_the_lines_of_sessions(fake_engine, make_dataset, fo
 
 
 def test_a_rank_that_never_looked_takes_part_in_a_refresh(make_dataset, folder, monkeypatch):
-    """Another rank may have asked for len() before: whoever refreshes compares, or the others wait in vain."""
+    """A rank compares manifests at `refresh()` although it has opened none before, as the others would wait in vain."""
     asked = []
     monkeypatch.setattr(
         "streamer.loader.members.member.gather_for", lambda rank_config: lambda text: asked.append(text) or [text]
@@ -667,7 +695,7 @@ def test_a_rank_that_never_looked_takes_part_in_a_refresh(make_dataset, folder, 
 
 
 def test_a_state_to_resume_is_not_refreshed_away(fake_engine, make_dataset, folder):
-    """The manifest at the first look is the one that the state must fit; a change since it was saved is an error."""
+    """A state must fit the first manifest of a resumed run; data that has changed since is a `StateError`."""
     dataset = make_dataset(folder, manifest=Index(on_change="refresh"))
     list(islice(dataset, 10))
     state = dataset.state_dict()
@@ -679,7 +707,7 @@ def test_a_state_to_resume_is_not_refreshed_away(fake_engine, make_dataset, fold
 
 
 def test_ranks_that_see_different_listings_keep_what_they_have(fake_engine, make_dataset, folder, monkeypatch, caplog):
-    """Nobody trains on another data set than the rest: the last manifest stays, and the log says so."""
+    """Ranks that find different listings at `refresh()` keep the manifest that they have, and the log says so."""
     dataset = make_dataset(folder)
     assert dataset.samples == 100
     monkeypatch.setattr(

@@ -1,4 +1,7 @@
-"""One number for the main process and all its workers."""
+"""Tests of the number of the next epoch, which the main process and all its workers share.
+
+Workers are numbers of tickets, and in tests marked `process` real forked or spawned processes.
+"""
 
 from __future__ import annotations
 
@@ -19,16 +22,18 @@ from streamer.loader.epoch_cell import EpochCell, WorkerTicket
 
 @pytest.fixture(scope="module")
 def tracker() -> None:
+    """Starts the resource tracker of multiprocessing, which spawned processes use."""
     # The first spawned process of a test run starts it, and it stays.
     multiprocessing.resource_tracker.ensure_running()
 
 
 def begin(cell: EpochCell, seed: int, worker: int, number: int = 0) -> int:
+    """Begins an iteration as a worker of torch's DataLoader with this seed and number."""
     return cell.begin(WorkerTicket(seed, number, worker))
 
 
 def test_without_workers_every_begin_is_the_next_epoch():
-    """From the first on; `set` moves it."""
+    """Without workers every iteration is the next epoch, and `set` chooses another."""
     cell = EpochCell()
     assert [cell.begin() for _ in range(3)] == [0, 1, 2]
     cell.set(7)
@@ -37,14 +42,14 @@ def test_without_workers_every_begin_is_the_next_epoch():
 
 
 def test_workers_of_one_iteration_agree():
-    """Whoever comes first takes the epoch, in whatever order the others come."""
+    """Workers of one iteration have one epoch, in whatever order they begin."""
     cell = EpochCell()
     assert [begin(cell, 100, worker) for worker in (2, 0, 1)] == [0, 0, 0]
     assert [begin(cell, 200, worker) for worker in (1, 2, 0)] == [1, 1, 1]
 
 
 def test_persistent_workers_agree_round_by_round():
-    """torch keeps their seed: the round tells the iterations apart, though one worker is a round ahead."""
+    """Persistent workers, whose seed torch keeps, agree by rounds, although one worker is a round ahead."""
     cell = EpochCell()
     assert begin(cell, 5, 0, 0) == begin(cell, 5, 1, 0) == 0
     assert begin(cell, 5, 0, 1) == 1
@@ -54,7 +59,7 @@ def test_persistent_workers_agree_round_by_round():
 
 
 def test_another_number_of_workers_is_no_confusion():
-    """A peek without workers, two workers, then four: all of a kind agree."""
+    """Iterations with other numbers of workers each have one epoch: none, two, then four."""
     cell = EpochCell()
     assert cell.begin() == 0
     assert {begin(cell, 1, worker) for worker in range(2)} == {1}
@@ -62,7 +67,7 @@ def test_another_number_of_workers_is_no_confusion():
 
 
 def test_a_straggler_of_an_abandoned_iteration_joins_its_own():
-    """It neither takes an epoch nor moves the one that runs."""
+    """A late worker of an abandoned iteration joins that one, and does not move the one that runs."""
     cell = EpochCell()
     assert begin(cell, 1, 0) == 0
     assert begin(cell, 2, 0) == 1
@@ -72,14 +77,14 @@ def test_a_straggler_of_an_abandoned_iteration_joins_its_own():
 
 
 def test_a_seed_that_comes_again_is_a_new_iteration():
-    """A user who calls torch.manual_seed(0) before every epoch still gets every epoch."""
+    """A seed that comes again is a new iteration, as where `torch.manual_seed(0)` is called before every epoch."""
     cell = EpochCell()
     for epoch in range(3):
         assert {begin(cell, 0, worker) for worker in range(3)} == {epoch}
 
 
 def test_set_between_iterations_counts_for_all():
-    """And the next iteration goes on from there."""
+    """`set` between two iterations counts for all workers of the next one, and the epoch after it follows."""
     cell = EpochCell()
     begin(cell, 1, 0)
     cell.set(10)
@@ -88,20 +93,20 @@ def test_set_between_iterations_counts_for_all():
 
 
 def test_many_iterations_fit():
-    """The table is a ring."""
+    """300 iterations fit into the table of workers, which is a ring."""
     cell = EpochCell()
     for epoch in range(300):
         assert {begin(cell, epoch, worker) for worker in range(2)} == {epoch}
 
 
 def test_too_many_workers_are_refused():
-    """The table has a bit for each of 4,096."""
+    """Worker 4,096 is refused, since the table has a bit for each of 4,096."""
     with pytest.raises(ConfigError, match="4096"):
         begin(EpochCell(), 0, 4096)
 
 
 def test_the_first_manifest_counts():
-    """All processes use what the first one found; copies know it, too."""
+    """The manifest that was found first counts for all processes and for copies."""
     cell = EpochCell()
     assert cell.manifest == ""
     assert cell.settle_manifest("a" * 32) == "a" * 32
@@ -110,7 +115,7 @@ def test_the_first_manifest_counts():
 
 
 def test_a_copy_has_a_number_of_its_own():
-    """copy, deepcopy and pickle: the same value, other memory."""
+    """A copy, deep or by pickle, begins at the same epoch and counts in memory of its own."""
     cell = EpochCell(3)
     for other in (copy.deepcopy(cell), pickle.loads(pickle.dumps(cell))):
         assert other.begin() == 3
@@ -132,7 +137,7 @@ def fork(work: Callable[[], bool]) -> bool:
 
 @pytest.mark.process
 def test_a_forked_worker_shares_the_number():
-    """What the parent sets the child sees, and the other way round."""
+    """A forked worker and its parent share the number and the manifest in both directions."""
     cell = EpochCell()
     cell.begin()
 
@@ -148,7 +153,7 @@ def test_a_forked_worker_shares_the_number():
 
 @pytest.mark.process
 def test_a_forked_rank_has_epochs_of_its_own():
-    """It begins where its parent was at the fork, whatever the parent does meanwhile."""
+    """A forked rank begins where its parent was at the fork, whatever the parent does meanwhile."""
     cell = EpochCell(manifest="a" * 32)
     cell.begin()
     ours, theirs = os.pipe()
@@ -170,7 +175,7 @@ def test_a_forked_rank_has_epochs_of_its_own():
 
 @pytest.mark.process
 def test_the_workers_of_a_forked_rank_share_its_number():
-    """Also where the rank itself has not used the cell before it forks them."""
+    """Workers of a forked rank share its number, also where the rank has not used it before it forks them."""
     cell = EpochCell()
 
     def worker(epoch: int) -> bool:
@@ -187,7 +192,10 @@ def test_the_workers_of_a_forked_rank_share_its_number():
 
 @pytest.mark.process
 def test_a_fork_while_a_thread_holds_the_lock_is_no_deadlock():
-    """The child has no such thread that would release it."""
+    """A process forked while another thread holds the lock is not blocked by it.
+
+    It has no such thread that would release the lock.
+    """
     cell = EpochCell()
     with cell._threads:
         child = os.fork()
@@ -197,7 +205,7 @@ def test_a_fork_while_a_thread_holds_the_lock_is_no_deadlock():
 
 
 def test_a_cell_that_was_read_as_one_rank_refuses_another():
-    """The shares of the two would overlap."""
+    """A dataset that was read as one rank refuses to be read as another, as the shares of the two would overlap."""
     cell = EpochCell()
     cell.keep_rank(0, 1)
     cell.keep_rank(0, 1)
@@ -212,7 +220,7 @@ def _own(cell: EpochCell, answers: object) -> None:
 @pytest.mark.process
 @pytest.mark.usefixtures("tracker")
 def test_a_spawned_rank_has_epochs_of_its_own():
-    """A process of mp.spawn that is no worker of a DataLoader."""
+    """A process of `mp.spawn` that is no worker of a DataLoader has epochs of its own."""
     cell = EpochCell(4)
     ours, theirs = multiprocessing.Pipe()
     process = multiprocessing.get_context("spawn").Process(target=_own, args=(cell, theirs))
@@ -235,7 +243,7 @@ def _child(cell: EpochCell, answers: object) -> None:
 @pytest.mark.process
 @pytest.mark.usefixtures("tracker")
 def test_a_spawned_worker_shares_the_number():
-    """By its descriptor, handed over at the start."""
+    """A spawned worker shares the number by a descriptor that is handed over at its start."""
     cell = EpochCell(4)
     ours, theirs = multiprocessing.Pipe()
     process = multiprocessing.get_context("spawn").Process(target=_child, args=(cell, theirs))
@@ -252,7 +260,7 @@ def test_a_spawned_worker_shares_the_number():
 
 
 def test_threads_do_not_take_the_same_epoch():
-    """The record lock alone would not keep them apart."""
+    """Threads of one process never begin the same epoch; a record lock alone would not keep them apart."""
     cell, taken = EpochCell(), []
     threads = [threading.Thread(target=lambda: taken.extend(cell.begin() for _ in range(200))) for _ in range(4)]
     for thread in threads:

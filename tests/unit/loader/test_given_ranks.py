@@ -1,4 +1,7 @@
-"""Ranks that are given, as those of a data-parallel group are, beside a process group of other ranks."""
+"""Tests of ranks that are given, as those of a data-parallel group are, beside a process group of other ranks.
+
+The process group is what a replaced function says.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +13,17 @@ from streamer.errors import ConfigError
 
 @pytest.fixture
 def group(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process group of four ranks, of which this one is the first."""
+    """Stands for a process group of four ranks, of which this one is the first; none of them can be talked to."""
     for module in ("rank.opening", "kinds.growing.growth"):
         monkeypatch.setattr(f"streamer.loader.{module}.process_group", lambda: (0, 4))
 
 
 @pytest.mark.usefixtures("group")
 def test_engines_of_given_ranks_cannot_be_asked(make_dataset, folder, caplog: pytest.LogCaptureFixture) -> None:
-    """`share_caches="auto"` does not say that torch.distributed is not initialised, which it is."""
+    """`share_caches="auto"` with given ranks warns that they take the place of the process group.
+
+    It does not say that torch.distributed is not initialised, which it is.
+    """
     data = make_dataset(folder, share_caches="auto", rank=0, world_size=2)
     with StreamingDataLoader(data, 4, report_every=None) as loader:
         next(iter(loader))
@@ -27,7 +33,10 @@ def test_engines_of_given_ranks_cannot_be_asked(make_dataset, folder, caplog: py
 
 @pytest.mark.usefixtures("group")
 def test_given_ranks_cannot_agree_on_what_grows(make_dataset, folder) -> None:
-    """The error does not ask for a process group, which is there."""
+    """A growing dataset with given ranks is a `ConfigError` that says that they take the place of the group's ranks.
+
+    The error does not ask for a process group, which is there.
+    """
     data = make_dataset(folder, growing=Growing(reuse=2, epoch_samples=40), rank=0, world_size=2)
     with (
         StreamingDataLoader(data, 4, report_every=None) as loader,

@@ -1,4 +1,4 @@
-"""On a real CUDA device: what the simulated one has proven, and what only a real one can show."""
+"""Tests on a real CUDA device of what the simulated one shows, and of what only a real one can show: speed."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ BATCH = 256
 
 
 def picture(epoch: int, ordinal: int) -> dict[str, object]:
-    """Bytes that say which sample they are, in every place."""
+    """Makes an image of bytes that say which sample they are, in every place."""
     value = (ordinal * 31 + epoch * 7) % 251
     return {"x": np.full((SIDE, SIDE, 3), value, np.uint8), "y": ordinal}
 
 
 def small(epoch: int, ordinal: int) -> dict[str, object]:
-    """64 KiB a sample: 100,000 batches are made in minutes."""
+    """Makes 64 KiB a sample, so that 100,000 batches are made in minutes."""
     return {"x": np.full(65536, (ordinal * 31 + epoch * 7) % 251, np.uint8), "y": ordinal}
 
 
@@ -57,7 +57,7 @@ def event() -> torch.cuda.Event:
 
 
 def copy_milliseconds(source: torch.Tensor, target: torch.Tensor) -> float:
-    """Median of 30 copies, by the device's clock."""
+    """Returns the median of 30 copies, by the device's clock."""
     spent = []
     for _ in range(35):
         start, stop = event(), event()
@@ -70,7 +70,10 @@ def copy_milliseconds(source: torch.Tensor, target: torch.Tensor) -> float:
 
 
 def test_a_registered_ring_copies_as_fast_as_pinned_memory(device):
-    """38.5 MB from a slot and from torch's own pinned memory: within a tenth; both say that they are pinned."""
+    """38.5 MB are copied from a slot of the ring as fast, within a tenth, as from torch's pinned memory.
+
+    Both say that they are pinned.
+    """
     nbytes = BATCH * SIDE * SIDE * 3
     pinner = Pinner(TorchCuda(), required=True)
     ring = Ring(Limits(4, 4, 1 << 30), lambda: None, pinner)
@@ -95,7 +98,7 @@ def test_a_registered_ring_copies_as_fast_as_pinned_memory(device):
 
 
 def test_copies_overlap_with_the_training(device):
-    """A step of matrix products takes as long with a loader as without: within 2 %, medians of 100 steps."""
+    """A training step takes within 2 % as long with a loader as without, by medians of 100 steps."""
     weights = torch.randn(4096, 4096, device=device)
 
     def step(batch: object) -> None:
@@ -125,7 +128,7 @@ def test_copies_overlap_with_the_training(device):
 
 
 def slowed(device: torch.device) -> CudaMover:
-    """Copies begin late: the side stream has something else to do first."""
+    """Makes copies that begin late, since the side stream has something else to do first."""
 
     class Slow(CudaMover):
         def move(self, batch, transform):
@@ -138,13 +141,16 @@ def slowed(device: torch.device) -> CudaMover:
 
 @pytest.mark.parametrize("late", [False, True])
 def test_every_batch_on_the_device_is_right(device, late):
-    """3,000 batches, some of them kept, freed slots poisoned: each is summed on the device when it comes and later."""
+    """3,000 batches on the device, some of them kept, have every value right when they come and later.
+
+    Freed slots are poisoned; each batch is compared on the device.
+    """
     check(device, 3000, late)
 
 
 @pytest.mark.slow
 def test_a_hundred_thousand_batches(device):
-    """The same, long."""
+    """100,000 batches on the device have every value right when they come and later."""
     check(device, int(os.environ.get("STREAMER_GPU_BATCHES", "100000")), late=True)
 
 
@@ -181,7 +187,7 @@ def check(device: torch.device, count: int, late: bool) -> None:
 
 
 def test_the_users_own_copies_are_waited_for(device):
-    """`to(device, non_blocking=True)` on the ring's tensors, dropped at once: a slot is written again only after it."""
+    """A slot is written again only after the user's own `to(device, non_blocking=True)` of its tensors."""
     wrong = torch.zeros((), dtype=torch.int64, device=device)
     loader = StreamingDataLoader(FakeDataset(16 * 500, small), 16, 4)
     poison_freed_slots(loader)
@@ -199,7 +205,7 @@ def test_the_users_own_copies_are_waited_for(device):
 
 
 def test_any_batches_are_prefetched(device):
-    """Tensors that do not come from a ring: each by itself, in order."""
+    """Batches of tensors that do not come from a ring are moved to the device in order."""
     source = [{"x": torch.full((1000,), n), "name": str(n)} for n in range(50)]
     for number, batch in enumerate(DevicePrefetcher(source, device)):
         assert batch["name"] == str(number)

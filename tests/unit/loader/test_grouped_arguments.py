@@ -1,4 +1,4 @@
-"""Order, Index, Skip, Decode and Homogeneous: checked when they are made, and shown as they were written."""
+"""Tests of Order, Index, Skip, Decode, Homogeneous and Folder: checked when made, and shown as they were written."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from streamer.formats import Folder
     ],
 )
 def test_what_cannot_be_is_refused_at_once(kind: type, options: dict[str, object], message: str) -> None:
-    """With the name and the value."""
+    """A grouped argument that cannot be is a `ConfigError` with its name and value when it is made."""
     with pytest.raises(ConfigError, match=message):
         kind(**options)
 
@@ -55,7 +55,7 @@ def test_what_cannot_be_is_refused_at_once(kind: type, options: dict[str, object
     ],
 )
 def test_they_are_shown_compared_and_pickled(made: object, shown: str) -> None:
-    """As values."""
+    """Grouped arguments are values: they have a `repr`, are equal after pickling, and take no other attribute."""
     assert repr(made) == shown
     assert pickle.loads(pickle.dumps(made)) == made
     with pytest.raises(AttributeError):
@@ -63,7 +63,7 @@ def test_they_are_shown_compared_and_pickled(made: object, shown: str) -> None:
 
 
 def test_the_short_form_is_the_same() -> None:
-    """A url for an Index, a rule for a Decode, "skip" for a Skip, None for an Order."""
+    """The short form of an argument is the same as its object: a url, a rule, "skip", or nothing for an `Order`."""
     short = StreamingDataset("/data", manifest="/m", decode={"bin": None}, on_error="skip")._opening.options
     whole = StreamingDataset(
         "/data", manifest=Index(Path("/m")), decode=Decode({"bin": None}), on_error=Skip(100), order=Order()
@@ -73,7 +73,7 @@ def test_the_short_form_is_the_same() -> None:
 
 
 def test_a_homogeneous_batch_needs_no_group() -> None:
-    """The word and the object ask for one order."""
+    """`batching="homogeneous"` and `Homogeneous()` ask for the same order."""
     requests = [
         MixedDataset({"a": StreamingDataset("/data")}, batching=batching)._options.request
         for batching in ("homogeneous", Homogeneous())

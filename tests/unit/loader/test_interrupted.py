@@ -1,4 +1,4 @@
-"""A Ctrl-C inside of `next()`: the following `next()` gives that batch, and no slot stays taken."""
+"""Tests of a Ctrl-C inside of `next()`: the following `next()` gives that batch, and no slot stays taken."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ PLACES = ("epoch_iterator.py", "lifecycle.py", "supply.py", "run.py", "ring.py",
 
 
 class InterruptAt:
-    """Raises KeyboardInterrupt before the n-th line that runs in the files above, once."""
+    """Stands for Ctrl-C: raises KeyboardInterrupt before the n-th line that runs in the files of PLACES, once.
+
+    A real one may come between any two instructions.
+    """
 
     def __init__(self, line: int) -> None:
         self.left = line
@@ -46,7 +49,7 @@ def make(epoch: int, ordinal: int) -> dict[str, object]:
 
 
 def read(loader: StreamingDataLoader, line: int) -> tuple[list[int], bool]:
-    """All samples of one iterator whose third `next()` is interrupted at a line, and whether it was."""
+    """Returns all samples of one iterator whose third `next()` is interrupted at a line, and whether it was."""
     batches, seen = iter(loader), []
     for step in range(SAMPLES // BATCH):
         trace = InterruptAt(line)
@@ -70,7 +73,7 @@ def read(loader: StreamingDataLoader, line: int) -> tuple[list[int], bool]:
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("transformed", [False, True])
 def test_the_next_call_gives_the_interrupted_batch(workers: int, transformed: bool) -> None:
-    """At whatever line of `next()` it comes: each sample once, and every slot is used again."""
+    """After an interrupt at any line of `next()` the next call gives that batch, and every slot is used again."""
     options = {"device_transform": lambda batch: {"x": batch["x"].clone()}} if transformed else {}
     dataset = FakeDataset(SAMPLES, make)
     with StreamingDataLoader(dataset, BATCH, workers, worker_type="thread", report_every=None, **options) as loader:
@@ -90,11 +93,14 @@ def test_the_next_call_gives_the_interrupted_batch(workers: int, transformed: bo
 
 
 class TooLateError(Exception):
-    """What a handler of SIGALRM raises."""
+    """Stands for the error that a handler of SIGALRM raises."""
 
 
 def test_a_signal_handler_that_raises_costs_no_batch() -> None:
-    """A limit of time for a step: each alarm ended the epoch a batch earlier, without a word."""
+    """A signal handler that raises inside of `next()`, as a limit of time does, costs no batch.
+
+    Regression: each alarm ended the epoch a batch earlier, without a word.
+    """
     signals = iter([True] * 5 + [False] * 1000)
     with StreamingDataLoader(FakeDataset(SAMPLES, make), BATCH, 2, worker_type="thread", report_every=None) as loader:
         batches = iter(loader)
@@ -115,7 +121,7 @@ def test_a_signal_handler_that_raises_costs_no_batch() -> None:
 
 
 def test_the_state_after_an_interrupt_is_that_of_the_last_batch_given() -> None:
-    """A run that goes on from it misses nothing."""
+    """The state after an interrupt is that of the last batch given, so that a run that goes on misses nothing."""
     with StreamingDataLoader(FakeDataset(SAMPLES, make), BATCH, report_every=None) as loader:
         batches = iter(loader)
         next(batches)

@@ -1,4 +1,4 @@
-"""An error in user code names the sample as its user knows it: key, object and bytes, and what `dataset[i]` takes."""
+"""Tests of errors in user code, which name the sample as its user knows it: key, object and bytes, and its index."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ READERS = [
 @pytest.mark.parametrize("read", READERS)
 @pytest.mark.parametrize("kind", ["folder", "tars"])
 def test_a_transform(make_dataset, folder, tars, kind, read):
-    """In a selection, too, where the number is that of the selection."""
+    """An error in a transform names the sample by index, key, object and range, in a selection by its own index."""
     key = {"folder": "class2/071.txt", "tars": "071"}[kind]
     url = {"folder": folder, "tars": tars}[kind]
     chosen = make_dataset(url, transform=refusing(key, bad)).select(indices=slice(40, None))
@@ -73,7 +73,7 @@ def test_a_transform(make_dataset, folder, tars, kind, read):
 
 
 def test_a_field_that_a_sample_does_not_have(make_dataset, folder):
-    """The fields that it has stand beside its name: jpg, where the transform says "image"."""
+    """A field that a sample does not have is an error that lists the fields that it has."""
     with pytest.raises(KeyError, match="image") as caught:
         make_dataset(folder, transform=lambda sample: sample["image"])[0]
     assert caught.value.__notes__[0].endswith("; its fields are __key__, txt, label")
@@ -81,7 +81,7 @@ def test_a_field_that_a_sample_does_not_have(make_dataset, folder):
 
 @pytest.mark.parametrize("read", READERS)
 def test_a_decoder(make_dataset, folder, read):
-    """The same numbers in the message itself."""
+    """An error in a decoder names the sample by index, key, object and range in its message."""
 
     def decode(name: str, content: bytes) -> object:
         return bad() if content.startswith(b"71 ") else content
@@ -99,7 +99,10 @@ def test_a_decoder(make_dataset, folder, read):
 @pytest.mark.parametrize("read", READERS)
 @pytest.mark.parametrize("on_error", ["raise", "skip"])
 def test_a_call_of_exit(make_dataset, folder, read, on_error):
-    """An error like others, which ends one worker's batch, and no worker: twenty would be started otherwise."""
+    """A transform that calls `sys.exit` is a `WorkerError` that names the sample, also with `on_error="skip"`.
+
+    The worker goes on: twenty would be started otherwise.
+    """
     dataset = make_dataset(folder, transform=refusing("class2/071.txt", lambda: sys.exit(3)), on_error=on_error)
     with pytest.raises(
         WorkerError,
@@ -110,7 +113,7 @@ def test_a_call_of_exit(make_dataset, folder, read, on_error):
 
 @pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.process)])
 def test_a_call_of_exit_while_collating(make_dataset, folder, workers):
-    """There is no single sample then."""
+    """A `collate_fn` that calls `sys.exit` is a `WorkerError` without a sample, as there is no single one."""
     with (
         StreamingDataLoader(make_dataset(folder), 4, workers, collate_fn=lambda samples: sys.exit("no")) as loader,
         pytest.raises(WorkerError, match=r"the collate_fn has called sys\.exit\('no'\)"),
@@ -121,7 +124,10 @@ def test_a_call_of_exit_while_collating(make_dataset, folder, workers):
 @pytest.mark.process
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, asyncio.CancelledError])
 def test_what_is_no_exception_ends_no_worker(make_dataset, folder, kind):
-    """Twenty workers were started over it, and none of their errors named the sample."""
+    """A `KeyboardInterrupt` or `CancelledError` in a transform is a `WorkerError` that names the sample.
+
+    Regression: twenty workers were started over it, and none of their errors named the sample.
+    """
 
     def cancel():
         raise kind
@@ -135,7 +141,7 @@ def test_what_is_no_exception_ends_no_worker(make_dataset, folder, kind):
 
 
 def test_a_skipped_sample_has_the_number_of_the_selection(make_dataset, folder):
-    """`dataset[skipped.ordinal]` is the sample."""
+    """A skipped sample of a selection has the selection's number: `dataset[skipped.ordinal]` is the sample."""
     options = {"transform": refusing("class2/071.txt", bad), "on_error": "skip", "batch_size": 4}
     chosen = make_dataset(folder, **options).select(indices=slice(40, None))
     with StreamingDataLoader(chosen, 4, collate_fn=list) as loader:

@@ -1,4 +1,4 @@
-"""`select`: another transform, one label, and parts that torch makes, which are slow."""
+"""Tests of `select` with another transform, one label or indices, and of parts that torch makes, which are slow."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def shout(sample):
 
 
 def test_one_folder_with_two_transforms(make_dataset, folder):
-    """The validation set has its own, or none; the samples and their order are the same."""
+    """`select(transform=)` gives the same samples in the same order with another transform, or with none."""
     train = make_dataset(folder, transform=shout)
     same, plain, other = train.select(), train.select(transform=None), train.select(transform=lambda sample: 3)
     assert same[5] == train[5] == {"txt": plain[5]["txt"].upper()}
@@ -28,13 +28,16 @@ def test_one_folder_with_two_transforms(make_dataset, folder):
 
 
 def test_a_label_alone(make_dataset, folder):
-    """As keys may be one text."""
+    """`labels=` may be one label, as `keys=` may be one text."""
     dataset = make_dataset(folder)
     assert dataset.select(labels="class1").samples == dataset.select(labels=[1]).samples == 33
 
 
 def test_repeated_indices_are_dropped_with_a_warning(make_dataset, folder, caplog):
-    """Counted from either end; a selection has each sample once in an epoch."""
+    """Repeated indices, counted from either end, are dropped with a warning.
+
+    A selection has each sample once in an epoch.
+    """
     dataset = make_dataset(folder)
     caplog.set_level(logging.WARNING, "streamer")
     assert dataset.select(indices=[5, 6, 7]).samples == 3
@@ -48,7 +51,7 @@ def test_repeated_indices_are_dropped_with_a_warning(make_dataset, folder, caplo
 
 
 def test_reading_one_by_one_is_warned_of_once(make_dataset, folder, caplog):
-    """Where random_split, Subset or a sampler reads, not where a person looks."""
+    """Reading 64 samples one by one, as a `Subset` does, is warned of once; fewer are not."""
     dataset = make_dataset(folder)
     part = Subset(dataset, range(100))
     assert dataset.samples == 100

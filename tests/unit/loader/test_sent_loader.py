@@ -1,4 +1,7 @@
-"""A loader that is pickled for another process, as Lightning's ddp_spawn does, is made there as it was here."""
+"""Tests of a loader that is pickled for another process, as Lightning's ddp_spawn does: it is made there as here.
+
+The copy is made in the same process.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ def make(epoch: int, ordinal: int) -> dict[str, object]:
 
 
 class SentDataset(FakeDataset):
-    """Sends itself as it was made."""
+    """Stands for a dataset that is pickled as it was made."""
 
     def __reduce__(self) -> tuple[object, ...]:
         return SentDataset, (10, make)
@@ -29,7 +32,7 @@ def double(samples: list[dict[str, int]]) -> list[int]:
 
 
 def test_the_copy_has_the_arguments_and_the_next_epoch() -> None:
-    """Functions that plain pickle cannot send included; the copy reads what the loader would read next."""
+    """A pickled loader has the arguments, functions that plain pickle cannot send included, and the next epoch."""
     scale = 3
     with StreamingDataLoader(
         SentDataset(10, make), 4, drop_last=True, collate_fn=lambda samples: [scale * n for n in double(samples)]
@@ -45,7 +48,7 @@ def test_the_copy_has_the_arguments_and_the_next_epoch() -> None:
 
 
 def test_a_loaded_state_is_not_lost_in_a_pickle() -> None:
-    """It is refused with what to do."""
+    """A loader with a loaded state that was not used yet cannot be pickled; the error says where to load it."""
     with StreamingDataLoader(FakeDataset(10, make), 2) as loader:
         loader.load_state_dict({"epoch": 0, "batch": 2, "batch_size": 2})
         with pytest.raises(StateError, match="call load_state_dict there"):
@@ -66,7 +69,7 @@ def test_accelerate_makes_no_loader_of_its_own(name: str, text: str) -> None:
 
 
 def test_without_accelerate_nothing_is_told() -> None:
-    """The hook does not import it."""
+    """Without accelerate an epoch begins and ends without an error."""
     epochs = AccelerateEpochs()
     epochs.begin()
     epochs.end()
@@ -74,6 +77,6 @@ def test_without_accelerate_nothing_is_told() -> None:
 
 @pytest.mark.parametrize("epoch", [-1, 2**32, 2**70])
 def test_an_epoch_that_no_run_reaches_is_refused(epoch: int) -> None:
-    """Not an OverflowError of numpy."""
+    """An epoch below 0 or above 32 bits is a `ConfigError`, not an OverflowError of NumPy."""
     with StreamingDataLoader(FakeDataset(10, make), 2) as loader, pytest.raises(ConfigError, match="epoch"):
         loader.set_epoch(epoch)

@@ -1,4 +1,7 @@
-"""A batch in one slot is copied as one piece."""
+"""Tests of the copy to a device of a batch that lies in one slot: one copy, or one for each tensor.
+
+Copies are made in the memory of the CPU, of slots laid out by the real writer.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,10 @@ def delivery(structure: object) -> Delivery:
 
 
 def test_one_copy_for_all_tensors():
-    """The run covers them all; taken apart, each has its values, dtype and shape."""
+    """One copy of a slot covers all tensors of a batch.
+
+    Each is taken out of it with its values, dtype and shape, labels into memory of their own.
+    """
     batch = delivery(collate(SAMPLES))
     packed = SlotRange.find(batch)
     assert packed is not None
@@ -46,7 +52,10 @@ def test_one_copy_for_all_tensors():
 
 
 def test_encoded_files_stay_where_they_are():
-    """Decoders on a GPU take them from the CPU; arrays of different lengths are copied like all others."""
+    """Encoded files stay on the CPU, where a decoder of a GPU takes them.
+
+    Arrays of different lengths move like all others.
+    """
     jpegs = Ragged(torch.arange(5, dtype=torch.uint8), torch.tensor([0, 2, 5]), True)
     boxes = Ragged(torch.zeros(3, 4), torch.tensor([0, 3, 3]), False)
     batch = {"jpg": jpegs, "boxes": boxes, "label": torch.tensor([1, 2])}
@@ -60,7 +69,10 @@ def test_encoded_files_stay_where_they_are():
 
 
 def test_what_is_not_one_run_is_copied_tensor_by_tensor():
-    """Memory of their own, strings in between, a single tensor, a batch from elsewhere."""
+    """A batch that is not one range of its slot is copied tensor by tensor.
+
+    It has tensors of other memory, texts in between, views with gaps, or fewer than two tensors.
+    """
     batch = delivery(collate(SAMPLES))
     foreign = batch.replace_content({**batch.content, "more": torch.ones(5)})
     assert SlotRange.find(foreign) is None
@@ -79,7 +91,7 @@ def test_what_is_not_one_run_is_copied_tensor_by_tensor():
 
 
 def test_the_source_of_a_copy_keeps_its_slot():
-    """A slot is free when its array has died: not while a copy that is on its way reads it, and at once afterwards."""
+    """A slot is not free while the source of a copy is held, and is free at once when that is dropped."""
     batch, freed = delivery(collate(SAMPLES)), []
     weakref.finalize(batch.memory, freed.append, True)
     packed = SlotRange.find(batch)

@@ -1,4 +1,7 @@
-"""Batches to the device ahead of their use: order, lifetimes, errors; with a device that copies as late as it may."""
+"""Tests of batches that move to a device ahead of their use: order, lifetimes, errors, normalising.
+
+A fake device copies as late as a real one may; with a GPU, one test uses CUDA.
+"""
 
 from __future__ import annotations
 
@@ -27,10 +30,12 @@ def prefetch_with(batches: object, device: object, mover: object, depth: int = 3
 
 
 class LateDevice:
-    """Copies when it is forced to, not when it is told to: as a busy GPU does.
+    """Stands for a busy GPU: copies when it is forced to, not when it is told to.
+
+    Copies are made on the CPU, from raw addresses, and the transform of a batch is not called.
 
     Args:
-        every: a copy is over when so many later ones were begun, or somebody waits for it.
+        every: a copy is over when so many later ones were begun, or the caller waits for it.
     """
 
     def __init__(self, every: int) -> None:
@@ -49,6 +54,8 @@ class LateDevice:
 
 
 class LateCopy:
+    """Stands for an asynchronous copy and its event: reads raw addresses when it runs, and keeps no source alive."""
+
     def __init__(self, device, source, transform):
         self.device, self.transform = device, transform
         # Only the bytes' whereabouts, as a DMA engine has them: nothing here keeps the source alive.
@@ -79,7 +86,7 @@ def sample(epoch: int, ordinal: int) -> dict[str, object]:
 
 
 def poisoned(samples: int, **arguments: object) -> StreamingDataLoader:
-    """Freed slots are overwritten at once, so that a late read of one is seen."""
+    """Makes a loader whose freed slots are overwritten at once, so that a late read of one is seen."""
     settings = {"num_workers": 1, "worker_type": "thread", "prefetch_batches": 3, **arguments}
     loader = StreamingDataLoader(FakeDataset(samples, sample), 2, **settings)
     poison_freed_slots(loader)
@@ -87,7 +94,10 @@ def poisoned(samples: int, **arguments: object) -> StreamingDataLoader:
 
 
 def test_no_slot_is_used_again_while_a_copy_is_pending():
-    """600 batches through 6 slots, copied late from raw addresses, freed slots poisoned: every value is right."""
+    """No slot is written again while a copy of it is pending.
+
+    600 batches are copied late, from raw addresses, out of slots that are poisoned when they are free.
+    """
     with poisoned(1200) as loader:
         for number, batch in enumerate(prefetch_with(loader, "cpu", LateDevice(every=3))):
             assert batch["x"][:, 0].tolist() == [2 * number, 2 * number + 1]
@@ -95,7 +105,10 @@ def test_no_slot_is_used_again_while_a_copy_is_pending():
 
 
 class PackedLateDevice(LateDevice):
-    """One copy for a whole batch, late, from the address of its slot; `taken` counts those that could be packed."""
+    """Stands for a busy GPU that copies a whole batch in one piece, late, from the address of its slot.
+
+    `taken` counts the batches that could be copied so.
+    """
 
     taken = 0
 
@@ -114,7 +127,10 @@ class PackedLateDevice(LateDevice):
 
 @pytest.mark.parametrize("careless", [False, True])
 def test_a_slot_is_not_used_again_while_its_one_copy_is_pending(careless):
-    """`device=` of the loader: a whole slot at once, 600 batches through 8 slots. Let go too early, it reads poison."""
+    """With `device=` a slot that is copied in one piece is not written again before the copy is over.
+
+    A device that lets go too early reads poison.
+    """
     device = PackedLateDevice(every=3)
     if careless:
         device.move = lambda batch, transform: Liar.hide(*PackedLateDevice.move(device, batch, transform))
@@ -129,7 +145,7 @@ def test_a_slot_is_not_used_again_while_its_one_copy_is_pending(careless):
 
 
 class Liar:
-    """A marker that says too early that its copy is over."""
+    """Stands for the event of a copy, and says too early that the copy is over."""
 
     def __init__(self, copy):
         self.copy = copy
@@ -146,7 +162,7 @@ class Liar:
 
 
 def test_the_late_device_finds_a_mistake():
-    """The same with sources let go too early reads poison: the test above can fail."""
+    """The fake device reads poison where sources are let go too early, so that the tests of pending copies can fail."""
 
     class Careless(LateDevice):
         def move(self, batch, transform):
@@ -160,7 +176,7 @@ def test_the_late_device_finds_a_mistake():
 
 
 def test_slices_kept_over_many_batches():
-    """Slices of delivered batches keep their values while the ring turns, poison or not."""
+    """Slices of delivered batches keep their values while the ring turns, although freed slots are poisoned."""
     with poisoned(600) as loader:
         kept = [(n, batch["x"][1, 10:20]) for n, batch in enumerate(loader) if n % 50 == 7]
         assert all((part == 2 * n + 1).all() for n, part in kept)
@@ -169,7 +185,7 @@ def test_slices_kept_over_many_batches():
 
 
 def test_ahead():
-    """As many batches are on their way as asked for, and no more; 0 means none."""
+    """A prefetcher asks for as many batches ahead as its depth says, and for none with 0."""
     for ahead in (0, 1, 3):
         asked = []
 
@@ -184,7 +200,7 @@ def test_ahead():
 
 
 def test_structures():
-    """Tensors move wherever they are; everything else stays as it is."""
+    """Tensors in dicts, lists, named tuples and ordered dicts are moved, and everything else stays as it is."""
     pair, ordered = Pair(torch.ones(1), 5), OrderedDict(x=torch.ones(1))
     batch = {"a": torch.ones(2), "b": [torch.zeros(1), "text"], "c": pair, "d": ordered}
     moved = map_tensors(batch, lambda t: t + 1)
@@ -221,7 +237,7 @@ def test_error_comes_in_its_turn():
 
 
 def test_loader_with_device():
-    """`device="cpu"` is the same path: same batches, state at the batch delivered, not at those fetched ahead."""
+    """`device="cpu"` gives the same batches, transformed, and a state at the batch delivered, not at one ahead."""
     transform = lambda batch: {**batch, "x": batch["x"].float() / 2}  # noqa: E731
     with StreamingDataLoader(
         FakeDataset(20, sample), 2, 1, worker_type="thread", device="cpu", device_transform=transform
@@ -234,7 +250,7 @@ def test_loader_with_device():
 
 
 def test_no_cuda_is_an_error():
-    """Asking for a device that is not there never falls back."""
+    """A device that is not there, or is no device, is a `ConfigError`; nothing falls back to the CPU."""
     if torch.cuda.is_available():
         pytest.skip("there is one")
     with pytest.raises(ConfigError, match="no CUDA device"):
@@ -245,7 +261,7 @@ def test_no_cuda_is_an_error():
 
 
 def test_normalize():
-    """(x / 255 - mean) / std, NHWC bytes to NCHW floats, in the format and dtype asked for."""
+    """`Normalize` makes (x / 255 - mean) / std of NHWC or NCHW bytes, in the memory format and dtype asked for."""
     images = torch.randint(0, 256, (2, 5, 4, 3), dtype=torch.uint8)
     mean, std = (0.4, 0.5, 0.6), (0.2, 0.25, 0.3)
     expected = (images.permute(0, 3, 1, 2) / 255 - torch.tensor(mean).view(3, 1, 1)) / torch.tensor(std).view(3, 1, 1)
@@ -263,7 +279,7 @@ def test_normalize():
 
 @pytest.mark.parametrize("arguments", [((0.5,), (0.5, 0.5)), ((0.5,), (0.0,))])
 def test_normalize_refuses(arguments):
-    """Lengths that differ and zero deviations are named."""
+    """`Normalize` refuses a mean and std of different lengths, a deviation of zero and an unknown layout."""
     with pytest.raises(ConfigError):
         Normalize(*arguments)
     with pytest.raises(ConfigError, match="layout"):
@@ -273,7 +289,10 @@ def test_normalize_refuses(arguments):
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no CUDA device")
 def test_on_a_real_device():
-    """The late-copy test with a real stream: every value on the device is right, the ring is registered."""
+    """On a CUDA device every value of 2,000 batches is right, and the ring is pinned.
+
+    Freed slots are poisoned.
+    """
     device = torch.device("cuda", torch.cuda.current_device())
     with poisoned(4000, worker_type="process") as loader:
         for number, batch in enumerate(prefetch_with(loader, device, CudaMover(device))):

@@ -1,4 +1,7 @@
-"""The feeder's thread: what the trainer gets when it ends."""
+"""Tests of the feeder's thread: errors that end it, and the batches that it gives to workers.
+
+Workers are real threads, the dataset is a fake one.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,10 @@ def broken(timeout_seconds: float = 0.0) -> None:
 
 
 def test_a_trainer_that_waits_gets_the_error_that_ended_the_feeder():
-    """Its error is the last thing in the queue: the end of the run, which empties the queue, comes before it."""
+    """A trainer that waits gets the error that ended the feeder.
+
+    The end of the run empties the queue and comes first, so that the error is the last in it.
+    """
     feeder = Feeder(plan_of(1, 2))
     prepared = FakeDataset(12, lambda epoch, ordinal: {"x": ordinal}, held_back=True).prepare(3, last_batch=None)
     feeder.configure(prepared, MakerRules(prepared.seed))
@@ -56,7 +62,10 @@ def test_a_trainer_that_waits_gets_the_error_that_ended_the_feeder():
 
 
 def test_a_feeder_that_fails_between_two_runs_tells_the_trainer_of_the_next_one():
-    """Regression: the run was in neither place where the thread's end looks, and its trainer waited for ever."""
+    """A feeder that fails between two runs ends the next run with its error.
+
+    Regression: the run was in neither place where the thread's end looks, and its trainer waited for ever.
+    """
     feeder = Feeder(plan_of(1, 2))
     prepared = FakeDataset(12, lambda epoch, ordinal: {"x": ordinal}).prepare(3, last_batch=None)
     feeder.configure(prepared, MakerRules(prepared.seed))
@@ -73,7 +82,10 @@ def test_a_feeder_that_fails_between_two_runs_tells_the_trainer_of_the_next_one(
 @pytest.mark.parametrize("where", ["pump", "session"])
 @pytest.mark.parametrize("kind", [BrokenError, ZeroDivisionError])
 def test_an_error_that_is_raised_again_keeps_its_traceback(where, kind):
-    """It begins where the error was made, and does not grow with each `next()`."""
+    """An error that ended the feeder has the same traceback at each `next()`.
+
+    That of an error of streamer begins where it was made.
+    """
 
     def fails(*arguments: object) -> None:
         raise kind("no such number")
@@ -99,7 +111,7 @@ def test_an_error_that_is_raised_again_keeps_its_traceback(where, kind):
 
 @dataclass(frozen=True)
 class Late(FakeRecipe):
-    """The first worker to open it gets it; every other one waits."""
+    """Stands for a recipe that only one worker can open; every other worker waits until the test ends."""
 
     first: threading.Lock = field(default_factory=threading.Lock)
     others: threading.Event = field(default_factory=threading.Event)
@@ -111,7 +123,7 @@ class Late(FakeRecipe):
 
 
 def test_a_worker_that_still_starts_is_given_nothing():
-    """Of two workers one never comes up: the other makes every batch, the first one included."""
+    """A worker that is not ready is given no batch: of two workers the one that is up makes every batch."""
     feeder = Feeder(plan_of(2, 4))
     prepared = FakeDataset(12, lambda epoch, ordinal: {"x": ordinal}).prepare(3, last_batch=None)
     prepared.made = Late(12, 3, lambda epoch, ordinal: {"x": ordinal})
@@ -134,7 +146,7 @@ def test_a_worker_that_still_starts_is_given_nothing():
 
 @pytest.mark.parametrize(("short_nanoseconds", "depth"), [(0, 1), (1 << 60, 2)])
 def test_short_batches_are_queued(monkeypatch, short_nanoseconds, depth):
-    """One waits at a worker that makes another; a long one would wait there too long."""
+    """A second batch is queued at a busy worker where batches are short, and not where they take long."""
     deepest = []
     send = Feeder._send
 

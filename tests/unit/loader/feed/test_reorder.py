@@ -1,4 +1,4 @@
-"""Which batch is made and delivered next."""
+"""Tests of the window that decides which batch is made and which is delivered next, without threads."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def test_a_window_crosses_epochs_and_skips_empty_ends():
 
 
 def test_no_more_than_span_is_begun():
-    """Begun and not taken: at most span."""
+    """At most `span` batches are begun and not taken."""
     w = window()
     assert [w.draw(0, 9).step for _ in range(4)] == [0, 1, 2, 3]
     assert w.draw(0, 9) is None
@@ -25,14 +25,14 @@ def test_no_more_than_span_is_begun():
 
 
 def test_no_later_epoch_is_begun():
-    """Look-ahead ends with the epoch it may reach."""
+    """No batch is begun of an epoch beyond the last one that the window may reach."""
     w = window(batches=1, span=100)
     assert [w.draw(0, 1).epoch for _ in range(2)] == [0, 1]
     assert w.draw(0, 1) is None
 
 
 def test_in_order_whatever_the_order_of_finishing():
-    """What is finished early waits for its turn."""
+    """Batches that are finished early are delivered in their order."""
     w = window()
     first, second, third = (w.draw(0, 9) for _ in range(3))
     w.finish(third, "c")
@@ -54,7 +54,7 @@ def test_repeats_come_first_and_in_order():
 
 
 def test_unread_is_the_first_at_work():
-    """The engine may forget what no worker has still to read, also when it waits for its turn."""
+    """`unread` is the first batch that a worker has still to read, whatever is finished and waits for its turn."""
     w = window()
     first, second = w.draw(0, 9), w.draw(0, 9)
     assert w.unread == 0
@@ -65,7 +65,7 @@ def test_unread_is_the_first_at_work():
 
 
 def test_abandoned_work_is_marked():
-    """At the end of a run what is at work is nobody's, and what is finished is given back."""
+    """At the end of a run batches at work are marked as abandoned, and finished ones are given back."""
     w = window()
     first, second = w.draw(0, 9), w.draw(0, 9)
     w.finish(second, "b")

@@ -1,4 +1,4 @@
-"""Steps: every batch of every share reads only what its session keeps."""
+"""Tests of steps of a session, shares of workers and schedules, on a fake engine that keeps exactly what is leased."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from streamer.wire.schedule import EpochSchedule
 @pytest.mark.parametrize("workers", [1, 2, 3, 5])
 @pytest.mark.parametrize("first", [0, 4, 13])
 def test_shares_are_the_batches_dealt_in_turn(workers, first):
-    """Each batch from `first` on in exactly one share, in order; none before it."""
+    """Each batch from `first` on is in exactly one share, in order, and none before it."""
     shares = [Share(worker, workers, first) for worker in range(workers)]
     dealt = [[share.batch(step) for step in range(share.steps(17))] for share in shares]
     assert sorted(chain(*dealt)) == list(range(first, 17))
@@ -30,7 +30,7 @@ def test_shares_are_the_batches_dealt_in_turn(workers, first):
 
 @pytest.mark.parametrize("workers", [1, 2, 3, 5])
 def test_the_steps_of_a_span_are_those_of_its_batches(workers):
-    """From the first batch to the last, inclusive, counted by hand."""
+    """The steps of a span of batches are those of a share's batches inside of it, both ends included."""
     for worker in range(workers):
         share = Share(worker, workers, 3)
         mine = [share.batch(step) for step in range(20)]
@@ -46,7 +46,7 @@ def test_the_steps_of_a_span_are_those_of_its_batches(workers):
 @pytest.mark.parametrize("first", [0, 5])
 @pytest.mark.parametrize("options", [{}, {"shuffle": False}, {"order": Order(lanes=2, shuffle_window=4)}])
 def test_a_share_reads_only_what_is_leased(make_dataset, folder, workers, first, options):
-    """The fake engine deletes everything else; together the shares have the rest of the epoch."""
+    """The shares of all workers have the rest of the epoch together, and read only leased chunks."""
     prepared = make_dataset(folder, **options)._get_opening().prepare(7)
     found: Counter[int] = Counter()
     for worker in range(workers):
@@ -61,7 +61,10 @@ def test_a_share_reads_only_what_is_leased(make_dataset, folder, workers, first,
 
 
 def test_a_session_goes_on_over_the_epochs_end(fake_engine, make_dataset, folder):
-    """Steps go on counting; the next epoch is told before the last quarter of the one before."""
+    """Steps of a session count on over the end of an epoch.
+
+    The engine gets the next epoch before the last quarter of the running one.
+    """
     prepared = make_dataset(folder)._get_opening().prepare(10)
     session = prepared.session(0, 4)
     engine_session = fake_engine.sessions[0]
@@ -88,7 +91,10 @@ def test_a_session_goes_on_over_the_epochs_end(fake_engine, make_dataset, folder
 
 
 def test_a_long_job_remembers_few_epochs(make_dataset, folder):
-    """Regression: every epoch stayed, 0.3 kB each; 1,000 epochs of 10 batches were 350 kB of a rank."""
+    """A session forgets epochs that are over.
+
+    Regression: every epoch stayed, 0.3 kB each; 1,000 epochs of 10 batches were 350 kB of a rank.
+    """
     session = make_dataset(folder)._get_opening().prepare(10).session(0, 0)
     for epoch in range(30):
         for batch in range(10):
@@ -102,7 +108,7 @@ def test_a_long_job_remembers_few_epochs(make_dataset, folder):
 
 
 def test_an_epoch_that_is_over_is_not_in_the_session(make_dataset, folder):
-    """Only forward."""
+    """A session that begins with an epoch has no step of an earlier one."""
     session = make_dataset(folder)._get_opening().prepare(10).session(3, 0)
     with pytest.raises(ValueError, match="epoch 2"):
         session.step_of(2, 0)
@@ -110,7 +116,10 @@ def test_an_epoch_that_is_over_is_not_in_the_session(make_dataset, folder):
 
 
 def test_the_session_identifies_itself_to_the_engine(fake_engine, make_dataset, folder):
-    """What the sessions of a job are compared by, and how much is open at once."""
+    """A session tells the engine its dataset, consumer, order, batch, ranks, start and stream.
+
+    It also says how many bytes are open at once.
+    """
     dataset = make_dataset(folder, rank=1, world_size=2, order=Order(shuffle_window=4))
     prepared = dataset._get_opening().prepare(5)
     prepared.session(0, 2).close()
@@ -131,14 +140,17 @@ def test_the_session_identifies_itself_to_the_engine(fake_engine, make_dataset, 
 
 
 def test_workers_do_not_compare_their_starts(fake_engine, make_dataset, folder):
-    """Each goes on where it stood."""
+    """The session of a worker names the worker as its consumer and has no start to be compared with others."""
     prepared = make_dataset(folder)._get_opening().prepare(5)
     prepared.share_session(0, Share(1, 2, 6), endless=False).close()
     assert (fake_engine.sessions[0].spec.start, fake_engine.sessions[0].spec.consumer) == (0, "rank 0 worker 1 of 2")
 
 
 def test_a_schedule_that_ends_before_its_batches_is_an_error(make_dataset, folder, monkeypatch):
-    """The reader of the last batch would wait for an engine that is asked for nothing."""
+    """A schedule that ends before its last batch is an error.
+
+    The reader of that batch would wait for an engine that is asked for nothing.
+    """
     prepared = make_dataset(folder)._get_opening().prepare(10)
     whole = prepared.schedule
 
@@ -152,7 +164,10 @@ def test_a_schedule_that_ends_before_its_batches_is_an_error(make_dataset, folde
 
 
 def test_open_bytes_is_the_highest_tide():
-    """A chunk is open through its last step; the next one opens before it goes. Each member has its own."""
+    """The bytes open at once are the maximum over all steps, a chunk counting through its last step.
+
+    Each member has its own.
+    """
     sizes = np.array([100, 10, 1, 1000], np.int64)
 
     def opened(*spans: tuple[int, int, int], first_chunks: tuple[int, ...] = (0, 4)) -> list[int]:

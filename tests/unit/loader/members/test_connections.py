@@ -1,4 +1,7 @@
-"""Connections to the engine: never shared, never lost; using one that is closed is an error."""
+"""Tests of the connections of a dataset to its engine: lent to one user at a time, given back, closed, forked.
+
+Tests marked `process` start a real engine; the others make clients that do not connect.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from streamer.loader.members.connections import EngineConnections
 
 @pytest.fixture
 def connections(tmp_path):
-    """To an engine that is started by the first who needs it."""
+    """Makes connections to an engine that the first request starts."""
     settings = ClientSettings(
         cache_dir=tmp_path / "cache", runtime_dir=tmp_path / "run", cache_bytes=8 << 20, grace_seconds=0.1
     )
@@ -25,7 +28,7 @@ def connections(tmp_path):
 
 
 def test_nobody_gets_a_line_that_somebody_has(connections):
-    """Not even many threads at once; a connection that comes back serves again."""
+    """A connection is lent to one user at a time, and one that is given back is lent again."""
     taken = [connections.take() for _ in range(3)]
     assert len(set(map(id, taken))) == 3
     connections.give_back(taken[1])
@@ -38,7 +41,10 @@ def test_nobody_gets_a_line_that_somebody_has(connections):
 
 
 def test_a_session_comes_back_to_its_line(connections):
-    """The engine hears of the end of one session of a loader before the beginning of the next."""
+    """The next session of a loader takes the connection of its last one.
+
+    The engine so hears of the end of the one before the beginning of the other.
+    """
     one, other = connections.take(), connections.take()
     connections.give_back(other)
     connections.give_back(one)
@@ -48,7 +54,10 @@ def test_a_session_comes_back_to_its_line(connections):
 
 
 def test_questions_leave_the_line_of_the_last_session(connections):
-    """Its loader opens the next one at once: the connection that has been free for longest is asked on."""
+    """A question takes the connection that has been free for longest.
+
+    The loader of the last session opens its next one on the other at once.
+    """
     asked, session = connections.take(), connections.take()
     connections.give_back(asked)
     connections.give_back(session)
@@ -56,7 +65,7 @@ def test_questions_leave_the_line_of_the_last_session(connections):
 
 
 def test_threads_never_share_a_line(connections):
-    """Eight threads that take and give back: each connection is in one hand at a time."""
+    """Eight threads that take and give back connections never have the same one at a time."""
     hands: dict[int, int] = {}
     shared = []
 
@@ -80,7 +89,10 @@ def test_threads_never_share_a_line(connections):
 
 @pytest.mark.process
 def test_close_reaches_a_thread_that_waits(connections):
-    """It gets a ClosedError, its connection ends when it gives it back, and the next use makes a new one."""
+    """`close` gives a waiting thread a `ClosedError`.
+
+    Its connection ends when it is given back, and the next use makes a new one.
+    """
     connection = connections.take()
     connection.roots()
     waits, heard = threading.Event(), []
@@ -105,7 +117,7 @@ def test_close_reaches_a_thread_that_waits(connections):
 
 
 def test_a_line_that_is_closed_meanwhile_is_not_lent_again(connections):
-    """Neither the one that comes back after the end, nor the one that was free."""
+    """Connections that were free or in use at `close` are closed and not lent again."""
     free, taken = connections.take(), connections.take()
     connections.give_back(free)
     connections.close()
@@ -118,7 +130,7 @@ def test_a_line_that_is_closed_meanwhile_is_not_lent_again(connections):
 
 
 def test_the_lines_of_an_opening_that_is_gone_are_closed(tmp_path):
-    """Garbage collection ends them."""
+    """Connections are closed when the object that owns them is dropped."""
     made = EngineConnections(lambda: EngineClient(ClientSettings(cache_dir=tmp_path, runtime_dir=tmp_path)))
     connection = made.take()
     del made
@@ -127,7 +139,7 @@ def test_the_lines_of_an_opening_that_is_gone_are_closed(tmp_path):
 
 @pytest.mark.process
 def test_a_child_of_a_fork_has_lines_of_its_own(connections):
-    """It leaves the parent's session alone, and what is free serves it over a connection of its own."""
+    """A forked child uses a free connection over a socket of its own and leaves the parent's connections alone."""
     free, parents = connections.take(), connections.take()
     for connection in (free, parents):
         connection.roots()

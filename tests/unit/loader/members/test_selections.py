@@ -1,4 +1,4 @@
-"""Indices as in a list, and conditions one after the other."""
+"""Tests of indices as in a list, and of conditions of a selection that apply one after the other."""
 
 from __future__ import annotations
 
@@ -24,25 +24,25 @@ ORDINALS = np.array([3, 5, 8, 13], np.int64)
     ],
 )
 def test_indices_name_what_they_name_in_a_list(indices, picked):
-    """Negative ones from the end; bools pick."""
+    """Indices pick what they pick in a list: negative ones from the end, slices and ranges, and bools as a mask."""
     assert pick(ORDINALS, indices).tolist() == picked
 
 
 @pytest.mark.parametrize("indices", [[4], [-5], np.array([True, False])])
 def test_indices_that_are_none_are_refused(indices):
-    """With how many samples there are."""
+    """Indices outside, or a mask of another length, are refused with the number of samples."""
     with pytest.raises(ConfigError, match="4 samples"):
         pick(ORDINALS, indices)
 
 
 def test_nothing_chosen_is_everything(make_dataset, folder):
-    """No selection at all: no file, no numbers to translate."""
+    """Without a condition there is no selection at all."""
     manifest = make_dataset(folder)._member.open().manifest
     assert choose(manifest, ()) is None
 
 
 def test_each_choice_counts_in_the_one_before(make_dataset, folder):
-    """Every second of the first ten of class 1."""
+    """Indices of a choice count what the choice before left: every second of the first ten of class 1."""
     manifest = make_dataset(folder)._member.open().manifest
     chosen = choose(
         manifest, [(None, Where(labels=[1])), (slice(0, 10), Where()), (np.arange(0, 10, 2), Where(sizes=(0, None)))]

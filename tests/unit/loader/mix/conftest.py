@@ -1,4 +1,7 @@
-"""Several folders on the local disk, and an engine client that keeps exactly what is leased of all of them."""
+"""Fixtures with several folders on the local disk and a fake engine client that has all of them.
+
+It keeps exactly what is leased.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,10 @@ SIZES = {"a": 100, "b": 60, "c": 7}
 
 
 class MixEngine(FakeEngine):
-    """An engine that has several datasets; the chunks of a session count through its parts."""
+    """Stands for an engine of several datasets; the chunks of a session count through its parts.
+
+    As `FakeEngine`, with one manifest for each member; members share no limit of bytes.
+    """
 
     def __init__(self, root: Path) -> None:
         super().__init__(root)
@@ -46,7 +52,7 @@ class MixEngine(FakeEngine):
         return self.manifests[name]
 
     def number(self, spec: OpenSession, chunk: int) -> int:
-        """Manifest and number in it as one number: several sessions have several numberings."""
+        """Returns manifest and number in it as one number, since several sessions have several numberings."""
         digests = [manifest.digest for manifest in self.manifests.values()]
         for digest in [part.dataset for part in spec.parts] or [spec.dataset]:
             manifest = list(self.manifests.values())[digests.index(digest)]
@@ -66,7 +72,7 @@ class MixEngine(FakeEngine):
 
 @pytest.fixture
 def fake_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MixEngine:
-    """The engine of every dataset and mix made in the test."""
+    """Returns the engine of every dataset and mix made in the test."""
     root = tmp_path / "cache"
     root.mkdir()
     open_folder(root)
@@ -79,7 +85,7 @@ def fake_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MixEngine:
 
 
 def write(folder: Path, count: int, first: int, length: int = 40) -> Path:
-    """Arrays of one number each."""
+    """Writes arrays of one number each, and returns their folder."""
     folder.mkdir(parents=True, exist_ok=True)
     for number in range(count):
         np.save(folder / f"{number:04}.npy", np.full(length, first + number, np.int32))
@@ -88,14 +94,14 @@ def write(folder: Path, count: int, first: int, length: int = 40) -> Path:
 
 @pytest.fixture(scope="session")
 def written(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """One folder for each of SIZES; shared, so that no test may change them."""
+    """Returns one folder for each of SIZES; they are shared, so that no test may change them."""
     root = tmp_path_factory.mktemp("members")
     return {name: write(root / name, size, 1000 * place) for place, (name, size) in enumerate(SIZES.items())}
 
 
 @pytest.fixture
 def folders(written: dict[str, Path]) -> dict[str, Path]:
-    """The folders by name; a test that changes one puts a folder of its own here."""
+    """Returns the folders by name; a test that changes one puts a folder of its own here."""
     return dict(written)
 
 
@@ -115,5 +121,5 @@ def make_mix(fake_engine: MixEngine, folders: dict[str, Path]) -> Iterator[Calla
 
 
 def numbers(samples: object) -> list[int]:
-    """The number of each sample."""
+    """Returns the number of each sample."""
     return [int(sample["npy"][0]) for sample in samples]  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""Of data that has grown only the new chunks are measured."""
+"""Tests of `measure_lengths` with `resume_from=`: of data that has grown only the new chunks are measured."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.documents import documents, lengths, write_megatron
 
 @pytest.fixture
 def urls(tmp_path) -> list[Path]:
-    """1,000 documents, and 100 more."""
+    """Writes 1,000 documents and 100 more, and returns their urls."""
     return [
         write_megatron(tmp_path / name, documents(lengths(count, 64, seed), seed), 1)
         for seed, (name, count) in enumerate({"old": 1000, "new": 100}.items())
@@ -23,7 +23,7 @@ def urls(tmp_path) -> list[Path]:
 
 
 def test_only_new_chunks_are_read(make_dataset, urls, tmp_path):
-    """The numbers are those of a measure of the whole."""
+    """A second measure reads only new chunks, and gives the lengths that a measure of the whole gives."""
     seen: list[int] = []
 
     def count(sample: dict) -> int:
@@ -48,7 +48,7 @@ def test_only_new_chunks_are_read(make_dataset, urls, tmp_path):
 
 
 def test_numbers_of_unknown_chunks_are_refused(make_dataset, urls, tmp_path):
-    """A file of another program, and none."""
+    """A file for `resume_from=` that `measure_lengths` has not written, or that is not there, is refused."""
     np.save(tmp_path / "costs.npy", np.zeros(1000, np.int32))
     for name in ("costs.npy", "none.npy"):
         with pytest.raises(ConfigError, match=r"was not written by measure_lengths\(\)"):
@@ -58,7 +58,7 @@ def test_numbers_of_unknown_chunks_are_refused(make_dataset, urls, tmp_path):
 
 
 def test_the_global_generators_are_left_alone(make_dataset, urls, tmp_path):
-    """To seed them takes longer than to count."""
+    """A measure does not seed the global generators, which takes longer than to count."""
     drawn: list[float] = []
 
     def count(sample: dict) -> int:

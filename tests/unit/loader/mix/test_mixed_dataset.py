@@ -1,4 +1,7 @@
-"""MixedDataset in one process, on an engine that keeps exactly what is leased."""
+"""Tests of `MixedDataset` in one process, on a fake engine that keeps exactly what is leased.
+
+Shares, batches, states, damaged samples and arguments; members, orders, loaders and chunk files are the real ones.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,10 @@ def member_of(number: int) -> str:
 
 
 def test_without_a_rule_every_sample_comes_once_per_epoch(make_mix):
-    """In another order each time; with the name of its member."""
+    """A mix without a rule gives every sample once in each epoch, in another order each time.
+
+    Each has the name of its member.
+    """
     data = make_mix()
     epochs = [list(data) for _ in range(3)]
     found = [numbers(epoch) for epoch in epochs]
@@ -37,13 +43,16 @@ def test_without_a_rule_every_sample_comes_once_per_epoch(make_mix):
 
 
 def test_constructing_does_no_io(fake_engine, make_mix):
-    """The first use opens the members."""
+    """Constructing a mix asks the engine for nothing."""
     make_mix()
     assert fake_engine.requests == []
 
 
 def test_a_member_makes_another_part_of_its_pass_in_each_epoch(make_mix):
-    """repeat=0.25 of 100: 25 in each epoch, all of them after four; 2 of 60: each twice in each epoch."""
+    """`repeat=0.25` gives another quarter of a member in each epoch, all of it after four.
+
+    `repeat=2` gives each sample twice in each epoch.
+    """
     data = make_mix("ab", repeat={"a": 0.25, "b": 2}, batch_size=5)
     uses: Counter[int] = Counter()
     for _ in range(4):
@@ -55,7 +64,10 @@ def test_a_member_makes_another_part_of_its_pass_in_each_epoch(make_mix):
 
 
 def test_batches_are_the_same_through_the_loader_and_a_bare_loop(make_mix):
-    """Sample for sample; `sources` and `__source__` agree with the numbers; stats with a recount."""
+    """A loader gives the samples of a bare loop.
+
+    `sources`, `__source__` and the members in `stats()` agree with a recount.
+    """
     bare = make_mix(weights=Weights({"a": 7, "b": 2, "c": 1}, epoch_samples=120), batch_size=12)
     with StreamingDataLoader(make_mix(weights=Weights({"a": 7, "b": 2, "c": 1}, epoch_samples=120)), 12) as loader:
         drawn: Counter[str] = Counter()
@@ -77,7 +89,7 @@ def test_batches_are_the_same_through_the_loader_and_a_bare_loop(make_mix):
 
 @pytest.mark.parametrize("world_size", [2, 3, 4])
 def test_the_global_batches_do_not_depend_on_the_ranks(make_mix, world_size):
-    """Each rank's samples together are those of one rank."""
+    """The batches of several ranks together have the samples of the batches of one rank."""
     whole = make_mix(batch_size=12, order=Order(last_batch="fill"))
     ranks = [make_mix(batch_size=12 // world_size, rank=rank, world_size=world_size) for rank in range(world_size)]
     expected = np.array(numbers(whole)).reshape(-1, 12)
@@ -87,7 +99,10 @@ def test_the_global_batches_do_not_depend_on_the_ranks(make_mix, world_size):
 
 @pytest.mark.parametrize("batching", ["stratified", "random", "homogeneous"])
 def test_batchings(make_mix, batching):
-    """The share of each member in a batch, by batching."""
+    """A batch has the exact share of each member with `stratified`, and one member with `homogeneous`.
+
+    With `random` it has any number of each; an epoch has the quotas with all three.
+    """
     data = make_mix("ab", weights=Weights({"a": 3, "b": 1}, epoch_samples=160), batching=batching, batch_size=8)
     batches = np.array(numbers(data)).reshape(-1, 8)
     of_b = (batches >= 1000).sum(axis=1)
@@ -98,7 +113,10 @@ def test_batchings(make_mix, batching):
 
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_homogeneous_batches_have_every_sample_once(make_mix, world_size):
-    """Regression: 96 of 100 and 64 of 60 were drawn; what fills a batch up is marked, whatever `last_batch` is."""
+    """Homogeneous batches have every sample once, and mark what fills them up, whatever `last_batch` is.
+
+    Regression: 96 of 100 and 64 of 60 were drawn.
+    """
     drawn: list[Counter[int]] = [Counter() for _ in range(3)]
     for rank in range(world_size):
         data = make_mix("ab", batching="homogeneous", rank=rank, world_size=world_size)
@@ -115,7 +133,10 @@ def test_homogeneous_batches_have_every_sample_once(make_mix, world_size):
 
 
 def test_each_group_of_a_batch_is_of_one_member(make_mix):
-    """Of ranks that take one group each, too, after the state of a single rank is resumed in mid-epoch."""
+    """With `Homogeneous(group=)` each group of a batch is of one member, and each batch has the shares.
+
+    Ranks that take one group each have the same groups after the state of a single rank is resumed in mid-epoch.
+    """
     options = {"batching": Homogeneous(group=4), "weights": Weights({"a": 3, "b": 1}, epoch_samples=320)}
     expected = np.array(numbers(make_mix("ab", batch_size=16, **options))).reshape(20, 4, 4)
     of_b = expected >= 1000
@@ -133,7 +154,7 @@ def test_each_group_of_a_batch_is_of_one_member(make_mix):
 
 
 def test_a_batch_of_parts_of_groups_is_logged(make_mix, caplog):
-    """Not where a rank has whole groups."""
+    """The log warns where a rank's batch has parts of several groups, and not where it has whole ones or one part."""
     for world_size, warned in ((2, True), (3, False), (1, False)):
         data = make_mix("ab", batching=Homogeneous(group=8), world_size=world_size, rank=0)
         data._get_opening().prepare(24 // world_size, None)
@@ -142,7 +163,10 @@ def test_a_batch_of_parts_of_groups_is_logged(make_mix, caplog):
 
 
 def test_a_sample_draws_by_the_pass_of_its_member(make_mix):
-    """Twice in an epoch: other numbers; the same pass in another mix, or alone: the same numbers."""
+    """A transform draws other numbers in another pass of its member, and the same in the same pass.
+
+    So it does in another mix, and in the dataset alone.
+    """
 
     def draw(sample, rng):
         return {"npy": sample["npy"], "drawn": rng.random()}
@@ -163,7 +187,7 @@ def test_a_sample_draws_by_the_pass_of_its_member(make_mix):
 
 
 def test_a_member_by_name_and_a_sample_by_number(make_mix):
-    """Samples count through the members laid end to end."""
+    """`mix[name]` is a member; `mix[i]` counts samples through the members laid end to end."""
     data = make_mix()
     assert data["b"] is data.members["b"]
     assert sorted(numbers(data[index] for index in range(167))) == ALL
@@ -180,13 +204,13 @@ def test_a_member_by_name_and_a_sample_by_number(make_mix):
 
 
 def test_the_name_of_the_member_is_not_added_without_a_key(make_mix):
-    """Or it has another one."""
+    """`source_key=None` adds no name of the member to a sample, and another text adds it under that key."""
     assert set(make_mix(source_key=None)[0]) == {"__key__", "npy"}
     assert make_mix(source_key="from")[0]["from"] == "a"
 
 
 def test_length_samples_and_quotas(make_mix):
-    """Of the next epoch: padded on this rank, over all ranks, by member."""
+    """`len()` counts samples on this rank with fillings, `samples` those of all ranks, `quotas()` those of members."""
     data = make_mix(batch_size=6, rank=0, world_size=2)
     assert (len(data), data.samples) == (84, 167)
     assert data.quotas() == SIZES
@@ -194,7 +218,10 @@ def test_length_samples_and_quotas(make_mix):
 
 
 def test_a_selection_of_a_mix_selects_in_every_member(make_mix):
-    """A split for validation in one line; a mix by choose= is refused."""
+    """`select` of a mix selects in every member, which makes a split for validation in one line.
+
+    A mix by `choose=` is refused.
+    """
     data = make_mix(weights={"a": 1, "b": 1, "c": 1})
     train, validation = data.select(fraction=(0, 0.8)), data.select(fraction=(0.8, 1))
     sizes = [{name: member.samples for name, member in part.members.items()} for part in (train, validation)]
@@ -205,7 +232,7 @@ def test_a_selection_of_a_mix_selects_in_every_member(make_mix):
 
 
 def test_explain_names_members_batches_and_cache(make_mix, caplog):
-    """And the log has it once."""
+    """`explain` says batching, batches, shares, passes and hits of the cache, and the log has it once."""
     data = make_mix(weights=Weights({"a": 7, "b": 2, "c": 1}, epoch_samples=120))
     text = data.explain(12, nodes=2)
     for part in ("stratified", "10 batches of 12", "70.00%", "passes", "hits at most"):
@@ -220,7 +247,7 @@ def test_explain_names_members_batches_and_cache(make_mix, caplog):
 
 
 def test_a_state_continues_with_the_next_sample(make_mix):
-    """Of a bare loop, and of the loader on another number of ranks."""
+    """A state of a mix continues with the next sample in a bare loop, and in loaders on another number of ranks."""
     options = {"weights": Weights({"a": 7, "b": 2, "c": 1}, epoch_samples=120)}
     data = make_mix(batch_size=12, **options)
     expected = numbers(data) + numbers(data)
@@ -244,7 +271,10 @@ def test_a_state_continues_with_the_next_sample(make_mix):
 
 
 def test_weights_may_change_between_two_jobs(make_mix):
-    """At the end of an epoch: after both jobs no sample of a member was used more than once more than another."""
+    """Weights and members may change at the end of an epoch, with `load_state_dict(state, strict=False)`.
+
+    After both jobs no sample of a member was used more than once more than another.
+    """
     uses: Counter[int] = Counter()
     with StreamingDataLoader(make_mix("ab", weights=Weights({"a": 3, "b": 1}, epoch_samples=80)), 8) as loader:
         for _ in range(3):
@@ -269,7 +299,10 @@ def test_weights_may_change_between_two_jobs(make_mix):
 
 
 def test_a_state_of_a_dataset_is_that_members(make_mix):
-    """strict=False only; a state of a mix does not fit a dataset."""
+    """A state of a dataset is loaded into a mix with `strict=False` as that of its member.
+
+    A state of a mix does not fit a dataset.
+    """
     data = make_mix("ab", batch_size=10)
     alone = StreamingDataset(data.members["a"]._opening.options.urls[0], batch_size=10)
     used = numbers(islice(alone, 100))
@@ -286,14 +319,14 @@ def test_a_state_of_a_dataset_is_that_members(make_mix):
 
 
 def test_strict_false_is_for_mixes(make_mix):
-    """The order of one dataset is fixed."""
+    """`strict=False` is refused for one dataset, whose order is fixed."""
     dataset = make_mix("a").members["a"]
     with StreamingDataLoader(dataset, 10) as loader, pytest.raises(ConfigError, match="strict"):
         loader.load_state_dict(loader.state_dict(), strict=False)
 
 
 def test_set_epoch_and_copies(make_mix):
-    """Back to an epoch that was; a pickled copy has the same order."""
+    """`set_epoch` goes back to an epoch with the same order, and a pickled copy has the same order, too."""
     data = make_mix()
     first, second = numbers(data), numbers(data)
     data.set_epoch(0)
@@ -305,7 +338,7 @@ def test_set_epoch_and_copies(make_mix):
 
 
 def test_refresh_lets_the_other_members_continue(fake_engine, make_mix, folders, tmp_path):
-    """A member that has changed begins a new pass; the others go on where they are."""
+    """At `refresh()` a member that has changed begins a new pass, and the others go on where they are."""
     folders["b"] = write(tmp_path / "b", SIZES["b"], 1000)
     data = make_mix("ab", repeat={"a": 0.5, "b": 0.5}, batch_size=8)
     half = numbers(islice(data, data.samples))
@@ -320,7 +353,10 @@ def test_refresh_lets_the_other_members_continue(fake_engine, make_mix, folders,
 
 
 def test_the_loader_takes_a_change_between_epochs(fake_engine, make_mix, folders, tmp_path):
-    """With Index(on_change="refresh") of a member it lists before each epoch."""
+    """A loader takes a change of a member with `Index(on_change="refresh")` into the next epoch.
+
+    The other members go on.
+    """
     folders["b"] = write(tmp_path / "b", SIZES["b"], 1000)
     data = make_mix("ab", {"b": {"manifest": Index(on_change="refresh")}}, repeat={"a": 0.5, "b": 1})
     with StreamingDataLoader(data, 10) as loader:
@@ -337,7 +373,10 @@ def test_the_loader_takes_a_change_between_epochs(fake_engine, make_mix, folders
 
 
 def test_a_skipped_sample_has_the_name_of_its_member(make_mix, folders, tmp_path):
-    """In `skipped`, in `stats`, and `sources` says what took its place."""
+    """A skipped sample of a mix has its member's name in `skipped` and `stats()`.
+
+    The entries of `sources` are those of the samples that took its place.
+    """
     folders["b"] = write(tmp_path / "b", SIZES["b"], 1000)
     (folders["b"] / "0005.npy").write_bytes(b"no array")
     with StreamingDataLoader(make_mix(on_error="skip"), 10) as loader:
@@ -352,7 +391,7 @@ def test_a_skipped_sample_has_the_name_of_its_member(make_mix, folders, tmp_path
 
 
 def test_an_error_names_the_member(make_mix, folders, tmp_path):
-    """Not the number that the loader works with."""
+    """An error of a sample of a mix names the member and the sample's number in it."""
     folders["b"] = write(tmp_path / "b", SIZES["b"], 1000)
     (folders["b"] / "0005.npy").write_bytes(b"no array")
     data = make_mix()
@@ -363,7 +402,10 @@ def test_an_error_names_the_member(make_mix, folders, tmp_path):
 
 
 def test_members_that_do_not_collate_are_named(make_mix):
-    """With both shapes, and what to do; batches of one member need not agree."""
+    """Members whose samples cannot be collated are named with the field, both dtypes and shapes, and what to do.
+
+    Batches of one member, or a `collate_fn`, need not agree.
+    """
     members = {"b": {"transform": lambda sample: {**sample, "npy": sample["npy"][:7].astype(np.float32)}}}
     with StreamingDataLoader(make_mix("ab", members), 10) as loader, pytest.raises(ConfigError) as caught:
         list(loader)
@@ -408,14 +450,14 @@ def test_members_that_do_not_collate_are_named(make_mix):
     ],
 )
 def test_an_argument_that_cannot_be_is_refused_at_once(make_mix, options, field):
-    """With the field's name, before any I/O."""
+    """An argument of a mix that cannot be is a `ConfigError` with the field's name when it is constructed."""
     with pytest.raises(ConfigError) as caught:
         make_mix(**options)
     assert caught.value.details["field"] == field
 
 
 def test_wrong_names_are_listed(make_mix):
-    """Those without a member, and those without a weight."""
+    """Weights for unknown members, and members without a weight, are listed in one error."""
     with pytest.raises(ConfigError) as caught:
         make_mix(weights={"a": 1, "d": 1})
     for name in ("b", "c", "d"):
@@ -436,7 +478,7 @@ def test_wrong_names_are_listed(make_mix):
     ],
 )
 def test_an_option_of_the_whole_is_refused_on_a_member(make_mix, option):
-    """With the member's name."""
+    """An option that belongs to the mix is refused on a member, with the member's name."""
     with pytest.raises(ConfigError, match=r"member b: .*MixedDataset") as caught:
         make_mix(members={"b": option})
     assert caught.value.details["field"] in option
@@ -444,7 +486,7 @@ def test_an_option_of_the_whole_is_refused_on_a_member(make_mix, option):
 
 @pytest.mark.parametrize("option", [{"order": Order(lanes_by="key")}, {"share_caches": "auto"}])
 def test_an_option_of_a_dataset_alone_is_refused_on_a_member(make_mix, option):
-    """With the member's name and the reason."""
+    """An option of a dataset that is read alone is refused on a member, with the member's name and the reason."""
     with pytest.raises(ConfigError, match=r"member b: .* is for a dataset alone") as caught:
         make_mix(members={"b": option})
     assert caught.value.details["field"] in {"lanes_by", "share_caches"}
@@ -454,14 +496,14 @@ def test_an_option_of_a_dataset_alone_is_refused_on_a_member(make_mix, option):
     "option", [{"cache_dir": "/x"}, {"cache_bytes": "1GB"}, {"engine": "unix:/x"}, {"shuffle": False}]
 )
 def test_what_members_must_have_in_common(make_mix, option):
-    """One engine, one cache; in order all of them or none."""
+    """Members with different engines or caches, or of which only some are shuffled, are refused with both names."""
     with pytest.raises(ConfigError, match="members a and b differ in") as caught:
         make_mix(members={"b": option})
     assert caught.value.details["field"] in option
 
 
 def test_members_are_datasets_by_name(make_mix, folders):
-    """At least one; no list, no mix of mixes."""
+    """Members that are not datasets by name are refused: none, a list, a url, a name that is no text, a mix."""
     dataset = StreamingDataset(folders["a"])
     for members in ({}, [dataset], {"a": str(folders["a"])}, {"": dataset}, {3: dataset}, {"a": make_mix("a")}):
         with pytest.raises(ConfigError) as caught:
@@ -470,7 +512,7 @@ def test_members_are_datasets_by_name(make_mix, folders):
 
 
 def test_one_member_is_allowed(make_mix):
-    """Its batches are the dataset's own, in another order inside."""
+    """A mix of one member has the batches of the dataset alone, in another order inside a batch."""
     data = make_mix("a", batch_size=10)
     dataset = data.members["a"]
     alone = StreamingDataset(dataset._opening.options.urls[0], batch_size=10)
@@ -481,7 +523,7 @@ def test_one_member_is_allowed(make_mix):
 
 
 def test_a_member_of_one_sample(make_mix, tmp_path):
-    """And a batch that needs it several times: it repeats, and the log says so once."""
+    """A member of one sample gives its share of an epoch although a batch needs it several times."""
     single = StreamingDataset(write(tmp_path / "single", 1, 9000))
     data = make_mix("a")
     mixed = MixedDataset({"a": data.members["a"], "one": single}, weights={"a": 1, "one": 1}, batch_size=10)
@@ -491,21 +533,21 @@ def test_a_member_of_one_sample(make_mix, tmp_path):
 
 
 def test_a_member_that_repeats_inside_a_batch_is_logged(make_mix, caplog):
-    """7 samples for 10 places of a batch."""
+    """The log says which member has fewer samples than a batch takes of it."""
     data = make_mix("ac", weights={"a": 1, "c": 1})
     data._get_opening().prepare(20)
     assert "member c has 7 samples, fewer than a batch takes of it" in caplog.text
 
 
 def test_a_weight_of_zero_leaves_a_member_out(make_mix, caplog):
-    """Said in the log."""
+    """A weight of 0 leaves a member out, which the log says."""
     data = make_mix(weights={"a": 1, "b": 0, "c": 1}, batch_size=10)
     assert {member_of(number) for number in numbers(data)} == {"a", "c"}
     assert "member b gives no sample to epoch 0: its weight is 0" in caplog.text
 
 
 def test_a_tiny_weight_is_exact_in_the_long_run(make_mix):
-    """Its quota is 0 in some epochs."""
+    """A tiny weight is exact over many epochs, in some of which the quota is 0."""
     data = make_mix("ab", weights=Weights({"a": 1999, "b": 1}, epoch_samples=100), batch_size=10)
     quotas = [data.quotas(epoch)["b"] for epoch in range(400)]
     assert min(quotas) == 0 < max(quotas)
@@ -513,7 +555,7 @@ def test_a_tiny_weight_is_exact_in_the_long_run(make_mix):
 
 
 def test_stages_of_weights(make_mix):
-    """From that epoch on; a member with 0 begins later where it is."""
+    """Stages of weights change the quotas from their epoch on, also of a member that had 0 before."""
     data = make_mix(
         "ab", weights=Weights([(0, {"a": 1, "b": 0}), (2, {"a": 1, "b": 1})], epoch_samples=40), batch_size=10
     )
@@ -523,7 +565,7 @@ def test_stages_of_weights(make_mix):
 
 
 def test_the_same_dataset_twice(make_mix, caplog):
-    """Two transforms of the same data; with equal seeds the log warns."""
+    """One dataset may be two members of a mix; with equal seeds the log warns."""
     data = make_mix("a")
     twice = MixedDataset({"x": data.members["a"], "y": data.members["a"]}, batch_size=10)
     counts = Counter(numbers(twice))
@@ -533,7 +575,7 @@ def test_the_same_dataset_twice(make_mix, caplog):
 
 
 def test_an_empty_member_is_named(make_mix, tmp_path):
-    """The error of its manifest begins with its name."""
+    """The error for a member without samples begins with its name."""
     (tmp_path / "empty").mkdir()
     data = make_mix("a")
     mixed = MixedDataset({"a": data.members["a"], "none": StreamingDataset(tmp_path / "empty")})
@@ -544,7 +586,7 @@ def test_an_empty_member_is_named(make_mix, tmp_path):
 
 @pytest.mark.slow
 def test_more_than_a_hundred_members(fake_engine, tmp_path):
-    """150 members of 3 samples: each sample once per epoch, through the loader as in a bare loop."""
+    """A mix of 150 members of 3 samples has each sample once per epoch, through the loader as in a bare loop."""
     folders = {f"m{number}": write(tmp_path / f"m{number}", 3, 3 * number) for number in range(150)}
 
     def mixed(**options):
@@ -563,13 +605,16 @@ def test_more_than_a_hundred_members(fake_engine, tmp_path):
 
 
 def test_sources_is_for_mixes(make_mix):
-    """A loader of one dataset has none."""
+    """`sources` of a loader of one dataset is a `ConfigError`."""
     with StreamingDataLoader(make_mix("a").members["a"], 10) as loader, pytest.raises(ConfigError, match="sources"):
         _ = loader.sources
 
 
 def test_a_damaged_chunk_of_the_second_member_is_leased_again(fake_engine, make_mix, folders):
-    """Its number counts after those of the first."""
+    """A damaged chunk of the second member is rejected and leased again.
+
+    Its number counts after those of the first member.
+    """
     spoilt: list[int] = []
 
     def spoil(chunk, path):

@@ -1,4 +1,7 @@
-"""A mix of datasets of rows: shares of rows are shares of tokens, in every batch, and from any state on."""
+"""Tests of a mix of packed datasets: shares of rows are shares of tokens, in every batch and from any state on.
+
+Documents are read from Megatron files through real loaders, on a fake engine.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +22,7 @@ MEMBERS = {"web": (500, 64, 0.5), "code": (150, 200, 0.3), "chat": (300, 30, 0.2
 
 @pytest.fixture(scope="module")
 def given() -> dict[str, list[np.ndarray]]:
+    """Returns the documents of each member."""
     return {
         name: documents(lengths(count, scale, place), seed=place + 1)
         for place, (name, (count, scale, _)) in enumerate(MEMBERS.items())
@@ -27,12 +31,14 @@ def given() -> dict[str, list[np.ndarray]]:
 
 @pytest.fixture(scope="module")
 def urls(tmp_path_factory, given):
+    """Writes the documents of each member as a Megatron file, and returns the urls."""
     root = tmp_path_factory.mktemp("members")
     return {name: write_megatron(root / name, own) for name, own in given.items()}
 
 
 @pytest.fixture
 def make(fake_engine, urls):
+    """Makes mixes of the members on the fake engine, with packings by name."""
     made = []
 
     def make(packings: dict[str, Packing | None] | None = None, **options: object) -> MixedDataset:
@@ -52,7 +58,7 @@ def make(fake_engine, urls):
 
 @pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.process)])
 def test_whole_passes_have_every_token(make, given, workers):
-    """repeat: each member once in an epoch, its documents in rows of its own, other ones in the next epoch."""
+    """`repeat=1` of packed members gives every token once in each epoch, in other rows in the next."""
     mixed = make(repeat=dict.fromkeys(MEMBERS, 1))
     wanted = sum((pieces_of(own, ROW) for own in given.values()), Counter())
     with StreamingDataLoader(mixed, 4, workers, report_every=None) as loader:
@@ -62,7 +68,10 @@ def test_whole_passes_have_every_token(make, given, workers):
 
 
 def test_shares_are_of_tokens(make):
-    """Weights .5, .3, .2: of every batch within a row of each lane, of the tokens of an epoch within one percent."""
+    """Weights of packed members are shares of the tokens.
+
+    They hold within two rows of 16 in every batch, and within one percent over an epoch.
+    """
     weights = {name: weight for name, (_, _, weight) in MEMBERS.items()}
     mixed = make(weights=Weights(weights, epoch_samples=640))
     tokens = Counter()
@@ -79,7 +88,7 @@ def test_shares_are_of_tokens(make):
 
 
 def test_a_run_goes_on_on_other_ranks(make):
-    """Stopped on two ranks inside an epoch, finished on one."""
+    """A packed mix that is stopped on two ranks inside an epoch goes on with exactly the remaining rows on one."""
 
     def run(world: int, batches: int, state: dict | None) -> tuple[list[Counter], dict]:
         found = [Counter() for _ in range(batches)]
@@ -100,7 +109,7 @@ def test_a_run_goes_on_on_other_ranks(make):
 
 
 def test_members_must_have_rows_of_one_kind(make):
-    """The message names both members; where tokens are counted may differ."""
+    """Members that differ in `packing=`, or have none, are refused with the names of both."""
     with pytest.raises(ConfigError, match=r"members web and code differ in packing: Packing\(length=64"):
         make({"code": Packing(2 * ROW, rows_per_set=8)})
     with pytest.raises(ConfigError, match="and None"):
@@ -108,7 +117,10 @@ def test_members_must_have_rows_of_one_kind(make):
 
 
 def test_members_are_estimated_together(make):
-    """Each with bytes a token of its own; rows of exact and of estimated tokens are not of one kind."""
+    """Members may have estimated bytes a token of their own.
+
+    Members of exact and of estimated tokens, or of other margins, are refused.
+    """
     packings = {name: Packing(ROW, lengths=Estimate(2 + at / 10), rows_per_set=8) for at, name in enumerate(MEMBERS)}
     with StreamingDataLoader(make(packings), 4, report_every=None) as loader:
         assert next(iter(loader))["tokens"].shape == (4, ROW)

@@ -1,4 +1,7 @@
-"""Objects that live until the interpreter exits, when their modules' names are gone."""
+"""Tests of objects that live until the interpreter exits, when their modules' names are gone.
+
+A real process ends so.
+"""
 
 from __future__ import annotations
 
@@ -23,6 +26,6 @@ sys.kept = [threading, threading.modules]
 @pytest.mark.slow
 @pytest.mark.process
 def test_the_exit_is_silent() -> None:
-    """No 'Exception ignored in ...' at the end of a job's output."""
+    """Objects that outlive their modules print no 'Exception ignored in ...' when the interpreter exits."""
     ended = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True)
     assert ended.stderr == ""

@@ -1,4 +1,4 @@
-"""The chunks of cohorts as steps of the engine, and the steps of batches over epochs."""
+"""Tests of the chunks of cohorts as steps of the engine, and of the steps of batches over epochs, as pure functions."""
 
 from __future__ import annotations
 
@@ -17,16 +17,20 @@ NEVER = np.iinfo(np.int64).max
 
 @pytest.fixture
 def cohorts() -> Cohorts:
-    """64 chunks of 10 samples in two lanes: 32 cohorts of a chunk per lane."""
+    """Returns 64 chunks of 10 samples in two lanes: 32 cohorts of a chunk per lane."""
     return Cohorts(OrderSpec("x" * 32, 1, "block", 2, 8), np.full(CHUNKS, SAMPLES, np.int64))
 
 
 def feed_of(cohorts: Cohorts, steps: int, begin: int, end: int) -> CohortFeed:
+    """Makes a feed of chunks of 1,000 bytes, whose running round has `steps` steps and uses some cohorts."""
     return CohortFeed(cohorts, np.arange(2), np.full(CHUNKS, SIZE, np.int64), steps=steps, begin=begin, end=end)
 
 
 def test_the_running_round_comes_first_by_its_batches(cohorts: Cohorts) -> None:
-    """Chunks that a batch of the round still needs are asked for with it, the others with their cohort."""
+    """Chunks that a batch of the running round still needs are asked for with that batch.
+
+    The others come after it with their cohort.
+    """
     in_use = cohorts.chunks(np.arange(2), 3, 7, earlier=True).chunk
     first_batch = np.full(CHUNKS, NEVER)
     first_batch[in_use[:4]] = [5, 1, 4, 0]
@@ -42,7 +46,10 @@ def test_the_running_round_comes_first_by_its_batches(cohorts: Cohorts) -> None:
 
 
 def test_cohorts_are_asked_for_while_there_is_room(cohorts: Cohorts) -> None:
-    """Where there is none nothing comes; released ones make room."""
+    """Cohorts are asked for while their bytes fit beside those in use, and none where they do not.
+
+    Released ones free bytes.
+    """
     feed = feed_of(cohorts, 0, 0, 0)
     whole = feed.extend(4, 100 * SIZE)
     assert whole is not None
@@ -62,7 +69,7 @@ def test_cohorts_are_asked_for_while_there_is_room(cohorts: Cohorts) -> None:
 
 @pytest.mark.parametrize("start", [0, 30])
 def test_steps_and_positions_belong_together(start: int) -> None:
-    """Of each step; after a resume in mid-epoch, too."""
+    """Each step has its positions and its batch, and each position its step, also after a resume in mid-epoch."""
     steps = Steps(2, start // 10, 2 * 100 + start, (100 - start) // 10, 10, 100, 10)
     positions = [steps.begin(step) for step in range(25)]
     assert positions == list(range(200 + start, 450 + start, 10))
@@ -74,7 +81,7 @@ def test_steps_and_positions_belong_together(start: int) -> None:
 
 
 def test_a_last_batch_that_is_filled_up_ends_with_its_epoch() -> None:
-    """After a resume with another batch size: 4 batches of 30 for 100 samples."""
+    """A last batch that is filled up ends with its epoch: 4 batches of 30 for 100 samples end at 30, 60, 90 and 100."""
     steps = Steps(0, 0, 0, 4, 4, 100, 30)
     assert [steps.end(step) for step in range(5)] == [30, 60, 90, 100, 130]
     assert [steps.count_before(position) for position in (90, 99, 100, 130)] == [3, 3, 4, 5]

@@ -1,4 +1,4 @@
-"""What the ranks of a growing dataset agree on: a wait for another rank ends, also where the store fails."""
+"""Tests of what the ranks of a growing dataset agree on: a wait for another rank ends, also where the store fails."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from streamer.loader.kinds.growing.growth import POLL_SECONDS, Offers
 
 
 class Store(dict[str, str]):
-    """A process group's store, as far as offers use it."""
+    """Stands for a process group's store, as far as offers use it: a dict in this process.
+
+    It has neither waits nor timeouts.
+    """
 
     looks = 0
 
@@ -24,7 +27,7 @@ class Store(dict[str, str]):
 
 
 class Lost(Store):
-    """Its connection ends."""
+    """Stands for a store whose connection ends at the first look."""
 
     def check(self, keys: list[str]) -> bool:
         raise ConnectionResetError("the store is gone")
@@ -35,13 +38,13 @@ def offers_of(store: Store, rank: int = 0, world: int = 2, seconds: float = 60.0
 
 
 def answer(offers: Offers, number: int, cohorts: int) -> int | None:
-    """What is known after one look more."""
+    """Returns what is known after one look more."""
     time.sleep(POLL_SECONDS)
     return offers.agree_on(number, cohorts)
 
 
 def test_the_least_of_all_ranks_counts():
-    """As soon as all of them have said theirs; what a rank said first counts."""
+    """Ranks agree on the least offer of all as soon as each has made one; the first offer of a rank counts."""
     store = Store()
     ranks = [offers_of(store, rank, 3) for rank in range(3)]
     assert [ranks[rank].agree_on(3, cohorts) for rank, cohorts in ((0, 7), (1, 5))] == [None, None]
@@ -51,14 +54,14 @@ def test_the_least_of_all_ranks_counts():
 
 
 def test_a_new_session_gets_the_same_answer():
-    """Rank 0 may have answered a session that ended before it knew."""
+    """A new session gets the answer that rank 0 gave before, in a session that ended before it knew."""
     store = Store({"here/3/1": "5"})
     offers = offers_of(store)
     assert [offers.agree_on(3, 7), answer(offers, 3, 0)] == [5, 5]
 
 
 def test_the_store_is_asked_now_and_then():
-    """The feeder asks after each event."""
+    """The store is asked at intervals, although the feeder asks after each event."""
     store = Store()
     offers = offers_of(store)
     begun = time.monotonic()
@@ -69,7 +72,10 @@ def test_the_store_is_asked_now_and_then():
 
 @pytest.mark.parametrize(("rank", "said", "silent"), [(0, [0], "1, 2"), (1, [1], "0, 2"), (1, [0, 1, 2], "0")])
 def test_a_rank_that_says_nothing_is_named(rank: int, said: list[int], silent: str):
-    """After the time of the process group; where all have offered it is rank 0, which answers."""
+    """Ranks that make no offer within the time of the process group are named.
+
+    Where all have made one it is rank 0, which answers.
+    """
     store = Store({f"here/3/{other}": "5" for other in said})
     offers = offers_of(store, rank, 3, 0.01)
     assert offers.agree_on(3, 7) is None
@@ -79,7 +85,10 @@ def test_a_rank_that_says_nothing_is_named(rank: int, said: list[int], silent: s
 
 
 def test_time_in_which_nothing_looks_does_not_count(monkeypatch: pytest.MonkeyPatch):
-    """A session that ends before the answer, and another one an hour later: the other ranks may be as late."""
+    """The time between two looks at the store does not count as waiting for other ranks.
+
+    A session may end before the answer, and the next one begin an hour later: the other ranks may be as late.
+    """
     offers = offers_of(Store())
     assert offers.agree_on(3, 7) is None
     now = time.monotonic()
@@ -88,6 +97,9 @@ def test_time_in_which_nothing_looks_does_not_count(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_store_that_fails_ends_the_wait():
-    """Regression: an error that torch had not raised ended the wait, and nobody told the feeder."""
+    """A store that fails ends the wait with a `StateError` that has the store's message.
+
+    Regression: an error that torch had not raised ended the wait, and the feeder did not hear of it.
+    """
     with pytest.raises(StateError, match="cannot agree on round 3: the store is gone"):
         offers_of(Lost()).agree_on(3, 7)

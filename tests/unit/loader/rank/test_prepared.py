@@ -1,4 +1,7 @@
-"""A dataset made ready: local_batch, state, and what a resumed run may change."""
+"""Tests of a dataset made ready for a rank: batches, states, what a resumed run may change, what ranks compare.
+
+Manifests and orders are the real ones, on a fake engine; other ranks are what a replaced `gather` says.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from streamer.loader.rank import opening
 
 
 def test_the_batches_of_all_ranks_are_the_global_batch(make_dataset, folder):
-    """Whatever the number of ranks, as long as it divides the batch."""
+    """The batches of all ranks together are the global batch, whatever number of ranks divides it."""
     whole = make_dataset(folder)._get_opening().prepare(12, "fill")
     for world_size in (2, 3, 4):
         ranks = [
@@ -27,7 +30,7 @@ def test_the_batches_of_all_ranks_are_the_global_batch(make_dataset, folder):
 
 
 def test_a_state_is_plain_and_comes_back(make_dataset, folder):
-    """Through JSON, in another dataset of the same data."""
+    """A state passes through JSON and resumes another dataset of the same data."""
     state = make_dataset(folder)._get_opening().prepare(10).state(3, 4)
     assert (state["epoch"], state["position"], state["global_batch"]) == (3, 40, 10)
     prepared = make_dataset(folder)._get_opening().prepare(10)
@@ -37,7 +40,7 @@ def test_a_state_is_plain_and_comes_back(make_dataset, folder):
 
 
 def test_another_batch_goes_on_with_exactly_the_rest(make_dataset, folder):
-    """Positions 40..99 in batches of 7; a state of the resumed run counts positions, too."""
+    """A run that goes on with another batch size has exactly the remaining samples, and its states count positions."""
     whole = make_dataset(folder)._get_opening().prepare(10)
     seen = [o for batch in range(4) for o in whole.ordinals(3, batch).tolist()]
     prepared = make_dataset(folder)._get_opening().prepare(7)
@@ -53,7 +56,7 @@ def test_another_batch_goes_on_with_exactly_the_rest(make_dataset, folder):
 
 
 def test_a_finished_epoch_goes_on_with_the_next(make_dataset, folder):
-    """Unless the iterator itself is put back at its end."""
+    """A state at the end of an epoch resumes with the next one; an iterator is put back at the end itself."""
     prepared = make_dataset(folder)._get_opening().prepare(10)
     state = prepared.state(3, 10)
     assert prepared.resume(state) == (4, 0)
@@ -61,7 +64,10 @@ def test_a_finished_epoch_goes_on_with_the_next(make_dataset, folder):
 
 
 def test_automatic_parts_of_the_order_follow_the_state(make_dataset, folder):
-    """They were chosen for the batch of the run that saved it; given ones must agree."""
+    """Parts of the order that were chosen automatically follow the state, as they were chosen for its batch.
+
+    Given ones must agree.
+    """
     saved = make_dataset(folder, order=Order(lanes=2, shuffle_window=6))._get_opening().prepare(10)
     prepared = make_dataset(folder)._get_opening().prepare(10)
     assert prepared.spec != saved.spec
@@ -75,7 +81,10 @@ def test_automatic_parts_of_the_order_follow_the_state(make_dataset, folder):
 
 @pytest.mark.parametrize(("lanes_by", "stored"), [("seed", "fixed"), ("key", "common"), ("epoch", "redrawn")])
 def test_a_run_keeps_the_cut_that_it_began_with(make_dataset, folder, lanes_by, stored):
-    """Where its user names none; another one is refused. States keep the words that they always had."""
+    """A resumed run keeps the `lanes_by` of its state where its user names none, and refuses another one.
+
+    States keep the words that they always had.
+    """
     saved = make_dataset(folder, order=Order(lanes_by=lanes_by))._get_opening().prepare(10)
     state = json.loads(json.dumps(saved.state(1, 2)))
     assert state["cut"] == stored
@@ -93,7 +102,7 @@ def test_a_run_keeps_the_cut_that_it_began_with(make_dataset, folder, lanes_by, 
 
 
 def test_a_state_of_a_selection_does_not_fit_the_whole(make_dataset, folder):
-    """The digest of what takes part is a part of the order."""
+    """A state of a selection does not fit the whole dataset, whose order has another digest."""
     dataset = make_dataset(folder)
     state = dataset.select(labels=[0])._get_opening().prepare(10).state(0, 1)
     with pytest.raises(StateError, match="manifest"):
@@ -101,7 +110,10 @@ def test_a_state_of_a_selection_does_not_fit_the_whole(make_dataset, folder):
 
 
 def test_all_ranks_prepare_together(make_dataset, folder, monkeypatch):
-    """A failure on this rank is told to the others before it is raised; facts are told on success."""
+    """A rank tells the others its facts, or its failure before it raises it.
+
+    A bare loop compares, too, and `len()` and single samples do not.
+    """
     told: list[dict[str, object]] = []
 
     def gather(text: str) -> list[str]:
@@ -130,7 +142,7 @@ def test_all_ranks_prepare_together(make_dataset, folder, monkeypatch):
 
 
 def test_a_rank_with_another_state_is_refused(make_dataset, folder, monkeypatch):
-    """Before it waits for the others in the wrong place."""
+    """A rank with another state than the others is refused before it waits for them in the wrong place."""
     other = {"facts": {"resume": "epoch 1, position 20"}, "failure": None}
     monkeypatch.setattr(opening, "gather_for", lambda rank_config: lambda text: [json.dumps(other), text])
     dataset = make_dataset(folder, rank=0, world_size=2, batch_size=5)
@@ -140,7 +152,10 @@ def test_a_rank_with_another_state_is_refused(make_dataset, folder, monkeypatch)
 
 
 def test_each_session_has_a_line_of_its_own(make_dataset, folder):
-    """Loaders of one dataset never share a connection; the next session of a loader uses the connection of its last."""
+    """Sessions of one dataset that are open together have connections of their own.
+
+    The next session of a loader uses that of its last.
+    """
     dataset = make_dataset(folder)
     train, other = dataset._get_opening().prepare(10), dataset._get_opening().prepare(12)
     sessions = [train.session(0, 0), other.session(0, 0), train.session(1, 0)]
@@ -155,7 +170,7 @@ def test_each_session_has_a_line_of_its_own(make_dataset, folder):
 
 
 def test_a_session_that_cannot_begin_gives_its_line_back(fake_engine, make_dataset, folder, monkeypatch):
-    """Broken over its schedule: the next one has it."""
+    """A session whose schedule fails is closed and gives its connection back."""
     dataset = make_dataset(folder)
     prepared = dataset._get_opening().prepare(10)
     with monkeypatch.context() as broken:
@@ -168,7 +183,10 @@ def test_a_session_that_cannot_begin_gives_its_line_back(fake_engine, make_datas
 
 
 def test_ways_to_read_one_data_set_are_streams_of_their_own(make_dataset, folder):
-    """So that ranks which read it in several ways disagree only where they read it in the same way."""
+    """Each batch size with which a dataset is read is a stream of its own.
+
+    Ranks that read it in several ways disagree so only where they read it in the same way.
+    """
     dataset = make_dataset(folder, batch_size=4)
     streams = [dataset._get_opening().prepare(size).session(0, 0)._spec.stream for size in (10, 12, 10)]
     plain = dataset._prepare_plain().session(0, 0)._spec.stream

@@ -1,4 +1,7 @@
-"""How the ranks of a job find the engines of its nodes, and deal the lanes among them."""
+"""Tests of how the ranks of a job find the engines of its nodes and deal the lanes among them.
+
+There is no process group.
+"""
 
 from __future__ import annotations
 
@@ -25,13 +28,19 @@ from streamer.wire.messages import Sharer
 
 
 def test_ranks_of_one_engine_are_one_node() -> None:
-    """By folder and process: copied disks have one id."""
+    """Ranks with one cache folder and one engine process are one node.
+
+    The folder alone is not enough, as copied disks have one id.
+    """
     places = [_Place("a", "7@x", ""), _Place("b", "9@y", ""), _Place("a", "7@x", ""), _Place("a", "8@y", "")]
     assert _group_ranks(places) == [[0, 2], [1], [3]]
 
 
 def test_the_address_is_the_one_that_others_reach(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rank 0 may know its own name as 127.0.0.1; then the way to another node counts."""
+    """A node's address is the one that others reach.
+
+    Rank 0 may know its own name as 127.0.0.1; then the way to another node counts.
+    """
     asked: list[str] = []
     monkeypatch.setattr(sharing, "address_towards", lambda host: asked.append(host) or "10.0.0.1")
     places = [_Place("a", "1", "127.0.1.1"), _Place("b", "2", "10.0.0.2"), _Place("c", "3", "10.0.0.3")]
@@ -44,14 +53,20 @@ def test_the_address_is_the_one_that_others_reach(monkeypatch: pytest.MonkeyPatc
 
 
 def test_the_way_to_a_host() -> None:
-    """Without a packet; a name that does not exist is an error that names it."""
+    """The own address towards a host is found without a packet.
+
+    A name that does not exist is a `ConfigError` that names it.
+    """
     assert address_towards("127.0.0.1") == "127.0.0.1"
     with pytest.raises(ConfigError, match=r"MASTER_ADDR='256\.0\.0\.1'"):
         address_towards("256.0.0.1")
 
 
 def test_many_ranks_read_little_of_the_store_of_rank_0() -> None:
-    """2,048 ranks on 256 engines, whose caches hold parts of four lanes each: 64 MB in all three exchanges."""
+    """2,048 ranks on 256 engines read less than 64 MB from the store of rank 0 in all three exchanges.
+
+    The caches of the engines hold parts of four lanes each.
+    """
     draw = np.random.default_rng(0)
     words = [draw.bytes(20).hex() for _ in range(256)]
     addresses = [f"10.1.{node // 250}.{node % 250}" for node in range(256)]
@@ -73,7 +88,7 @@ def test_many_ranks_read_little_of_the_store_of_rank_0() -> None:
 
 
 def _text(value: object) -> str:
-    """As `exchange` passes it."""
+    """Returns a value as `exchange` passes it to the other ranks."""
     passed: list[str] = []
 
     def gather(text: str) -> list[str | None]:
@@ -85,7 +100,10 @@ def _text(value: object) -> str:
 
 
 def test_lanes_are_told_to_engines_by_the_order_of_their_ids(make_dataset, folder) -> None:
-    """Readers with their samples, and two former holders at most."""
+    """Engines are told the readers of each lane, with their samples, in the order of the engines' ids.
+
+    They are also told at most two former holders of it.
+    """
     prepared = make_dataset(folder, order=Order(lanes=2))._get_opening().prepare(12)
     lanes = prepared._plans.chunk_lanes()
     shared = sharing.Shared(
@@ -106,7 +124,7 @@ def test_lanes_are_told_to_engines_by_the_order_of_their_ids(make_dataset, folde
 
 
 def test_each_chunk_with_samples_has_a_lane(make_dataset, folder) -> None:
-    """Those without any of a selection have none."""
+    """Each chunk with samples has a lane, and those without any of a selection have none."""
     dataset = make_dataset(folder, order=Order(lanes=2))
     prepared = dataset._get_opening().prepare(12)
     assert set(prepared._plans.chunk_lanes().tolist()) == {0, 1}
@@ -121,12 +139,12 @@ def test_each_chunk_with_samples_has_a_lane(make_dataset, folder) -> None:
     [(10, 12, 4, True), (10, 12, 5, False), (4 << 20, 12, 4, False), (10, 1 << 16, 1 << 16, False)],
 )
 def test_where_lanes_can_be_split(chunks: int, batch: int, lanes: int, expected: bool) -> None:
-    """The lanes divide the batch, and the lane of each chunk fits into a message."""
+    """Lanes can be split where their number divides the batch and the lane of each chunk fits into a message."""
     assert has_lanes(chunks, batch, lanes) is expected
 
 
 def test_without_a_process_group_nothing_is_shared(make_dataset, folder, caplog) -> None:
-    """Said once, with the other ways."""
+    """Without a process group `share_caches="auto"` is off, with one warning that names the other ways."""
     dataset = make_dataset(folder, share_caches="auto")
     side = dataset._get_opening()
     for _ in range(2):

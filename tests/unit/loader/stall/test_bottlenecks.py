@@ -1,7 +1,8 @@
-"""Bottlenecks put into a simulated loader: the report names each. No thread, no sleep; the clock is moved by hand.
+"""Tests of the report on bottlenecks that are put into a simulated loader: it names each.
 
-What the loader reports of a batch is written as the feeder writes it; the ledger, the comparison and the diagnosis are
-the real ones. `tests/e2e/test_bottlenecks.py` shows with real loaders and real time that the feeder does report it.
+There is no thread and no sleep; the clock is moved by hand. What the loader reports of a batch is written as the feeder
+writes it; the ledger, the comparison and the diagnosis are the real ones. `tests/e2e/test_bottlenecks.py` shows with
+real loaders and real time that the feeder does report it.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ BATCH = 4
 
 
 class Time:
-    """`time.perf_counter_ns`, moved by hand."""
+    """Stands for `time.perf_counter_ns`, and is moved by hand."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 1
@@ -39,7 +40,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Time:
 
 
 def stages(read: float = 0, decode: float = 0, transform: float = 0, other: float = 0, collate: float = 0) -> Stages:
-    """Of a batch, in milliseconds."""
+    """Returns the stages of a batch, given in milliseconds."""
     r, d, t, o, c = (int(ms * MS) for ms in (read, decode, transform, other, collate))
     return Stages(load=r + d + t + o, read=r, decode=d, transform=t, collate=c, write=0)
 
@@ -149,21 +150,21 @@ def test_a_slow_stage(clock, slow, cause, bottleneck):
 
 
 def test_decode_beside_a_little_reading(clock):
-    """The larger of two stages is named, and the smaller has its share."""
+    """The larger of two slow stages is named as the bottleneck, and the smaller has its share of the waiting."""
     found = Simulation(clock, lambda batch, worker: stages(read=4, decode=12)).run()
     assert found.bottleneck is Bottleneck.DECODE
     assert found.waiting["read"] == pytest.approx(0.25, abs=0.02)
 
 
 def test_few_workers(clock):
-    """One worker where cores are idle: more of them are advised, by number."""
+    """With one worker and idle cores the report advises more workers, by number."""
     found = Simulation(clock, lambda batch, worker: stages(decode=4), workers=1, step=3).run()
     assert found.bottleneck is Bottleneck.DECODE
     assert "1 more worker (num_workers=2; " in found.advice
 
 
 def test_slow_step(clock):
-    """The step takes longer than the data: nothing to do."""
+    """A step that takes longer than the data is not bound by input, and nothing is advised."""
     found = Simulation(clock, lambda batch, worker: stages(decode=4), step=120).run()
     assert found.bottleneck is Bottleneck.NOT_BOUND
     assert found.advice == ""
@@ -171,7 +172,7 @@ def test_slow_step(clock):
 
 
 def test_one_slow_worker(clock):
-    """A worker whose batches take far longer than the others'."""
+    """A worker whose batches take far longer than the others' is named, with its time and theirs."""
     found = Simulation(
         clock, lambda batch, worker: stages(decode=160 if worker == 1 else 4), workers=3, window=12
     ).run()
@@ -182,7 +183,7 @@ def test_one_slow_worker(clock):
 
 
 def test_single_slow_samples(clock):
-    """One sample in 40 takes 60 times as long as the others."""
+    """A sample in 40 that takes 60 times as long as the others is the bottleneck, and its ordinal is named."""
     found = Simulation(
         clock,
         lambda batch, worker: stages(decode=126 if batch % 10 == 0 else 8),
@@ -194,7 +195,10 @@ def test_single_slow_samples(clock):
 
 
 def test_full_ring(clock):
-    """A trainer that keeps what the ring has slots for: workers wait for one."""
+    """A trainer that keeps as many batches as the ring has slots is the bottleneck, as workers wait for one.
+
+    One that keeps one batch is not.
+    """
     busy = Simulation(clock, lambda batch, worker: stages(decode=4), workers=4, slots=8, hold=7).run()
     assert busy.bottleneck is Bottleneck.RING
     calm = Simulation(clock, lambda batch, worker: stages(decode=4), workers=4, slots=8, step=2).run()
@@ -202,25 +206,25 @@ def test_full_ring(clock):
 
 
 def test_a_window_too_small(clock):
-    """One batch ahead with four workers: three of them have nothing to do."""
+    """A window of one batch for four workers is the bottleneck, as three of them have nothing to do."""
     found = Simulation(clock, lambda batch, worker: stages(decode=16), workers=4, window=1).run()
     assert found.bottleneck is Bottleneck.WINDOW
 
 
 def test_starting_workers(clock):
-    """The first batches wait for workers that start."""
+    """Workers that start are the bottleneck of the first batches."""
     found = Simulation(clock, start=900).run(batches=3, warm=0)
     assert found.bottleneck is Bottleneck.START
 
 
 def test_workers_that_die(clock):
-    """What a dead worker had done of a batch is lost."""
+    """Work that was lost with dead workers is the bottleneck where it takes the time."""
     found = Simulation(clock, lambda batch, worker: stages(decode=4), workers=1, lost=lambda batch: 300).run(batches=8)
     assert found.bottleneck is Bottleneck.LOST
 
 
 def test_copy_to_the_device(clock):
-    """The trainer's thread copies for longer than the batch takes to make."""
+    """A copy in the trainer's thread that takes longer than the batch takes to make is the bottleneck."""
     assert Simulation(clock, device=10).run().bottleneck is Bottleneck.DEVICE
 
 
@@ -261,7 +265,7 @@ VIEW = EngineView(in_flight=8, fetches=8, needs=100, hits=10, store_bytes=10**9,
     ],
 )
 def test_chunks_come_late(clock, engine, bottleneck):
-    """Chunks are not local when they are wanted, and what the engine says tells why; decoding is not to blame."""
+    """Chunks that are late are explained by what the engine says, and decoding is not to blame."""
     late = Simulation(clock, lambda batch, worker: stages(decode=4), local=lambda batch: 20 * batch)
     found = late.run(engine=(None, engine))
     assert found.bottleneck is bottleneck
@@ -272,7 +276,7 @@ def test_chunks_come_late(clock, engine, bottleneck):
 
 @dataclass(frozen=True)
 class TimedRecipe(FakeRecipe):
-    """Samples that are decoded for 4 ms of the test's time."""
+    """Stands for a recipe whose samples are decoded for 4 ms of the test's time."""
 
     time: Time | None = None
 
@@ -281,6 +285,8 @@ class TimedRecipe(FakeRecipe):
 
 
 class TimedSource(FakeSource):
+    """Stands for a source that decodes: moves the clock by 4 ms for each sample and reports them as decoding."""
+
     def __init__(self, recipe: TimedRecipe) -> None:
         super().__init__(recipe)
         self.time, self.spent = recipe.time, 0
@@ -295,6 +301,8 @@ class TimedSource(FakeSource):
 
 
 class TimedDataset(FakeDataset):
+    """Stands for a dataset of 40 batches whose samples take 4 ms of the test's time."""
+
     def __init__(self, time: Time, **more: object) -> None:
         super().__init__(40 * BATCH, lambda epoch, ordinal: np.full(64, ordinal, np.float32), **more)
         self.time = time
@@ -306,7 +314,7 @@ class TimedDataset(FakeDataset):
 
 
 def trained(clock: Time, dataset: TimedDataset, **options: object) -> StallReport:
-    """A real loader in the trainer's own thread."""
+    """Returns the report of a real loader in the trainer's own thread."""
     with StreamingDataLoader(dataset, BATCH, 0, report_every=None, **options) as loader:
         for _ in loader:
             clock.now += MS
@@ -314,7 +322,7 @@ def trained(clock: Time, dataset: TimedDataset, **options: object) -> StallRepor
 
 
 def test_no_workers(clock):
-    """num_workers=0: whatever takes long, it is the trainer's own time."""
+    """With `num_workers=0` the bottleneck is that there are no workers, whatever takes long."""
     found = trained(clock, TimedDataset(clock))
     assert found.bottleneck is Bottleneck.NO_WORKERS
     assert "num_workers" in found.advice
@@ -323,7 +331,7 @@ def test_no_workers(clock):
 
 
 def test_chunks_come_late_without_workers(clock, monkeypatch):
-    """The same with num_workers=0: more workers would not help."""
+    """With `num_workers=0` late chunks are the bottleneck, as more workers would not help."""
     dataset = TimedDataset(clock, held_back=True)
 
     def wait(session, step: int, timeout_seconds: float | None = None) -> None:
@@ -338,7 +346,7 @@ def test_chunks_come_late_without_workers(clock, monkeypatch):
 
 
 def test_a_slow_device_transform(clock):
-    """It is the trainer's thread that runs it."""
+    """A slow `device_transform` is charged to the device, as the trainer's thread runs it."""
 
     def slow(batch: object) -> object:
         clock.now += 50 * MS
@@ -348,6 +356,6 @@ def test_a_slow_device_transform(clock):
 
 
 def test_nothing_is_measured_where_nothing_passed(clock):
-    """A loader that has delivered nothing."""
+    """A loader that has delivered nothing reports that nothing was measured, with no waiting."""
     assert Simulation(clock).run(batches=0).bottleneck is Bottleneck.NOTHING
     assert LoaderStats().wait_share == 0

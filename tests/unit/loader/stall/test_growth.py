@@ -1,4 +1,4 @@
-"""What the measured rates of a growing dataset ask for."""
+"""Tests of the advice for a growing dataset, computed from measured rates."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ RATES = {
 
 
 def test_a_reuse_that_is_too_small_is_named() -> None:
-    """1.25 G / F, rounded up, with both rates."""
+    """A `reuse` that is too small is named with the one that would not wait: 1.25 G / F, rounded up, and both rates."""
     assert advise_growth(GROWING, **RATES) == (
         "the trainer reads 500 MB/s, the link brings 125 MB/s: Growing(reuse=5) instead of 3 would not wait"
     )
@@ -44,19 +44,22 @@ def test_a_reuse_that_is_too_small_is_named() -> None:
     ],
 )
 def test_nothing_is_said_where_nothing_is_to_be_changed(growing: GrowingStats, rates: dict) -> None:
-    """It is enough, nothing waits, or nothing was measured."""
+    """Nothing is advised where the reuse is enough, nothing waits, or a rate was not measured."""
     assert advise_growth(growing, **rates) == ""
 
 
 @pytest.mark.parametrize(("passes", "told"), [(0.4, False), (1.2, True)])
 def test_strict_epochs_that_would_not_wait_are_named(passes: float, told: bool) -> None:
-    """With 80 % cached a fifth of the rate is enough, once all data has arrived."""
+    """Epochs without `growing=` are advised once all data has arrived and they would not wait.
+
+    With 80 % cached a fifth of the rate is enough.
+    """
     growing = replace(GROWING, reuse=5, passes=passes, data_bytes=250_000_000_000)
     assert ("without growing= no epoch would wait" in advise_growth(growing, **RATES)) is told
     assert "the cache holds 80% of the data" in advise_growth(replace(growing, passes=1), **RATES)
 
 
 def test_ranks_and_machines_add_up() -> None:
-    """Eight ranks on two machines, each with a link of its own."""
+    """Rates of ranks, and links of machines, are summed for the advised reuse: eight ranks on two machines."""
     growing = replace(GROWING, reuse=2, ranks=8, nodes=2)
     assert "Growing(reuse=3) instead of 2" in advise_growth(growing, **{**RATES, "samples_per_second": 62.5})

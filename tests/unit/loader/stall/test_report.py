@@ -1,4 +1,4 @@
-"""The report from two snapshots; bottlenecks on made-up figures."""
+"""Tests of the report made from two snapshots, and of bottlenecks on made-up figures; no loader runs."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ AFTER = replace(
 
 
 def test_only_what_happened_between_counts():
-    """Sums, mean, median and p99 since the last report, not since the beginning."""
+    """Sums, mean, median and p99 of a report are those since the last one, not since the beginning."""
     found = compare(BEFORE, AFTER)
     assert (found.batches, found.samples, found.respawns) == (10, 80, 2)
     assert found.share == pytest.approx(0.5)
@@ -50,7 +50,7 @@ def test_only_what_happened_between_counts():
 
 
 def test_the_line():
-    """One line: bottleneck with its share and what to do, the figures behind it."""
+    """A report is one line: the bottleneck with its share, what to do, and the figures behind it."""
     line = str(compare(BEFORE, AFTER))
     assert line.startswith("input-bound (50% waiting): decode, decode 83%, read 17%; 4 more workers (num_workers=8; ")
     assert "\n" not in line
@@ -64,18 +64,18 @@ def test_the_line():
 
 
 def test_not_input_bound():
-    """Below 2 % there is nothing to do."""
+    """A training that waits for less than 2 % of the time is not input-bound."""
     found = compare(BEFORE, replace(BEFORE, stats=replace(BEFORE.stats, step_seconds=2.0, waiting={"decode": 2.003})))
     assert found.headline == "not input-bound: 0.3% waiting"
 
 
 def test_nothing_measured():
-    """Two equal snapshots."""
+    """Two equal snapshots make a report that nothing was measured."""
     assert compare(BEFORE, BEFORE).headline == "nothing measured: 0.0% waiting"
 
 
 def test_a_wait_that_goes_on_counts_once():
-    """A trainer that stands still is reported at once; what the report has told is not told again."""
+    """A trainer that stands still is reported while it waits, and the next report counts only the rest of the wait."""
     stuck = replace(AFTER, ongoing={"network": 9_000_000_000})
     first = compare(AFTER, stuck)
     assert first.bottleneck is Bottleneck.STORE
@@ -85,13 +85,13 @@ def test_a_wait_that_goes_on_counts_once():
 
 
 def test_counters_that_began_anew():
-    """After a loaded state the workers count from 0."""
+    """Counters that began anew, as after a loaded state, count from 0."""
     anew = replace(AFTER, stats=replace(AFTER.stats, respawns=1))
     assert compare(AFTER, anew).respawns == 1
 
 
 def test_scalars_have_names_for_plots():
-    """Plain numbers; one per cause."""
+    """`scalars()` has the share and each cause as plain numbers with names for plots."""
     scalars = compare(BEFORE, AFTER).scalars()
     assert scalars["stall/share"] == pytest.approx(0.5)
     assert scalars["stall/waiting/decode"] == pytest.approx(0.83)
@@ -127,12 +127,15 @@ def findings(
     ],
 )
 def test_how_many_workers(share, workers, cores, idle, expected):
-    """As many as the waiting needs, as far as cores are idle; without their times, each worker keeps one busy."""
+    """As many more workers are advised as the waiting needs, as far as cores are idle.
+
+    Without the cores' times, each worker counts as one busy core.
+    """
     assert more_workers(findings(share, workers, cores, idle)) == expected
 
 
 def test_idle_cores_are_those_between_two_snapshots():
-    """30 s in which 45 CPU seconds went unused; unknown where the kernel does not say."""
+    """Idle cores are unused CPU seconds by seconds between two snapshots, and unknown where the kernel does not say."""
     before, after = (Snapshot(cores=2, at=at, idle_core_seconds=idle) for at, idle in ((100.0, 500.0), (130.0, 545.0)))
     assert after.idle_cores(before) == pytest.approx(1.5)
     assert after.idle_cores(Snapshot()) is None
@@ -140,7 +143,7 @@ def test_idle_cores_are_those_between_two_snapshots():
 
 @pytest.mark.parametrize("cause", ALL)
 def test_every_cause_has_a_bottleneck_and_advice(cause):
-    """Whatever takes the time, the report knows what to say."""
+    """Every cause of waiting has a bottleneck and an advice."""
     found = findings(**{cause: 5.0})
     bottleneck = diagnose(found)
     assert bottleneck not in (Bottleneck.NOTHING, Bottleneck.NOT_BOUND)
@@ -148,12 +151,12 @@ def test_every_cause_has_a_bottleneck_and_advice(cause):
 
 
 def test_stages_count_together_against_the_network():
-    """Three stages of 20 % are the worker's 60 %."""
+    """Stages of a worker count together against the network: three of about 20 % outweigh 38 % of it."""
     assert diagnose(findings(network=4.0, read=2.0, decode=2.5, transform=2.0)) is Bottleneck.DECODE
 
 
 def test_the_engines_view_of_one_session():
-    """Counters by name; the waiting of this consumer of this job on this data set; unknown names are left out."""
+    """`EngineView` has the engine's counters by name and the waiting of its own session; unknown names are left out."""
     mine = {"consumer": "rank 0", "job": "j", "dataset": "d"}
     values = {
         **mine,

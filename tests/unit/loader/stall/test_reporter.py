@@ -1,4 +1,7 @@
-"""The reporter."""
+"""Tests of the reporter: what is logged, when, on which rank, and what callbacks and the engine get.
+
+Loaders are real ones on a fake dataset, where their thread matters.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ from tests.fake_dataset import FakeDataset
 
 
 class Loader:
-    """Waits for a share of every second."""
+    """Stands for a loader that waits for a share of every second; it makes no batches."""
 
     def __init__(self, share: float) -> None:
         self.share, self.seconds = share, 0
@@ -38,7 +41,7 @@ class Loader:
 
 @pytest.mark.parametrize(("rank", "share", "lines"), [(0, 0.01, 1), (3, 0.01, 0), (3, 0.5, 1)])
 def test_who_speaks(rank, share, lines, caplog):
-    """The first rank always, the others when they wait."""
+    """The first rank always logs its report, and another one only when it waits."""
     caplog.set_level(logging.INFO)
     reports = []
     loader = Loader(share)
@@ -50,7 +53,7 @@ def test_who_speaks(rank, share, lines, caplog):
 
 
 def test_training_that_waits_for_data_is_a_warning(caplog):
-    """Once for each bottleneck, not with every report; the rest is information."""
+    """A training that waits for data is logged as a warning once for each bottleneck; other reports are information."""
     caplog.set_level(logging.INFO)
     loader = Loader(0.5)
     reporter = StallReporter(loader.report_since, rank=0)
@@ -68,7 +71,7 @@ def sample(epoch: int, ordinal: int) -> object:
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_it_reports_while_the_training_goes_on(workers):
-    """With an interval there is a report on a thread of its own, and none after close."""
+    """With an interval there are reports from a thread of its own, which ends with the loader."""
     heard: queue.Queue[str] = queue.Queue()
     with StreamingDataLoader(
         FakeDataset(1000, sample),
@@ -84,7 +87,7 @@ def test_it_reports_while_the_training_goes_on(workers):
 
 
 def test_a_callback_that_raises_ends_nothing(caplog):
-    """It is logged, and called again at the next interval."""
+    """A callback that raises is logged and called again at the next interval."""
     calls: queue.Queue[int] = queue.Queue()
 
     def fail(report: StallReport) -> None:
@@ -99,20 +102,20 @@ def test_a_callback_that_raises_ends_nothing(caplog):
 
 
 def test_switched_off():
-    """None: no thread."""
+    """`report_every=None` starts no thread for reports."""
     with StreamingDataLoader(FakeDataset(40, sample), 4, report_every=None) as loader:
         next(iter(loader))
         assert not [thread for thread in threading.enumerate() if thread.name == "streamer-report"]
 
 
 def test_an_interval_that_cannot_be():
-    """0 seconds is an error at once."""
+    """`report_every=0` is a `ConfigError` at once."""
     with pytest.raises(ConfigError, match="report_every=0 is not above 0 seconds"):
         StreamingDataLoader(FakeDataset(8, sample), 4, report_every=0)
 
 
 def test_the_report_is_since_the_last_one():
-    """Two calls share nothing."""
+    """`report()` counts the batches since the last call."""
     with StreamingDataLoader(FakeDataset(40, sample), 4, report_every=None) as loader:
         assert loader.report().batches == 0
         for _, _batch in zip(range(3), loader, strict=False):
@@ -122,7 +125,7 @@ def test_the_report_is_since_the_last_one():
 
 
 def test_the_engines_view_is_in_the_stats():
-    """`stats()` carries what the engine says; None without one."""
+    """`stats()` has what the engine says, and None without an engine."""
     dataset = FakeDataset(40, sample)
     with StreamingDataLoader(dataset, 4, report_every=None) as loader:
         next(iter(loader))
@@ -133,7 +136,7 @@ def test_the_engines_view_is_in_the_stats():
 
 
 def test_the_engine_receives_what_was_found():
-    """At each report of the reporter, on every rank: the share and the bottleneck of that report."""
+    """The engine gets the share of waiting and the bottleneck of each report."""
     sent: queue.Queue[ReportFinding | Exception] = queue.Queue()
     dataset = FakeDataset(1000, sample)
     with StreamingDataLoader(dataset, 4, report_every=0.02) as loader:
@@ -147,7 +150,7 @@ def test_the_engine_receives_what_was_found():
 
 
 def test_an_error_is_sent_to_the_engine():
-    """For its page and log; the trainer gets it as well."""
+    """An error that the trainer gets is sent to the engine, too, for its page and log."""
     sent = []
     dataset = FakeDataset(40, fail)
     with StreamingDataLoader(dataset, 4, report_every=None) as loader:
@@ -163,7 +166,10 @@ def fail(epoch: int, ordinal: int) -> object:
 
 
 def test_videos_are_add_decode_advice_on_where_decoding_limits_the_training():
-    """By those members of which most is thrown away; nothing is computed for other bottlenecks."""
+    """Where decoding is the bottleneck, the advice names the clips that throw most frames away, and what is cheaper.
+
+    Nothing is computed for other bottlenecks.
+    """
     wasteful, thrifty = ClipCost(95, 16, 31, 8, 48, 5.28), ClipCost(40, 16, 31, 8, 0, 0)
     report = StallReport(bottleneck=Bottleneck.DECODE, advice="2 more workers")
     assert add_decode_advice(report, [None, thrifty]).advice == "2 more workers"

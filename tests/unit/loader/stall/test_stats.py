@@ -1,4 +1,4 @@
-"""What the loader counts."""
+"""Tests of what the loader counts: waits, steps, stages and shares, with a clock that is moved by hand."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from streamer.loader.stall.stats import LoaderStats, TrainerClock
 
 
 class Time:
-    """A clock that is moved by hand."""
+    """Stands for `time.perf_counter_ns`, and is moved by hand."""
 
     def __init__(self, monkeypatch) -> None:
         self.now = 1
@@ -23,7 +23,7 @@ class Time:
 
 
 def test_waits_and_steps(monkeypatch):
-    """Waiting is from the request to the arrival, the handoff after it, a step from batch to request."""
+    """Waiting lasts from request to arrival, a handoff from arrival to delivery, a step to the next request."""
     time, clock = Time(monkeypatch), TrainerClock()
     for wait, step in ((1, 2), (3, 4), (0.5, 0)):
         clock.ask(ready=2)
@@ -44,7 +44,7 @@ def test_waits_and_steps(monkeypatch):
 
 
 def test_time_between_epochs_is_no_step(monkeypatch):
-    """Validation between two epochs is not counted as a long step."""
+    """Time between two epochs, as for validation, is not counted as a step."""
     time, clock = Time(monkeypatch), TrainerClock()
     clock.ask(0)
     clock.arrive()
@@ -56,7 +56,7 @@ def test_time_between_epochs_is_no_step(monkeypatch):
 
 
 def test_stages_add_up():
-    """Each worker's nanoseconds by stage, faults and pickled bytes."""
+    """The nanoseconds of each stage, the faults and the pickled bytes of all batches are summed."""
     counted = FeedCounters()
     for _ in range(2):
         counted.count(Made(1, 10, (0, 150), Stages(9, 1, 2, 3, 4, 5), 7, 8))
@@ -65,6 +65,6 @@ def test_stages_add_up():
 
 
 def test_wait_share():
-    """Share of the time; nothing measured is no waiting."""
+    """`wait_share` is waiting by waiting and steps together, and 0 where nothing was measured."""
     assert LoaderStats(wait_seconds=1, step_seconds=3).wait_share == 0.25
     assert LoaderStats().wait_share == 0
