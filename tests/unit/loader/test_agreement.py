@@ -67,19 +67,23 @@ def test_half_a_rank_or_none_at_all_is_refused(rank, world_size, field):
     assert caught.value.details["field"] == field
 
 
-def test_ranks_compare_only_where_the_group_is_theirs(monkeypatch):
-    """Ranks compare only where the process group has their rank and world size.
-
-    A dataset for one rank alone must not wait for the others.
-    """
-    for group, rank_config, compares in [
+@pytest.mark.parametrize(
+    ("group", "rank_config", "compares"),
+    [
         (None, (0, 2), False),
         ((0, 1), (0, 1), False),
         ((0, 2), (0, 1), False),
         ((0, 2), (0, 2), True),
-    ]:
-        monkeypatch.setattr(distributed, "process_group", lambda group=group: group)
-        assert (gather_for(detect(*rank_config, environment())) is not None) is compares
+    ],
+    ids=["no group", "group of one", "one rank beside the group", "rank of the group"],
+)
+def test_ranks_compare_only_where_the_group_is_theirs(monkeypatch, group, rank_config, compares):
+    """Ranks compare only where the process group has their rank and world size.
+
+    A dataset for one rank alone must not wait for the others.
+    """
+    monkeypatch.setattr(distributed, "process_group", lambda: group)
+    assert (gather_for(detect(*rank_config, environment())) is not None) is compares
 
 
 def table(*others: dict[str, object]):

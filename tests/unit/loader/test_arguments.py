@@ -123,11 +123,15 @@ def test_of_an_index(index, message):
         StreamingDataset("/data")[index]
 
 
-def test_of_an_epoch():
+@pytest.mark.parametrize(
+    "make",
+    [lambda: StreamingDataset("/data"), lambda: StreamingDataLoader(FakeDataset(8, sample), 4)],
+    ids=["dataset", "loader"],
+)
+def test_of_an_epoch(make):
     """`set_epoch` of a dataset and of a loader refuses what is no whole number."""
-    for thing in (StreamingDataset("/data"), StreamingDataLoader(FakeDataset(8, sample), 4)):
-        with pytest.raises(ConfigError, match="epoch='a' is not a whole number"):
-            thing.set_epoch("a")
+    with pytest.raises(ConfigError, match="epoch='a' is not a whole number"):
+        make().set_epoch("a")
 
 
 @pytest.mark.parametrize("name", ["transform", "shuffle", "batch_size", "url"])

@@ -184,19 +184,19 @@ def test_slices_kept_over_many_batches():
         del kept
 
 
-def test_ahead():
+@pytest.mark.parametrize("ahead", [0, 1, 3])
+def test_ahead(ahead):
     """A prefetcher asks for as many batches ahead as its depth says, and for none with 0."""
-    for ahead in (0, 1, 3):
-        asked = []
+    asked = []
 
-        def batches(asked=asked):
-            for n in range(6):
-                asked.append(n)
-                yield torch.tensor(n)
+    def batches():
+        for n in range(6):
+            asked.append(n)
+            yield torch.tensor(n)
 
-        found = [(int(batch), len(asked)) for batch in DevicePrefetcher(batches(), "cpu", depth=ahead)]
-        assert [n for n, _ in found] == list(range(6))
-        assert found[0][1] == ahead + 1
+    found = [(int(batch), len(asked)) for batch in DevicePrefetcher(batches(), "cpu", depth=ahead)]
+    assert [n for n, _ in found] == list(range(6))
+    assert found[0][1] == ahead + 1
 
 
 def test_structures():

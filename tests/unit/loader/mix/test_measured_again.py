@@ -47,14 +47,14 @@ def test_only_new_chunks_are_read(make_dataset, urls, tmp_path):
     assert not seen
 
 
-def test_numbers_of_unknown_chunks_are_refused(make_dataset, urls, tmp_path):
+@pytest.mark.parametrize("name", ["costs.npy", "none.npy"])
+def test_numbers_of_unknown_chunks_are_refused(make_dataset, urls, tmp_path, name):
     """A file for `resume_from=` that `measure_lengths` has not written, or that is not there, is refused."""
     np.save(tmp_path / "costs.npy", np.zeros(1000, np.int32))
-    for name in ("costs.npy", "none.npy"):
-        with pytest.raises(ConfigError, match=r"was not written by measure_lengths\(\)"):
-            measure_lengths(
-                make_dataset(urls[0], format="tokens"), "tokens", path=tmp_path / "all.npy", resume_from=tmp_path / name
-            )
+    with pytest.raises(ConfigError, match=r"was not written by measure_lengths\(\)"):
+        measure_lengths(
+            make_dataset(urls[0], format="tokens"), "tokens", path=tmp_path / "all.npy", resume_from=tmp_path / name
+        )
 
 
 def test_the_global_generators_are_left_alone(make_dataset, urls, tmp_path):

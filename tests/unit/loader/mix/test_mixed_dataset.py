@@ -153,13 +153,12 @@ def test_each_group_of_a_batch_is_of_one_member(make_mix):
     assert taken == expected[:3].reshape(3, 16).tolist()
 
 
-def test_a_batch_of_parts_of_groups_is_logged(make_mix, caplog):
+@pytest.mark.parametrize(("world_size", "warned"), [(2, True), (3, False), (1, False)])
+def test_a_batch_of_parts_of_groups_is_logged(make_mix, caplog, world_size, warned):
     """The log warns where a rank's batch has parts of several groups, and not where it has whole ones or one part."""
-    for world_size, warned in ((2, True), (3, False), (1, False)):
-        data = make_mix("ab", batching=Homogeneous(group=8), world_size=world_size, rank=0)
-        data._get_opening().prepare(24 // world_size, None)
-        assert ("has parts of several groups of 8" in caplog.text) == warned
-        caplog.clear()
+    data = make_mix("ab", batching=Homogeneous(group=8), world_size=world_size, rank=0)
+    data._get_opening().prepare(24 // world_size, None)
+    assert ("has parts of several groups of 8" in caplog.text) == warned
 
 
 def test_a_sample_draws_by_the_pass_of_its_member(make_mix):
@@ -502,13 +501,22 @@ def test_what_members_must_have_in_common(make_mix, option):
     assert caught.value.details["field"] in option
 
 
-def test_members_are_datasets_by_name(make_mix, folders):
+@pytest.mark.parametrize(
+    "choose",
+    [
+        pytest.param(lambda dataset, mix: {}, id="none"),
+        pytest.param(lambda dataset, mix: [dataset], id="list"),
+        pytest.param(lambda dataset, mix: {"a": str(dataset._opening.options.urls[0])}, id="url"),
+        pytest.param(lambda dataset, mix: {"": dataset}, id="empty name"),
+        pytest.param(lambda dataset, mix: {3: dataset}, id="number as name"),
+        pytest.param(lambda dataset, mix: {"a": mix}, id="mix"),
+    ],
+)
+def test_members_are_datasets_by_name(make_mix, folders, choose):
     """Members that are not datasets by name are refused: none, a list, a url, a name that is no text, a mix."""
-    dataset = StreamingDataset(folders["a"])
-    for members in ({}, [dataset], {"a": str(folders["a"])}, {"": dataset}, {3: dataset}, {"a": make_mix("a")}):
-        with pytest.raises(ConfigError) as caught:
-            MixedDataset(members)
-        assert caught.value.details["field"] == "members"
+    with pytest.raises(ConfigError) as caught:
+        MixedDataset(choose(StreamingDataset(folders["a"]), make_mix("a")))
+    assert caught.value.details["field"] == "members"
 
 
 def test_one_member_is_allowed(make_mix):

@@ -14,19 +14,19 @@ from streamer.errors import ConfigError, StateError, StreamerError
 from streamer.loader.rank import opening
 
 
-def test_the_batches_of_all_ranks_are_the_global_batch(make_dataset, folder):
+@pytest.mark.parametrize("world_size", [2, 3, 4])
+def test_the_batches_of_all_ranks_are_the_global_batch(make_dataset, folder, world_size):
     """The batches of all ranks together are the global batch, whatever number of ranks divides it."""
     whole = make_dataset(folder)._get_opening().prepare(12, "fill")
-    for world_size in (2, 3, 4):
-        ranks = [
-            make_dataset(folder, rank=rank, world_size=world_size)._get_opening().prepare(12 // world_size)
-            for rank in range(world_size)
-        ]
-        assert {prepared.global_batch for prepared in ranks} == {12}
-        assert {prepared.local_batch for prepared in ranks} == {12 // world_size}
-        for batch in range(whole.plan(1).batches):
-            dealt = [ordinal for prepared in ranks for ordinal in prepared.ordinals(1, batch).tolist()]
-            assert sorted(dealt) == sorted(whole.ordinals(1, batch).tolist())
+    ranks = [
+        make_dataset(folder, rank=rank, world_size=world_size)._get_opening().prepare(12 // world_size)
+        for rank in range(world_size)
+    ]
+    assert {prepared.global_batch for prepared in ranks} == {12}
+    assert {prepared.local_batch for prepared in ranks} == {12 // world_size}
+    for batch in range(whole.plan(1).batches):
+        dealt = [ordinal for prepared in ranks for ordinal in prepared.ordinals(1, batch).tolist()]
+        assert sorted(dealt) == sorted(whole.ordinals(1, batch).tolist())
 
 
 def test_a_state_is_plain_and_comes_back(make_dataset, folder):
