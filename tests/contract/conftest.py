@@ -257,6 +257,7 @@ def moto_endpoint() -> Iterator[str]:
 
 
 def _announced(process: subprocess.Popen[str]) -> str:
+    """Returns the url that moto's server has written when it listens."""
     assert process.stdout is not None
     for line in process.stdout:
         if found := re.search(r"Running on (http://127\.0\.0\.1:\d+)", line):

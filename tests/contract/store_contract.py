@@ -64,6 +64,7 @@ def names(kind: Kind, found: dict[str, ObjectRecord]) -> list[str]:
 
 
 def _other(record: ObjectRecord) -> str:
+    """Returns a version that is not that of the record."""
     return record.version[:-1] + ("0" if record.version[-1] != "0" else "1")
 
 

@@ -30,6 +30,7 @@ CONTENTS = {f"train/{key}": f"content of {key}".encode() for key in ODD} | {"tra
 
 @pytest.fixture(autouse=True)
 def _no_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Removes what the environment and the user's files say of AWS and of proxies."""
     for name in [*os.environ]:
         if name.startswith("AWS_") or name.lower().endswith("_proxy"):
             monkeypatch.delenv(name)

@@ -57,6 +57,7 @@ KEYS = {"key": KEY, "secret": SECRET, "token": TOKEN}
 
 @pytest.fixture(autouse=True)
 def _no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Removes what the environment says of AWS and of proxies."""
     for name in [*os.environ]:
         if name.startswith("AWS_") or name.lower().endswith("_proxy"):
             monkeypatch.delenv(name)
@@ -64,6 +65,7 @@ def _no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _record(url: str, version: str = "etag:x") -> ObjectRecord:
+    """Returns the record of an object with the size of RAMP."""
     return ObjectRecord(url, len(RAMP), version)
 
 
@@ -123,6 +125,7 @@ def _as_boto_signs(asked: Asked, port: int) -> str:
 
 
 def _fits(key: str) -> bool:
+    """Returns whether S3 allows a key of this length."""
     return len(key.encode()) <= 1024
 
 
@@ -334,6 +337,7 @@ async def test_good_answers_of_other_forms(name: str) -> None:
 
 
 def _status(line: str, *headers: str, body: bytes = b"") -> bytes:
+    """Returns an answer with this status line."""
     return "\r\n".join([f"HTTP/1.1 {line}", *headers, f"Content-Length: {len(body)}", "", ""]).encode() + body
 
 
@@ -538,6 +542,7 @@ def authority() -> trustme.CA:
 
 
 def _context(certificate: trustme.LeafCert) -> ssl.SSLContext:
+    """Makes the context of a server with this certificate."""
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     certificate.configure_cert(context)
     return context

@@ -45,6 +45,7 @@ class _Clock(BaseHTTPRequestHandler):
 
 @contextmanager
 def _web_server(ahead: timedelta) -> Iterator[str]:
+    """Serves one object with a clock that is ahead, on a thread."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Clock,), {"ahead": ahead}))
     thread = threading.Thread(target=server.serve_forever, name="clock", kwargs={"poll_interval": 0.05})
     thread.start()
@@ -57,6 +58,7 @@ def _web_server(ahead: timedelta) -> Iterator[str]:
 
 
 def _by_subject(found: list[Finding]) -> dict[str, Finding]:
+    """Returns the findings by their subject."""
     return {finding.subject: finding for finding in found}
 
 

@@ -66,6 +66,7 @@ PATIENT = FetchConfig(backoff_start_seconds=0.05, backoff_max_seconds=0.2)
 
 
 def _tokens(asked: list[Asked]) -> list[str]:
+    """Returns the token of each request."""
     return [request.headers["authorization"].removeprefix("Bearer ") for request in asked]
 
 

@@ -66,10 +66,12 @@ def moto_bucket(moto_endpoint: str) -> str:
 
 
 def _s3_options(endpoint: str) -> dict[str, object]:
+    """Returns the storage options of the moto server."""
     return {"key": "testing", "secret": "testing", "endpoint_url": endpoint}
 
 
 def _make_bucket(endpoint: str, name: str, files: Mapping[str, bytes] = MappingProxyType({})) -> None:
+    """Makes a bucket with these files by botocore."""
     from botocore.session import Session
 
     client = Session().create_client(

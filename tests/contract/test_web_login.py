@@ -47,6 +47,7 @@ async def server() -> AsyncIterator[TellingServer]:
 
 
 def _netrc(text: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Writes the netrc of the user."""
     (folder / ".netrc").write_text(text)
     monkeypatch.delenv("NETRC", raising=False)
     monkeypatch.setenv("HOME", str(folder))

@@ -55,6 +55,7 @@ async def test_a_greedy_peer_leaves_the_other_its_share(tmp_path):
 
 
 def _small_socket(address: tuple[socket.AddressFamily, int, int, str, object]) -> socket.socket:
+    """Makes a socket with a small buffer, so that a send lasts as long as its reader takes."""
     family, kind, protocol, *_ = address
     made = socket.socket(family, kind, protocol)
     made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BYTES)

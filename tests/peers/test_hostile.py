@@ -48,7 +48,7 @@ async def test_what_is_no_chunk_is_refused(name):
 
 
 async def test_thirty_wrong_answers_leave_a_peer_out(caplog):
-    """A peer that has given thirty wrong answers is left out until its engine starts again, which is logged once."""
+    """A peer that has given thirty wrong answers is left out, which is logged once."""
     async with asker() as b, peer(sends(head(500, content_length=0))) as member:
         for _ in range(29):
             assert await fetch(b, member, asked(1, LENGTH)) is Refusal.WRONG

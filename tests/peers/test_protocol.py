@@ -151,6 +151,7 @@ async def test_odd_requests(tmp_path):
 
 
 def _send(address: str, raw: bytes) -> bytes:
+    """Sends bytes and returns the whole answer."""
     host, _, port = address.rpartition(":")
     with socket.create_connection((host, int(port)), timeout=20) as connection:
         connection.sendall(raw)

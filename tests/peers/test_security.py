@@ -73,6 +73,7 @@ async def test_the_token_is_nowhere(tmp_path, caplog, capfd, encrypted):
 
 
 def _say(address: str, raw: bytes) -> None:
+    """Sends bytes and reads the answer to its end."""
     host, _, port = address.rpartition(":")
     with socket.create_connection((host, int(port)), timeout=20) as connection, contextlib.suppress(OSError):
         connection.sendall(raw)

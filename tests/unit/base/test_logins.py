@@ -150,6 +150,7 @@ def _classes() -> list[type]:
 
 
 def _has_secrets(kind: type) -> bool:
+    """Returns whether a struct or dataclass has a field that may be secret."""
     if issubclass(kind, msgspec.Struct):
         names: list[str] = list(kind.__struct_fields__)
     elif dataclasses.is_dataclass(kind):

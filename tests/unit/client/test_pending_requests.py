@@ -23,6 +23,7 @@ def pending(taken: list[int]) -> PendingRequests:
 
 
 def numbers(messages: list[GetStatistics]) -> list[int]:
+    """Returns the numbers of the requests."""
     return [message.request for message in messages]
 
 

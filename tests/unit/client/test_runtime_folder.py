@@ -100,7 +100,7 @@ def test_a_runtime_folder_that_takes_no_file_is_named(tmp_path: Path, monkeypatc
 
 
 def test_a_read_only_tmp_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The runtime folder is in /dev/shm where /tmp is read-only, as in a hardened container; else in /tmp."""
+    """The runtime folder is in /dev/shm where /tmp is read-only, as in a hardened container, unless both are."""
     read_only = {"/", "/tmp", "/var/tmp", f"/tmp/streamer-{os.getuid()}", f"/var/tmp/streamer-{os.getuid()}"}
     monkeypatch.setattr("streamer.config._is_read_only", lambda path: str(path) in read_only)
     assert Environment.read({}).runtime_dir == Path(f"/dev/shm/streamer-{os.getuid()}")

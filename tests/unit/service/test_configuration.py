@@ -40,10 +40,12 @@ url = "gs://other/"
 
 
 def environment(**variables: str) -> Environment:
+    """Reads an environment with these variables."""
     return Environment.read({"HOME": "/home/u", "STREAMER_RUNTIME_DIR": "/run/u", **variables})
 
 
 def written(tmp_path, text):
+    """Writes a settings file and returns its path."""
     path = tmp_path / "streamer.toml"
     path.write_text(text)
     return path

@@ -31,6 +31,7 @@ VALUES = st.lists(
 
 
 def shown(history: History, now: float, seconds: float = 900) -> dict:
+    """Returns the history as the page gets it."""
     return json.loads(history.to_json(now, seconds))
 
 

@@ -17,6 +17,7 @@ from streamer.service.listening import listen
 
 
 def _config(folder: Path, grace_seconds: float | None = 3.0) -> EngineConfig:
+    """Makes the configuration of an engine whose folders are the test's."""
     cache = folder / "cache"
     cache.mkdir(exist_ok=True)
     path = folder / "runtime" / "engine.sock"
@@ -24,6 +25,7 @@ def _config(folder: Path, grace_seconds: float | None = 3.0) -> EngineConfig:
 
 
 def _answers(path: Path) -> bool:
+    """Returns whether a process listens at the path."""
     try:
         with socket.socket(socket.AF_UNIX) as probe:
             probe.connect(str(path))
@@ -33,6 +35,7 @@ def _answers(path: Path) -> bool:
 
 
 def _wait_for(path: Path) -> None:
+    """Waits until a process listens at the path."""
     while not _answers(path):
         time.sleep(0.01)
 

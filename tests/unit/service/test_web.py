@@ -84,7 +84,7 @@ async def test_another_name_in_the_header_is_refused(monkeypatch):
 
 @pytest.mark.parametrize("address", ["", "off"])
 async def test_off_listens_nowhere(address):
-    """An empty address or "off" serves nothing."""
+    """An empty address or "off" is accepted in place of an address of HTTP."""
     async with serve_http(address, dict, lambda: ""):
         pass
 

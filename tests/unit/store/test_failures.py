@@ -61,4 +61,5 @@ def test_translating_leaves_ours_alone() -> None:
 
 
 def _mapper(url: str, error: Exception, target: object) -> ThrottledError:
+    """Stands for the part of a store that translates its library's errors."""
     return ThrottledError(f"{url}: {error}")

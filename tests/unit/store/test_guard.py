@@ -66,7 +66,7 @@ def test_addresses_of_this_machine(host: str, own: bool) -> None:
     ],
 )
 def test_clients_cannot_name_the_machine(url: str, options: dict[str, object], why: str) -> None:
-    """A client can name the service's machine by no url or option; the error names [[datasets]], no password."""
+    """No url or option of a client can name the service's machine; the error shows [[datasets]] and no password."""
     with pytest.raises(AccessDeniedError, match=r"\[\[datasets\]\]") as refused:
         open_store(url, options, refuse_local=True)
     assert why in str(refused.value)

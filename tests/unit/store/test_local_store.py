@@ -22,6 +22,7 @@ async def listed(url: Path | str) -> list[str]:
 
 
 def write(path: Path) -> Path:
+    """Writes a file of one byte and its folders."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(b"x")
     return path

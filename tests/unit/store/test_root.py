@@ -41,7 +41,7 @@ from streamer.tools.doctor import reach
 def test_the_way_to_a_store(
     url: str, options: Mapping[str, object], variables: Mapping[str, str], credentials: str, endpoint: str
 ) -> None:
-    """A root describes its credentials and endpoint, and whether options or the environment gave them, no secrets."""
+    """A root describes without secrets its credentials and endpoint, and whether options or variables gave them."""
     root = StoreRoot.resolve(url, options, {})
     said = [root.describe_credentials(variables)[0], root.describe_endpoint(variables)]
     assert credentials in said[0]

@@ -163,7 +163,7 @@ FUZZ = settings(
     ],
 )
 def test_clouds_are_reached(behind, kind, url, host):
-    """A service without [[datasets]] connects to all regions of AWS, Google and Azure's clouds that users write."""
+    """Urls of S3, Google and each of Azure's clouds connect to that cloud's own host."""
     options = {**KEYS[kind], **({"client_kwargs": {"region_name": "eu-west-1"}} if kind == "s3" else {})}
     if "@" in url:
         options.pop("account_name")

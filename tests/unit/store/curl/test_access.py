@@ -37,6 +37,7 @@ def test_the_address_of_a_key() -> None:
 
 
 def _access(headers: dict[str, str]) -> Access | None:
+    """Makes the access to a web server with these headers."""
     return make_access(StoreRoot.resolve("http://h/x", {"headers": headers}))
 
 

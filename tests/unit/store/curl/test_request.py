@@ -16,6 +16,7 @@ class Refusing(CurlRequest):
 
 
 def make_request() -> Refusing:
+    """Makes a request whose receiver fails."""
     return Refusing(make_easy(1.0, pycurl.PROTO_HTTP))
 
 
