@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from streamer.base.paths import absolute
+from streamer.base.temporary import open_temporary_folder
 from streamer.cli.exit_codes import Exit
 from streamer.cli.options import (
     add_cache_dir,
@@ -153,12 +153,12 @@ def _open_manifest(arguments: argparse.Namespace, terminal: Terminal) -> Iterato
         yield manifest, fallback_dir
         return
     notes: list[str] = []
-    with tempfile.TemporaryDirectory(prefix="streamer-index-") as folder:
+    with open_temporary_folder("index") as folder:
         with terminal.progress("indexing", "bytes") as bar:
-            manifest = _build_in_tasks(arguments, Path(folder), bar, notes)
+            manifest = _build_in_tasks(arguments, folder, bar, notes)
         for note in notes:
             terminal.note(note)
-        yield manifest, Path(folder)
+        yield manifest, folder
 
 
 def _add_columns(manifest: Manifest, client: EngineClient, request: GetManifest, names: Sequence[str]) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from streamer.base.concurrency import map_concurrently
+from streamer.base.temporary import open_temporary_folder
 from streamer.errors import IntegrityError, ObjectChangedError
 from streamer.formats.base import Facts
 from streamer.formats.checksum import crc32
@@ -26,7 +27,6 @@ from streamer.manifest.table import Manifest
 from streamer.shards.destination import Destination, files_of
 from streamer.shards.job import Job
 from streamer.shards.receipts import Receipt
-from streamer.shards.spool import open_temporary_folder
 from streamer.store.addresses.urls import shown
 
 _READS_AT_ONCE = 16
@@ -166,7 +166,7 @@ async def put_manifest(destination: Destination, job: Job, receipts: Mapping[int
         ManifestError: the folder for temporary files cannot be written.
         StoreError: the destination cannot be read or written.
     """
-    with open_temporary_folder() as folder:
+    with open_temporary_folder("pack") as folder:
         manifest = await manifest_of(destination, job, receipts, folder)
         await destination.put_manifest(manifest)
     # Another pack of the same job may have written a shard, and its manifest, at the same time.

@@ -22,6 +22,7 @@ import msgspec
 from streamer.annotations.options import Annotations
 from streamer.base.logins import take_logins
 from streamer.base.paths import absolute
+from streamer.base.temporary import open_temporary_folder
 from streamer.config import parse_bytes
 from streamer.errors import ConfigError, PackError
 from streamer.executors.runner import Runner, run_all, runner
@@ -40,7 +41,7 @@ from streamer.shards.progress import Callbacks, Follower, PackProgress
 from streamer.shards.receipts import Receipt
 from streamer.shards.settle import PackResult, claim, settle_shards, wait_for
 from streamer.shards.sources import Scannable
-from streamer.shards.spool import open_spool, open_temporary_folder, spool_folder
+from streamer.shards.spool import open_spool, spool_folder
 from streamer.shards.task import MadeShard, add_sample, receipt_there, upload
 
 # So many shards of an iterable are uploaded while another one is written. Each is a temporary file until then.
@@ -160,7 +161,7 @@ def pack(
             if out_storage_options is None:
                 writing = msgspec.structs.replace(writing, options=scan.storage_options)
             return run(prepare_scan(scan, writing, running), running, callbacks)
-    with open_temporary_folder() as folder, runner(executor) as running:
+    with open_temporary_folder("pack") as folder, runner(executor) as running:
         prepared = prepare(of_url, writing, folder=folder, runner=running, callbacks=callbacks)
         return run(prepared, running, callbacks)
 

@@ -1,7 +1,6 @@
-"""Makes the temporary files and folders of packs, and removes those of killed processes.
+"""Makes the temporary file in which a shard is written before its upload, and removes those of killed tasks.
 
-`task.py`, `pack.py` and `annotations.py` write a shard to such a file before its upload. `pack.py`, `finish.py` and the
-command (`cli/shards/pack_command.py`) have a temporary folder each. `settle.py` removes what other jobs have left.
+`task.py`, `pack.py` and `annotations.py` write to such files. `settle.py` removes those of other jobs.
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
+from streamer.base.temporary import is_own
 from streamer.errors import PackError
 from streamer.shards.job import Job
 from streamer.store.addresses.urls import split
@@ -27,35 +27,9 @@ from streamer.store.addresses.urls import split
 # locked, and must not be removed.
 _SUFFIX = ".spool"
 _PREFIX = "streamer-pack-"
-_RUN_PREFIX = "streamer-packer-"
 # A folder without such a file, unchanged for so long, is removed: a running pack makes one for each shard.
 _IDLE_SECONDS = 86_400.0
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-
-
-@contextmanager
-def open_temporary_folder() -> Iterator[Path]:
-    """Makes a private temporary folder for one run of a pack, and removes it at the end.
-
-    The run holds a lock on the folder, so that a later pack knows whether the process was killed, and removes it. Where
-    the file system locks no folders (NFS), it stays after a kill.
-    """
-    while True:
-        folder = Path(tempfile.mkdtemp(prefix=_RUN_PREFIX))
-        try:
-            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        except FileNotFoundError:
-            continue  # another pack removed the folder before it was opened
-        with suppress(OSError):  # a sweep cannot lock it there either, and leaves it
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-        if folder.exists():
-            break
-        os.close(descriptor)  # another pack removed the folder before it was locked
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-        os.close(descriptor)
 
 
 @contextmanager
@@ -74,7 +48,7 @@ def open_spool(folder: Path, number: int) -> Iterator[Path]:
     try:
         if folder.name.startswith(_PREFIX):
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            if not _is_own(folder, 0o077):
+            if not is_own(folder, 0o077):
                 raise PackError(
                     f"{folder} is not private to user {os.geteuid()}: shards on their way to the store are not written "
                     "there; name another folder in TMPDIR",
@@ -129,40 +103,21 @@ def spool_folder(job: Job) -> Path:
     # killed ones have left. A new folder gets a random name, which another user cannot have taken before.
     parent = Path(tempfile.gettempdir())
     for folder in sorted(parent.glob(f"{_PREFIX}{job.id}-*")):
-        if _is_own(folder, 0o077):
+        if is_own(folder, 0o077):
             return folder
     return Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{job.id}-"))
 
 
-def _is_own(folder: Path, others: int) -> bool:
-    """Returns whether a folder is this user's and no link, and other users have none of the rights `others`."""
-    try:
-        found = folder.lstat()
-    except OSError:
-        return False
-    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & others
-
-
 def sweep_other_jobs() -> None:
-    """Removes the temporary files and folders of killed packs on this machine, of all jobs: one may never run again."""
+    """Removes the temporary files of killed packs of all jobs on this machine, since a job may never run again."""
     for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
-        if not _is_own(folder, 0o022):  # another user's, in a folder that everyone may write to
+        if not is_own(folder, 0o022):  # another user's, in a folder that everyone may write to
             continue
         _sweep(folder)
         with suppress(OSError):
             idle = time.time() - folder.stat().st_mtime > _IDLE_SECONDS
             if idle and not any(folder.glob(f"*{_SUFFIX}")):
                 shutil.rmtree(folder)
-    for folder in Path(tempfile.gettempdir()).glob(f"{_RUN_PREFIX}*"):
-        if not _is_own(folder, 0o077):
-            continue
-        with suppress(OSError):  # its run goes on, or it is gone
-            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(folder)
-            finally:
-                os.close(descriptor)
 
 
 def _sweep(folder: Path) -> None:

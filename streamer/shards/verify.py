@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import re
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from pathlib import Path
 
 import msgspec
 import numpy as np
 
 from streamer.base.concurrency import map_concurrently
+from streamer.base.temporary import open_temporary_folder
 from streamer.errors import Discreet, IntegrityError, ManifestError
 from streamer.executors.runner import Runner, run_dynamic
 from streamer.indexing.source import manifest_files
@@ -137,9 +136,9 @@ async def _compare_manifest(destination: Destination, job: Job, receipts: Mappin
         ManifestError: there is no manifest.
     """
     where = f"{destination.url}{BESIDE}"
-    with tempfile.TemporaryDirectory(prefix="streamer-verify-") as folder:
-        expected = await manifest_of(destination, job, receipts, Path(folder, "expected"))
-        there = install_files(await manifest_files(destination.fetcher, where), Path(folder, "there"), shown(where))
+    with open_temporary_folder("verify") as folder:
+        expected = await manifest_of(destination, job, receipts, folder / "expected")
+        there = install_files(await manifest_files(destination.fetcher, where), folder / "there", shown(where))
     if there.digest != expected.digest:
         raise IntegrityError(
             f"the manifest in {shown(where)} ({there.samples} samples, {there.digest}) is not that of the shards "

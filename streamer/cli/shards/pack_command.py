@@ -156,11 +156,11 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
 
 def _prepare(arguments: argparse.Namespace, running: Runner, terminal: Terminal, held: ExitStack) -> Prepared:
     """Indexes the source in tasks, into a folder that `held` removes at its end, and plans the pack."""
+    from streamer.base.temporary import open_temporary_folder
     from streamer.shards.prepared import prepare
     from streamer.shards.progress import Callbacks
-    from streamer.shards.spool import open_temporary_folder
 
-    folder = held.enter_context(open_temporary_folder())
+    folder = held.enter_context(open_temporary_folder("pack"))
     with terminal.progress("indexing", "bytes") as bar:
         callbacks = Callbacks(on_note=terminal.note, on_index=lambda step: _show_index(step, bar))
         return prepare(_source(arguments), _pack_options(arguments), folder, running, callbacks)

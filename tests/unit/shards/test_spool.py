@@ -1,13 +1,9 @@
-"""Temporary files and folders of packs, in which killed processes have left some: real files, locks and kills."""
+"""Temporary files of packs, of which killed processes have left some: real files, locks and kills."""
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import os
 import stat
-import subprocess
-import sys
 import tempfile
 import threading
 from pathlib import Path
@@ -17,7 +13,7 @@ from typing import Any
 import pytest
 
 from streamer.errors import PackError
-from streamer.shards.spool import open_spool, open_temporary_folder, spool_folder, sweep_other_jobs
+from streamer.shards.spool import open_spool, spool_folder, sweep_other_jobs
 
 
 def test_what_a_killed_task_has_left_is_removed(tmp_path: Path) -> None:
@@ -111,57 +107,3 @@ def test_what_other_users_put_there_is_neither_used_nor_waited_for(
     with open_spool(mine, 1) as path:
         assert path.parent == mine
     assert all((folder / "x.spool").exists() for folder in theirs)
-
-
-@pytest.mark.process
-def test_the_folder_of_a_killed_run_is_removed_and_that_of_a_running_one_stays(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The lock on the folder tells whether its run goes on, however long nothing in it has changed."""
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    program = "import os; from streamer.shards.spool import *\nwith open_temporary_folder(): os.kill(os.getpid(), 9)"
-    environment = {**os.environ, "TMPDIR": str(tmp_path)}
-    assert subprocess.run([sys.executable, "-c", program], check=False, env=environment).returncode == -9
-    (killed,) = tmp_path.iterdir()
-    with open_temporary_folder() as running:
-        (running / "manifest").write_text("kept")
-        os.utime(running, (0, 0))
-        sweep_other_jobs()
-        assert list(tmp_path.iterdir()) == [running]
-        assert (running / "manifest").exists()
-    assert not killed.exists()
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_file_system_that_locks_no_folders_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """NFS locks only what is open for writing: the run goes on without a lock, and no sweep removes its folder."""
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    real = fcntl.flock
-
-    def lock(file: Any, how: int) -> None:
-        number = file if isinstance(file, int) else file.fileno()
-        if stat.S_ISDIR(os.fstat(number).st_mode):
-            raise OSError(errno.EBADF, "Bad file descriptor")
-        real(file, how)
-
-    monkeypatch.setattr(fcntl, "flock", lock)
-    with open_temporary_folder() as running:
-        sweep_other_jobs()
-        assert running.is_dir()
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_folder_that_a_sweep_took_at_once_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another pack may remove the new folder before it is opened, when no lock protects it yet."""
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    real = tempfile.mkdtemp
-    sweeps = iter([sweep_other_jobs])
-
-    def make(**options: Any) -> str:
-        folder = real(**options)
-        next(sweeps, lambda: None)()
-        return folder
-
-    monkeypatch.setattr(tempfile, "mkdtemp", make)
-    with open_temporary_folder() as running:
-        assert list(tmp_path.iterdir()) == [running]
