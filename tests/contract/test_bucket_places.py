@@ -242,7 +242,7 @@ def test_buckets_of_other_kinds(url: str, base: str, region: str, monkeypatch: p
 
 
 def test_a_profile_says_where(tmp_path: Path) -> None:
-    """A profile gives endpoint_url, [services], the style of addresses, the region and the authority of a bucket."""
+    """A profile gives endpoint_url, [services], address style, region and authority, as for R2, MinIO, CoreWeave."""
     (tmp_path / "config").write_text(
         "[profile plain]\nendpoint_url = http://127.0.0.1:9000\nregion = auto\nca_bundle = /ca.pem\n"
         "[profile services]\nservices = mine\n[services mine]\ns3 =\n  endpoint_url = https://cwobject.com\n"

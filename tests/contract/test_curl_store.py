@@ -879,7 +879,10 @@ async def test_a_file_of_authorities_that_is_none(content: str | None, text: str
 
 
 async def test_a_listing_of_other_folders_is_an_error() -> None:
-    """A listing with objects outside the folder is an error; with a gateway without prefixes they were samples."""
+    """A listing with objects outside the folder that was asked for is an error.
+
+    A gateway may ignore the prefix: the objects of the whole bucket were samples.
+    """
     entry = b"<Contents><Key>%b</Key><Size>3</Size><ETag>v</ETag></Contents>"
     page = b"<ListBucketResult>%b%b</ListBucketResult>" % (entry % b"train/0.jpg", entry % b"secret/0.jpg")
     async with bucket() as (server, store):

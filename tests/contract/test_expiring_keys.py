@@ -214,7 +214,7 @@ async def test_a_sign_in_that_has_ended(
 def test_the_doctor_sends_keys_of_another_store_not_to_aws(
     issuer: Issuer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`streamer doctor` sends no keys of another store to STS, where a profile names an endpoint of S3 alone."""
+    """`streamer doctor` sends STS no keys of another store, where a profile has S3's endpoint alone (R2, MinIO)."""
     set_up("IRSA", issuer, tmp_path, monkeypatch)
     monkeypatch.delenv("AWS_ENDPOINT_URL_S3")
     (tmp_path / "config").write_text(

@@ -110,6 +110,9 @@ async def test_a_web_server_without_head(server: TellingServer, how: str) -> Non
 
 @pytest.mark.parametrize("error", [ModuleNotFoundError("No module named 'x'"), AttributeError("x"), TypeError("x")])
 def test_what_a_foreign_library_cannot_do_is_final(error: Exception) -> None:
-    """A missing module or attribute of another library is a final ConfigError; a failed parse is retried."""
+    """A missing module or attribute of another library is a final ConfigError; text it cannot decode is retried.
+
+    The former were waited for as an outage.
+    """
     assert isinstance(fsspec_errors.map_error("hdfs://h/x", error, None), ConfigError)
     assert retryable(fsspec_errors.map_error("hdfs://h/x", UnicodeDecodeError("utf-8", b"", 0, 1, "x"), None))

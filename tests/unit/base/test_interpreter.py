@@ -58,7 +58,7 @@ def test_a_debugger_is_kept_out_of_what_is_started(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.process
 def test_closed_standard_descriptors_are_filled() -> None:
-    """Closed standard descriptors are opened on /dev/null, because a socket would get what a library prints."""
+    """Closed standard descriptors are opened on /dev/null, as a socket of number 1 would get a library's output."""
     program = (
         "import os; from streamer.base.interpreter import open_standard_descriptors as fill; fill(); fill()\n"
         "assert all(os.fstat(one) == os.stat(os.devnull) for one in (0, 1)); os._exit(os.pipe()[0])"

@@ -135,7 +135,7 @@ def test_a_wakeup_is_readable_from_a_signal_on(here: bool) -> None:
 
 
 def test_a_full_pipe_wakes_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A wakeup whose pipe is full of signals stays readable, and a further signal does not block."""
+    """A wakeup whose pipe is full, with 64 KiB of signals, stays readable, and a further signal does not block."""
     monkeypatch.delattr(os, "eventfd")
     wakeup = linux.Wakeup()
     for _ in range(10_000):

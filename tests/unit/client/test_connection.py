@@ -117,7 +117,10 @@ def test_the_end_is_noticed(connect, end_of_it):
 
 
 def test_a_process_without_descriptors_is_told_so(tmp_path, monkeypatch):
-    """A process without free descriptors gets a ConfigError from a connection, and no statistics."""
+    """A process without free descriptors gets a ConfigError from a connection, and no statistics.
+
+    A raw OSError hid the error of the sample, while a loader asked the engine about it.
+    """
 
     def refuse(*_):
         """Stands for a process that can open no further socket."""

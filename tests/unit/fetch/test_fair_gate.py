@@ -253,7 +253,10 @@ class ScriptedLoop:
 
 
 async def test_a_timer_that_is_early_is_set_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A timer that fires early is set again, between two reads of the clock as well; waiters hung (2026-11-23)."""
+    """A timer that fires early is set again, even if the moment passes between two reads of the clock.
+
+    Waiters were left for ever (2026-11-23).
+    """
     loop = ScriptedLoop(asyncio.get_running_loop())
     gate, queue = FairGate(4), line()
     gate.per_second = 10.0

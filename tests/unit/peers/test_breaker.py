@@ -13,7 +13,10 @@ def test_one_failure_is_enough():
 
 
 def test_one_outage_counts_once():
-    """Failures of requests sent before a peer was up again are one outage; eight made a pause of 60 s (2026-11-22)."""
+    """Failures of requests that were sent before a peer was up again are one outage.
+
+    Eight requests under way made 1 s into 60 (2026-11-22).
+    """
     breaker = Breaker()
     assert [breaker.record_failure(1.0, 1.1 + number / 10) for number in range(8)] == [True, *[False] * 7]
     assert breaker.pause_seconds == 1.0
@@ -23,7 +26,10 @@ def test_one_outage_counts_once():
 
 
 def test_the_pause_doubles_with_each_probe_up_to_a_minute():
-    """The pause between probes doubles up to a minute, and is 1 s again after an answer."""
+    """The pause between probes doubles up to a minute, and is 1 s again after an answer.
+
+    An outage below 5 s is over within 4 s of its end; a long one costs a request a minute.
+    """
     breaker = Breaker()
     breaker.record_failure(0.0, 0.0)
     pauses = []

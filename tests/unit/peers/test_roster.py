@@ -78,7 +78,7 @@ def test_members_are_asked_once_a_minute(roster):
 
 
 def test_a_member_stays_for_a_minute_without_listing_and_answer(roster):
-    """A member stays for a minute without listing or answer, so that a restart moves no chunk."""
+    """A member stays for 60 s without listing or answer, so that a restart moves no chunk, and longer if it answers."""
     roster.record_list(["a:1", "b:1"], 0.0)
     roster.record_answer("a:1", facts("A"), 0.1)
     roster.record_answer("b:1", facts("B"), 0.1)

@@ -9,7 +9,10 @@ from streamer.service.admission import MAX_READ_BYTES, MIN_CLIENTS, RESERVED_DES
 
 
 def test_bytes_follow_the_memory():
-    """Clients may take half of the memory budget for schedules and a quarter for requests."""
+    """Clients may take half of the memory budget for schedules and a quarter for requests.
+
+    A container of 512 MiB has a budget of 128 MiB.
+    """
     limits = ServiceLimits.make(ServiceConfig(), memory_bytes=128 * MiB)
     assert (limits.schedule_bytes, limits.request_bytes) == (64 * MiB, 32 * MiB)
     assert limits.answer_bytes == MAX_READ_BYTES

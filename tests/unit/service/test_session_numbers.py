@@ -12,7 +12,10 @@ from streamer.wire.messages import OpenSession, Part
 @pytest.mark.parametrize("name", ["global_batch", "world_size", "start", "open_bytes", "sharers"])
 @pytest.mark.parametrize("number", [-1, 1 << 53, (1 << 63) - 1, 1 << 63, (1 << 64) - 1])
 def test_numbers_beyond_any_dataset_are_refused(name: str, number: int) -> None:
-    """A number of a session that is negative or beyond 2^53 is a ProtocolError, and no error of the engine."""
+    """A number of a session that is negative or beyond 2^53 is a ProtocolError.
+
+    Nothing is computed with it before: 2^63 was an error that asked for a report.
+    """
     with pytest.raises(ProtocolError, match=f"{name}={number}; it is 0 to 9007199254740991"):
         _check_numbers(OpenSession(1, "job", "digest", "rank 0", **{name: number}))
     _check_numbers(OpenSession(1, "job", "digest", "rank 0", **{name: (1 << 53) - 1}))

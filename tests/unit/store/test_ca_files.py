@@ -15,7 +15,10 @@ from streamer.store.root import StoreRoot
 
 @pytest.mark.parametrize("kind", ["pipe", "device", "folder", "empty", "long", "missing"])
 def test_only_regular_files_are_read(tmp_path: Path, kind: str) -> None:
-    """Only a regular file of 1 byte to 16 MiB is read as certificates; a pipe blocked the thread that read it."""
+    """Only a regular file of 1 byte to 16 MiB is read as certificates.
+
+    A pipe held the thread that read it for ever; sixty of them stopped a service.
+    """
     path = tmp_path / "ca"
     if kind == "pipe":
         os.mkfifo(path)

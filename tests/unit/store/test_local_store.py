@@ -110,7 +110,10 @@ async def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(tmp_path: Path) -
 
 
 async def test_a_cache_folder_below_the_data_is_none_of_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A cache folder of streamer below the data is left out of the listing and logged; its files were samples."""
+    """A cache folder of streamer below the data is left out of the listing and logged.
+
+    With `cache_dir="data/cache"` its marker, and later its chunks, were samples.
+    """
     write(tmp_path / "a.bin")
     open_folder(tmp_path / "cache")
     found = [record.url async for page in LocalStore().list(f"{tmp_path}/") for record in page]

@@ -60,7 +60,10 @@ def test_what_cannot_be_used_alone(options: Mapping[str, object], said: str) -> 
 
 
 def test_an_endpoint_of_the_environment_has_a_scheme_too() -> None:
-    """An endpoint in the environment without a scheme is refused at once; it was waited for 60 s (2026-11-23)."""
+    """An endpoint in the environment without a scheme is refused at once.
+
+    It was waited for as a store that is down: 60 s, and "the request failed" (2026-11-23).
+    """
     variables = {"AWS_ENDPOINT_URL": "minio:9000"}
     with pytest.raises(ConfigError, match="AWS_ENDPOINT_URL='minio:9000' in the environment has no scheme"):
         check_options("s3://b", "s3", {}, variables)

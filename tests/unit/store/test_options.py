@@ -84,7 +84,7 @@ def test_what_has_no_counterpart_is_named(url: str, options: Mapping[str, object
     ],
 )
 def test_what_changes_no_read_has_no_effect(given: Mapping[str, object]) -> None:
-    """Options of botocore that change no read have no effect, so that reads keep the fast client."""
+    """Options of botocore that change no read have no effect: users of R2, MinIO and Ceph set them for writes."""
     assert translate(split("s3://b"), {"config_kwargs": given}).unknown == []
 
 

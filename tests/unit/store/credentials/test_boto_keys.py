@@ -70,7 +70,10 @@ def test_the_environment_does_without_boto(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_what_needs_boto_is_refused_without_it(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A profile is refused without botocore, because obstore would take the machine's role instead."""
+    """A profile is refused without botocore, because obstore would take the machine's role instead.
+
+    That holds for one by option or variable, and for a default profile in a file.
+    """
     monkeypatch.setitem(sys.modules, "botocore.session", None)
     with pytest.raises(ConfigError, match=r"profile='p' needs botocore; pip install 'streamer-data\[aws\]'"):
         boto_keys.find(ROOT, "p")
