@@ -6,6 +6,7 @@ side, and `fork_server_main.py` the server's. The workers also take their `Proce
 
 from __future__ import annotations
 
+import mmap
 import os
 from typing import TypeVar
 
@@ -155,8 +156,10 @@ def memory_file(name: str, content: msgspec.Struct) -> int:
 
 
 def read_memory_file(descriptor: int) -> bytes:
-    """Returns the whole content of a memory file, and closes its descriptor."""
-    content = os.pread(descriptor, os.fstat(descriptor).st_size, 0)
+    """Returns the whole content of a memory file, which is not empty, and closes its descriptor."""
+    # A read(2) ends after 2 GiB. A mapping does not move the position in the file, which other processes share.
+    with mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ) as mapping:
+        content = mapping[:]
     os.close(descriptor)
     return content
 

@@ -98,7 +98,8 @@ class WorkerPool:
                     field="transform",
                 ) from error
             self._payload = memory.create_memfd("streamer-payload", len(payload))
-            os.pwrite(self._payload, payload, 0)
+            # A write(2) ends after 2 GiB.
+            memory.map_memfd(self._payload, len(payload))[:] = payload
 
     def open_sources(self) -> None:
         """Sends recipe and rules to the running worker processes that do not have them yet."""

@@ -13,6 +13,7 @@ import cloudpickle
 import pytest
 
 from streamer.batches.workers.batch_maker import MakerRules
+from streamer.batches.workers.fork_protocol import read_memory_file
 from streamer.batches.workers.handle import WorkerHandle
 from streamer.batches.workers.pool import WorkerConfig, WorkerPool
 from streamer.batches.workers.protocol import Message, WorkerReady
@@ -132,3 +133,15 @@ def test_recipe_that_cannot_be_sent(make):
     lock = threading.Lock()
     with pytest.raises(ConfigError, match="worker_type='thread'"):
         make("process", 1).configure(FakeRecipe(8, 2, number), MakerRules(seed=1, collate_fn=lambda _: lock))
+
+
+def test_a_recipe_of_any_length_is_sent_whole(make, monkeypatch):
+    """Linux writes and reads 2 GiB with one call at most: a transform with a larger array was cut off."""
+    write, read = os.pwrite, os.pread
+    monkeypatch.setattr(os, "pwrite", lambda file, content, at: write(file, content[:1000], at))
+    monkeypatch.setattr(os, "pread", lambda file, count, at: read(file, min(count, 1000), at))
+    pool = make("process", 1)
+    table = bytes(range(256)) * 100
+    pool.configure(FakeRecipe(8, 2, number), MakerRules(seed=1, collate_fn=lambda samples: table))
+    _, rules = cloudpickle.loads(read_memory_file(os.dup(pool._payload)))
+    assert rules.collate_fn(None) == table
