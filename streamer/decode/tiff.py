@@ -335,7 +335,8 @@ def arrange_values(values: Values, page: TiffPage) -> Values:
 def convert_to_rgb(values: Values, page: TiffPage) -> NDArray[np.uint8]:
     """Converts values to RGB of 8 bits: uint8 (height, width, 3).
 
-    Of values with more bits the 8 highest are kept. Alpha and other bands beyond the colours are dropped.
+    Of values with more bits the 8 highest are kept. Colours are divided by an alpha that they are multiplied with. Then
+    alpha and other bands beyond the colours are dropped.
 
     Args:
         values: (height, width, bands), unsigned, of at most 16 bits.

@@ -1,8 +1,8 @@
 """Arranges the samples of a plain dataset in the order of another one, to which it is joined.
 
 Used by `loader/members/joins.py`. The other dataset is the left side of the join, the arranged one the right side, and
-its samples are the rows. The rows that the samples of one left chunk have become a chunk of their own, or a few. So a
-rank that opens a left chunk fetches just these rows, in as many requests as they have runs. The result is a manifest of
+its samples are the rows. The rows of the samples of one left chunk become a chunk of their own, or a few. So a rank
+that opens a left chunk fetches just these rows, in as many requests as they have runs. The result is a manifest of
 the same objects. A row that samples of several left chunks have is in a chunk for each of them.
 """
 
@@ -55,7 +55,9 @@ class _Runs(msgspec.Struct, frozen=True, eq=False):
 def arrange(
     left: Manifest, right: Manifest, joined: tuple[Int64Array, Int64Array], indexer: Indexer, root: Path
 ) -> tuple[Path, Int64Array]:
-    """Writes a manifest with those samples of `right` that are joined to `left`, in the order of `left`.
+    """Writes a manifest with those samples of `right` that are joined to `left`.
+
+    Their order is by chunk of `left`, within a chunk that of `right`; each sample is there once for each such chunk.
 
     Args:
         left: manifest of the dataset whose order counts.

@@ -194,7 +194,7 @@ def key_of_file(path: str) -> str:
 
 
 def refuse_double_keys(manifest: Manifest, selected: Int64Array | None = None) -> None:
-    """Refuses raw files whose paths differ by their extensions only; does nothing for other datasets.
+    """Refuses raw files that would have one key in a tar, such as a.jpg and a.png; does nothing for other datasets.
 
     Args:
         manifest: manifest of the dataset.

@@ -102,7 +102,7 @@ def prepare(
         callbacks: functions called with notes and progress of the index.
 
     Raises:
-        ConfigError, PackError, ManifestError, StoreError: as `pack`.
+        ConfigError, PackError, ManifestError, DecodeError, RecodeError, StoreError: as `pack`.
     """
     output = find_output(writing.output, writing.vocab_size)
     _refuse_same_place(source.urls, writing.url)
@@ -149,7 +149,7 @@ def prepare_scan(scan: DatasetReader, writing: PackOptions, runner: Runner) -> P
         runner: runs the task that reads the first samples, where the output needs them.
 
     Raises:
-        ConfigError, PackError, ManifestError, StoreError: as `pack`.
+        ConfigError, PackError, ManifestError, DecodeError, RecodeError, StoreError: as `pack`.
     """
     output = find_output(writing.output, writing.vocab_size)
     _refuse_same_place(tuple(map(absolute, scan.urls)), writing.url)
@@ -276,7 +276,7 @@ def run(prepared: Prepared, runner: Runner, callbacks: Callbacks) -> PackResult:
     Args:
         prepared: the pack.
         runner: runs a task for each shard.
-        callbacks: `on_progress` is called after each shard.
+        callbacks: `on_progress` is called at the start and after each shard.
 
     Raises:
         ConfigError: the destination holds something else.

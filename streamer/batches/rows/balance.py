@@ -80,7 +80,7 @@ class Balance:
             growing: whether the dataset grows.
 
         Raises:
-            ConfigError: the dataset is not shuffled, grows, or has lengths both for `packing` and for this option.
+            ConfigError: the dataset is not shuffled, grows, or is packed and this option has `lengths`.
         """
         if shuffle == "none":
             raise ConfigError("balance= with shuffle=False: it changes the order; leave one out", field="balance")

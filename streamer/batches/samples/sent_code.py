@@ -1,7 +1,8 @@
 """Prepares user code for being sent to worker processes, and warns if it has changed since it was sent.
 
 `loader/epoch.py` compares the code between epochs. `send_main_by_value` is called before user code is pickled, by the
-worker pool (`batches/workers/pool.py`) and by the loader's datasets and views.
+worker pool (`batches/workers/pool.py`), the forked workers' imports (`batches/workers/imports.py`), and the loader's
+datasets and views.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Reads tables of segments of videos (`Video(segments=)`), of any kind that pyarrow reads.
+"""Reads tables of segments of videos (`Video(segments=)`), in CSV, TSV, JSON, JSON lines or Parquet.
 
 `recode.py` imports it in a recoder, which alone needs pyarrow.
 """
@@ -33,7 +33,7 @@ def read_segments(content: memoryview, url: str, taken: Sequence[str]) -> Record
 
     Args:
         content: the whole table.
-        url: url of the table, whose extension says what it is.
+        url: url of the table, whose extension says what it is; an unknown one is read as JSON lines.
         taken: names of fields that its columns cannot have.
 
     Raises:

@@ -87,7 +87,7 @@ class Cohorts:
     samples of every lane. A pass has `per_pass` cohorts. The last one takes what remains of the lanes, and the rest.
     The numbers of cohorts go on from pass to pass.
 
-    Owned by one thread. Takes 12 bytes per chunk, and 24 per chunk of the lanes and passes that were asked for.
+    Owned by one thread. Takes 20 bytes per chunk, and 24 per chunk of the lanes and passes that were asked for.
 
     Args:
         spec: what fixes the order.

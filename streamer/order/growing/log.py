@@ -155,7 +155,7 @@ class AdmissionLog:
         return min(self.reuse, max(0, number - bisect_right(self._admitted, cohort)))
 
     def _limits(self) -> tuple[int, int]:
-        """Returns the least and the most cohorts that the next round may add: it trains one to those of a pass."""
+        """Returns the least and the most cohorts that the next round may add: it trains from one to all of a pass."""
         kept = self._end - self.next_begin
         return int(kept == 0), self.cohorts.per_pass - kept
 

@@ -75,6 +75,9 @@ def explain(
         cache_bytes: limit of one machine's cache. None leaves out the line about it.
         nodes: number of machines; a line says which lanes they share if there are several.
         unit: unit of the shares.
+
+    Raises:
+        ConfigError: `nodes` machines cannot share the batch equally.
     """
     epoch = spec.origin_epoch if epoch is None else epoch
     quotas = spec.quotas(epoch)

@@ -79,8 +79,8 @@ class DocumentStarts:
     def find_starts(self, first: int, tokens: int) -> Reading[NDArray[np.int64]]:
         """Returns the places at which documents begin among the `tokens` tokens behind token `first`.
 
-        The places are counted from token `first`, and ascend from 1 on. Each call must ask for later tokens than the
-        one before. Raises ManifestError if the index file is wrong.
+        The places are counted from token `first`, and ascend from 1 on. `first` must not be
+        less than in the call before. Raises ManifestError if the index file is wrong.
         """
         while self._head and self._at.entries < self._head.documents and self._at.tokens <= first + tokens:
             found, self._at = yield from megatron.next_documents(self._source, self._head, self._at)
