@@ -5,21 +5,21 @@ Every package raises these errors. A training program catches them as `streamer.
     StreamerError
     ├─ ConfigError(ValueError)             names the field, the value, the rule
     ├─ ManifestError ─ ManifestVersionError, ManifestCorruptError
-    ├─ StoreError                          url, attempts, elapsed_seconds
+    ├─ StoreError                          mostly url; attempts, elapsed_seconds if a request was made
     │   ├─ ObjectNotFoundError(FileNotFoundError)
     │   ├─ AccessDeniedError(PermissionError)
     │   ├─ ObjectChangedError              version differs from the manifest: never retried, never cached
     │   ├─ ThrottledError                  429/503: retried, lowers concurrency
     │   ├─ StoreTimeoutError(TimeoutError)
     │   └─ ShortReadError                  fewer bytes than asked: retried
-    ├─ IntegrityError                      where, expected, actual: bytes on disk are wrong
+    ├─ IntegrityError                      mostly where: bytes on disk or from a peer are wrong, or unreadable
     ├─ CacheError(OSError) ─ CacheFullError, CacheVersionError
     ├─ ServiceError ─ EngineUnavailableError(ConnectionError), ProtocolError, ProtocolVersionError
     ├─ DecodeError                         sample, object, range, decoder
     ├─ RecodeError                         object, range, format: a block that cannot be decoded
     ├─ PackError                           a sample or a shard that cannot be written
     ├─ StateError                          a resume that does not fit
-    ├─ WorkerError                         exit signal, samples in flight, memory
+    ├─ WorkerError                         a worker that ended or is stuck, or a batch that it could not make
     └─ ClosedError, BrokenError            used after its end; a background task failed (see __cause__)
 
 A message says what happened, where, with which numbers, and what to do. The same facts are in `details`. These are
@@ -159,7 +159,10 @@ class ManifestCorruptError(ManifestError):
 
 
 class StoreError(StreamerError):
-    """A request to the object store failed; `details` has url, attempts, elapsed_seconds."""
+    """An object cannot be had from its store, or not be written there.
+
+    `details` has the url mostly, and `attempts` and `elapsed_seconds` if a request was made.
+    """
 
 
 class ObjectNotFoundError(StoreError, FileNotFoundError):
@@ -167,7 +170,7 @@ class ObjectNotFoundError(StoreError, FileNotFoundError):
 
 
 class AccessDeniedError(StoreError, PermissionError):
-    """The store refused the credentials, or there are none."""
+    """The store refused the credentials or got none, or the service does not give this client what it asks for."""
 
 
 class ObjectChangedError(StoreError):
@@ -235,7 +238,10 @@ class StateError(StreamerError):
 
 
 class WorkerError(StreamerError):
-    """A worker process ended or is stuck; the message names the signal and the samples in flight."""
+    """A worker ended, is stuck, or could not make a batch: all its samples failed, or the user's code called sys.exit.
+
+    The message says which. Of a crash it has the signal, the samples in flight and the memory.
+    """
 
 
 class ClosedError(StreamerError):

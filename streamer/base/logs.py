@@ -102,8 +102,8 @@ def configure(level: int, text: str, environment: Environment) -> None:
 def join_trainer(environment: Environment) -> None:
     """Makes a trainer's process write streamer's log as JSON to standard error, if STREAMER_LOG_FORMAT=json is set.
 
-    The level is that of STREAMER_LOG, otherwise INFO. Without STREAMER_LOG_FORMAT this does nothing, and the trainer
-    sets up the log. Idempotent.
+    Streamer's records do not reach the trainer's own handlers then. The level is that of STREAMER_LOG, otherwise INFO.
+    Without STREAMER_LOG_FORMAT this does nothing, and the trainer sets up the log. Idempotent.
 
     Args:
         environment: format, level, job and rank.

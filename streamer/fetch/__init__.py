@@ -1,7 +1,8 @@
 """Fetches chunks and objects from stores, with many ranged GETs at once, and repeats those that fail.
 
 Used by the engine and its fetch processes (`engine/`), and by all that reads or writes objects otherwise (`indexing/`,
-`recode/`, `shards/`). Fetches from peers share its limits of memory and its clock (`peers/`).
+`recode/`, `shards/`). Peers (`peers/`) share its gates, memory limits, hedges, pauses and clock. The service
+(`service/`) uses its gate and counters, tasks (`executors/`) its rule of what is worth a repetition.
 
 Decisions without I/O:
 ranges.py           which ranges a chunk needs

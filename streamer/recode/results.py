@@ -1,6 +1,6 @@
 """Checks what a recoder has made of a chunk, or makes the error that names object and range.
 
-`recode/pool.py` uses it in the engine, `recode/work.py` in tasks.
+`recode/pool.py` uses it in the engine, `recode/work.py` in tasks; `recode/annotations.py` reads a file by it.
 """
 
 from __future__ import annotations
@@ -66,10 +66,11 @@ def check_records(view: Callable[[int], memoryview], done: Done, job: RecodeJob,
         view: returns the first bytes of what the recoder wrote.
         done: the recoder's answer.
         job: the job.
-        chunk: the chunk of the job, for the error.
+        chunk: the chunk of the job. Its codec is checked, and the error names it.
 
     Raises:
-        RecodeError: the table is damaged, or the number of samples or the codec is not as indexed.
+        RecodeError: the table is damaged; or the number of samples or the codec is not as indexed, if the job says how
+            many samples there are.
     """
     try:
         content = view(done.local_bytes)

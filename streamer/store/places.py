@@ -1,7 +1,7 @@
 """Finds address and region of a bucket of S3 as botocore does, from options, AWS configuration and environment.
 
-`store/root.py` keeps what is found for its bucket. Options that name an endpoint and have keys need no botocore. If
-botocore is not installed, the usual addresses of AWS are computed here.
+`store/root.py` keeps what is found for its bucket; `guard.py` and `curl/addresses.py` use helpers. Options that name an
+endpoint and have keys need no botocore. If botocore is not installed, the usual addresses of AWS are computed here.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def find_place(
         root: root of the urls, such as "s3://bucket".
         translation: settings of the root.
         region: region if it is known. None means that of the configuration or environment, else us-east-1.
-        variables: environment.
+        variables: environment; botocore reads that of the process besides.
 
     Raises:
         ConfigError: these make no address, or only botocore could compute it, which is not installed.
@@ -234,15 +234,19 @@ def ask_region(base: str, ca_file: str | None) -> str:
     """Sends an unsigned HEAD for a bucket, and returns the region that the answer names, or "" if it names none.
 
     Used for clients that do not show the headers of an answer; the header is there whatever the status is. It blocks
-    for a few seconds at most. Without an answer the result is "", too.
+    for a few seconds at most. Without an answer of HTTP the result is "", too.
 
     Source: AWS, "HeadBucket" (Amazon S3 API Reference).
 
     Args:
         base: url of the bucket at the host of any region.
         ca_file: PEM file of certificates to trust besides those of the system, or None.
+
+    Raises:
+        OSError: `ca_file` cannot be read, or has no certificates.
     """
     # The import takes 15 ms, which most engines save: where libcurl reads, it asks for the region itself.
+    from http.client import HTTPException
     from urllib.error import HTTPError
     from urllib.request import HTTPRedirectHandler, HTTPSHandler, Request, build_opener
 
@@ -262,7 +266,7 @@ def ask_region(base: str, ca_file: str | None) -> str:
     except HTTPError as refusal:
         with refusal:
             return str(refusal.headers.get(_REGION_HEADER, ""))
-    except OSError:  # the caller's next request meets the same error, and reports it
+    except (OSError, HTTPException):  # the caller's next request meets the same error, and reports it
         return ""
 
 

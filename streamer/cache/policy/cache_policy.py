@@ -7,8 +7,8 @@ while a live session still has it ahead in its running epoch, *referenced* while
 is a hash of the key) that fit into its quota of `C - S`, known before the first epoch. For a dataset of D bytes, of
 which w are open or in look-ahead, `S = 1.1 (1 - f) w + 2 chunks` with `f = min(1, C/D)`, or the mean of the misses and
 two deviations, `(1 - f) w + 2 sqrt(f (1 - f) w chunk)`, where that is more. The engine may measure that `need` bytes on
-their way keep the link busy (its rate times its delay). Then S is at most the misses among the o bytes that are open,
-and the root of the squares of `need` and of the margin of those misses: `(1 - f) o + hypot(need, margin(o))`.
+their way keep the link busy (its rate times its delay). What S has beyond the mean of the misses is their margin. Then
+S is at most the sum `(1 - f) o + hypot(need, margin(o))`, for the o bytes that are open.
 
 Why this is optimal for one dataset. In an epoch each chunk of its D bytes is needed exactly once. (`quotas.py` has the
 rule for several datasets: how they share the kept part, and S. What follows then holds for each of them and its quota.)
@@ -33,10 +33,10 @@ rule for several datasets: how they share the kept part, and S. What follows the
    the first part f of the epoch, and the link too slow for the rest.) A selected chunk for which nothing can be evicted
    yet passes through transit, and is promoted at its release, in place of what is evictable then.
    A cold epoch looks as far ahead as a warm one: the misses are all of the window, but a share f of them is selected
-   and goes to kept; S is sized for the rest, (1 - f) w. Where the need of the link makes S smaller than that, misses
-   beyond it take the room of evictable chunks that are not selected: those leave anyway, and no selected one does.
-   With two live datasets of which one does not fill its quota, the other one's chunks beyond its own quota are replaced
-   by those of higher rank as they pass, so that they are a uniform sample, too.
+   and goes to kept; S is sized for the rest, (1 - f) w. If the need of the link makes S smaller, misses that S has no
+   room for evict kept chunks that are not selected, which would leave anyway; they evict no selected one. If one of two
+   live datasets does not fill its quota, the other may have chunks beyond its own. These are replaced by chunks of
+   higher rank as they pass, and so are a uniform sample, too.
 4. *Some session can always progress.* Open chunks of all sessions plus one chunk for each fit into C (`open_session`
    refuses otherwise). So when a blocking request finds no room, not all of C is open: either a running fetch ends
    (`Wait`, then ask again), or a chunk that is not open is evicted. Chunks that *other sessions* need later do not
@@ -389,7 +389,7 @@ class CachePolicy:
         """Marks the chunk as open: its reader may open the file, and it cannot be evicted until `release`.
 
         Returns:
-            False if the chunk is no longer local: nothing has changed, `need` it again.
+            False if the chunk is no longer local, or not in the look-ahead of the session: nothing has changed.
         """
         state = self._wake(session)
         row = int(state.group.rows[chunk])

@@ -87,7 +87,10 @@ class Multi:
             self._take_out(easy).cancel()
 
     async def close(self) -> None:
-        """Cancels all transfers and closes all connections; idempotent. It returns after a second at the latest."""
+        """Cancels all transfers and closes all connections; idempotent.
+
+        It returns after a second at the latest; a thread may still be closing some of them then.
+        """
         if self.closed:
             return
         self._loop.remove_reader(self._epoll.fileno())

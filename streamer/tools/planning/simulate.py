@@ -57,7 +57,7 @@ def simulate(data: OpenedDataset, setting: Setting) -> Plan:
 
     Raises:
         CacheFullError: the open chunks do not fit into the cache.
-        ConfigError: the ranks cannot share a batch, or a number is not above 0.
+        ConfigError: the ranks cannot share a batch, or a number is out of its range.
     """
     job = setting.job
     link = setting.link
