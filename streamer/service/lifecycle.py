@@ -17,7 +17,7 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -101,6 +101,8 @@ class EngineService:
         self._listeners: Listeners | None = None
         # The cache that stands in for the configured one, whose disk takes nothing.
         self._in_memory: CacheConfig | None = None
+        # The files of secrets of the present configuration, as they were when they were looked at last.
+        self._secrets = {path: _stamp(path) for path in config.secret_files}
 
     def __repr__(self) -> str:
         return f"EngineService({self._config.cache.directory}, leaving={self._leave.is_set()})"
@@ -279,16 +281,25 @@ class EngineService:
                 await engine.reload(config)
                 server.reload(config, admission)
                 self._config = config
+                self._secrets = {path: self._secrets.get(path, _stamp(path)) for path in config.secret_files}
                 logger.info("configuration read again: limit %d bytes", engine.cache.limit_bytes)
             except StreamerError as error:
                 logger.error("the configuration stays as it was: %s", error)
             self._notifier.report_ready()
 
     async def _reload_on_new_secrets(self) -> None:
+        """Has the configuration read again when one of its files of secrets has changed; looks at intervals.
+
+        kubelet replaces the files of a mounted Secret by renaming a link, a minute after the Secret has changed,
+        without a signal. A service that read them only at its start would go on with revoked keys.
+        """
         while self._configure is not None:
-            await wait_for_change(self._config.secret_files)
-            logger.info("a file of secrets has changed")
-            self._reload.set()
+            now = {path: _stamp(path) for path in self._secrets}
+            if now != self._secrets:
+                self._secrets = now
+                logger.info("a file of secrets has changed")
+                self._reload.set()
+            await asyncio.sleep(LOOK_SECONDS)
 
 
 def thread_count() -> int:
@@ -347,18 +358,8 @@ def _only_engine(directory: Path, seconds: float) -> Iterator[list[int]]:
         yield descriptors
 
 
-async def wait_for_change(files: Sequence[Path]) -> None:
-    """Waits until one of the files has been replaced, changed, removed or created since the call; looks at intervals.
-
-    kubelet replaces the files of a mounted Secret by renaming a link, a minute after the Secret has changed, without a
-    signal. A service that read them only at its start would go on with revoked keys.
-    """
-    before = {path: _stamp(path) for path in files}
-    while all(_stamp(path) == stamp for path, stamp in before.items()):  # noqa: ASYNC110 - kubelet tells nothing
-        await asyncio.sleep(LOOK_SECONDS)
-
-
 def _stamp(path: Path) -> _Stamp:
+    """Returns what tells whether a file has been replaced or changed; None if it cannot be found."""
     try:
         found = os.stat(path)
     except OSError:

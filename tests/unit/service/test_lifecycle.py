@@ -7,6 +7,7 @@ import fcntl
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,6 +15,7 @@ import pytest
 
 from streamer.config import CacheConfig, EngineConfig
 from streamer.errors import CacheError
+from streamer.service import lifecycle
 from streamer.service.lifecycle import EngineService, _only_engine
 
 HOLDER = """
@@ -67,3 +69,39 @@ async def test_an_error_of_the_drain_ends_the_service(tmp_path: Path) -> None:
     with pytest.raises(ExceptionGroup) as caught:
         await service._drain(engine, server)  # type: ignore[arg-type]
     assert isinstance(caught.value.exceptions[0], CacheError)
+
+
+async def test_a_secret_that_a_new_configuration_names_is_watched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its revoked keys stayed in use: only the files that were named at the start, or by the change before, were."""
+    monkeypatch.setattr(lifecycle, "LOOK_SECONDS", 0.01)
+    first, second = tmp_path / "first", tmp_path / "second"
+    second.write_text("old")
+    config = EngineConfig(cache=CacheConfig(directory=tmp_path), secret_files=(first,))
+    named = replace(config, secret_files=(first, second))
+    reloads = asyncio.Queue[str]()
+
+    async def reload(config: EngineConfig) -> None:
+        reloads.put_nowait(second.read_text())
+
+    service = EngineService(config, lambda: None, configure=lambda: named)
+    engine = SimpleNamespace(reload=reload, cache=SimpleNamespace(limit_bytes=1))
+    server = SimpleNamespace(reload=lambda config, admission: None)
+    watches = [
+        asyncio.create_task(service._reload_on_signal(engine, server)),  # type: ignore[arg-type]
+        asyncio.create_task(service._reload_on_new_secrets()),
+    ]
+    async with asyncio.timeout(10):
+        await asyncio.sleep(0.05)
+        service._reload.set()
+        assert await reloads.get() == "old"
+        await asyncio.sleep(0.05)
+        assert reloads.empty()
+        second.write_text("another")
+        assert await reloads.get() == "another"
+        first.write_text("as before")
+        await reloads.get()
+    for watch in watches:
+        watch.cancel()
+    await asyncio.wait(watches)
