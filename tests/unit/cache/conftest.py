@@ -1,4 +1,4 @@
-"""Chunks with known bytes, and cache folders in a temporary place."""
+"""Fixtures of the cache's tests: chunks with known bytes, and a cache folder in a temporary place on the real disk."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from streamer.config import CacheConfig
 
 
 def ramp(length: int, start: int = 0) -> bytes:
-    """Byte value = offset: a misplaced byte names itself."""
+    """Returns bytes that repeat 0 to 250 from `start`, so that a misplaced byte is seen by its value."""
     return (np.arange(start, start + length) % 251).astype(np.uint8).tobytes()
 
 
 @pytest.fixture
 def make_chunk() -> Callable[..., ChunkBytes]:
-    """Chunk number n: `size` bytes in parts, three samples, one of them empty."""
+    """Makes chunk number n: `size` bytes in two parts that are cut at another place than its three samples, one of
+    them empty."""
 
     def make(number: int, size: int = 10_000) -> ChunkBytes:
         body = ramp(size, number)
@@ -32,5 +33,5 @@ def make_chunk() -> Callable[..., ChunkBytes]:
 
 @pytest.fixture
 def config(tmp_path: Path) -> CacheConfig:
-    """A limit of 4 MiB and no floor."""
+    """Configures a cache folder with a limit of 4 MiB and no floor of free space."""
     return CacheConfig(directory=tmp_path / "cache", limit_bytes=4 << 20, free_floor_bytes=0)

@@ -1,4 +1,4 @@
-"""The catalog: bytes and text only, in and out; anything else makes it anew."""
+"""The catalog, on real SQLite files: bytes and text only, in and out; a catalog with anything else is made anew."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ KEY = bytes(range(16))
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A catalog with one chunk in it."""
+    """Makes a catalog with one chunk and one used dataset in it."""
     path = tmp_path / "catalog"
     catalog = Catalog(path)
     catalog.open()
@@ -46,7 +46,7 @@ def plant(path: Path, statement: str, *values: object) -> None:
 
 
 class Bomb:
-    """Leaves a file behind when it is unpickled."""
+    """Stands for a hostile pickle: when it is unpickled it creates a file, which shows that code ran."""
 
     def __init__(self, target: Path) -> None:
         self.target = target
@@ -56,7 +56,7 @@ class Bomb:
 
 
 def test_rows_come_back(folder: Path) -> None:
-    """Length and dataset of a chunk, and when the dataset was last used."""
+    """The catalog returns length and dataset of a chunk, and when the dataset was last used."""
     catalog = Catalog(folder)
     found = catalog.open()
     catalog.close()
@@ -65,7 +65,7 @@ def test_rows_come_back(folder: Path) -> None:
 
 
 def test_the_first_write_makes_it(tmp_path: Path) -> None:
-    """A first start finds nothing, and does not wait for a database."""
+    """Opening a missing catalog returns no chunks and creates nothing; the first write creates its database."""
     catalog = Catalog(tmp_path / "catalog")
     assert catalog.open().chunks == {}
     assert not (tmp_path / "catalog").exists()
@@ -75,7 +75,7 @@ def test_the_first_write_makes_it(tmp_path: Path) -> None:
 
 
 def test_an_empty_one_keeps_its_connection(tmp_path: Path) -> None:
-    """Ten writes without a row open nothing that the first one had not opened."""
+    """Writes to an empty catalog open no more descriptors than the first one did."""
     catalog = Catalog(tmp_path / "catalog")
     catalog.open()
     catalog.write({}, removed=[KEY])
@@ -87,7 +87,7 @@ def test_an_empty_one_keeps_its_connection(tmp_path: Path) -> None:
 
 
 def test_rows_are_removed(folder: Path) -> None:
-    """Unknown keys are ignored."""
+    """`write` removes the rows of given keys and ignores unknown keys."""
     catalog = Catalog(folder)
     catalog.open()
     catalog.write({}, removed=[KEY, b"?" * 16])
@@ -97,7 +97,7 @@ def test_rows_are_removed(folder: Path) -> None:
 
 @pytest.mark.parametrize("column", ["key", "value"])
 def test_a_planted_pickle_does_not_run(folder: Path, tmp_path: Path, column: str) -> None:
-    """A row of diskcache's pickle mode, in key or value: refused, never loaded; the catalog is made anew."""
+    """A pickle in a row's key or value is never loaded, and the catalog is made anew."""
     target = tmp_path / "executed"
     bomb = sqlite3.Binary(pickle.dumps(Bomb(target)))
     key, raw, mode, value = (bomb, 0, 1, b"x") if column == "key" else (b"k" * 16, 1, 4, bomb)
@@ -122,7 +122,7 @@ def test_a_planted_pickle_does_not_run(folder: Path, tmp_path: Path, column: str
     ],
 )
 def test_a_row_that_is_not_ours_makes_it_anew(folder: Path, row: tuple[object, ...]) -> None:
-    """Files outside, numbers, other versions, other keys: nothing of such a catalog is believed."""
+    """A catalog with a foreign row (a file outside, a number, another version, another key) is made anew, empty."""
     statement = "INSERT INTO Cache (key, raw, mode, filename, value) VALUES (?, ?, ?, ?, ?)"
     plant(folder, statement, *row)
     assert contents(folder) == {}
@@ -130,14 +130,14 @@ def test_a_row_that_is_not_ours_makes_it_anew(folder: Path, row: tuple[object, .
 
 
 def test_a_trigger_makes_it_anew(folder: Path) -> None:
-    """Somebody's SQL does not run at our writes."""
+    """A catalog with a planted SQL trigger is made anew, so that foreign SQL never runs."""
     plant(folder, "CREATE TRIGGER planted AFTER INSERT ON Cache BEGIN DELETE FROM Settings; END")
     assert contents(folder) == {}
 
 
 @pytest.mark.parametrize("damage", [b"", b"not a database at all" * 100, None])
 def test_a_damaged_database_makes_it_anew(folder: Path, damage: bytes | None) -> None:
-    """Empty, foreign, or half: the files are the truth, the catalog is only their index."""
+    """An empty, foreign or truncated database is made anew, since the chunk files are the truth."""
     database = folder / "cache.db"
     whole = database.read_bytes()
     database.write_bytes(whole[: len(whole) // 2] if damage is None else damage)
@@ -146,13 +146,13 @@ def test_a_damaged_database_makes_it_anew(folder: Path, damage: bytes | None) ->
 
 
 def test_a_settings_row_cannot_configure_us(folder: Path) -> None:
-    """A planted argument of the disk or a pragma that does not exist: made anew, no error."""
+    """A catalog with an unknown row in its settings is made anew, without an error."""
     plant(folder, "INSERT OR REPLACE INTO Settings VALUES ('disk_planted', 'x')")
     assert contents(folder) == {}
 
 
 def test_peek_changes_nothing(folder: Path) -> None:
-    """Reading for `stat` neither writes nor repairs."""
+    """`peek` reads the rows without a change of the database, and returns none where there is no catalog."""
     before = (folder / "cache.db").read_bytes()
     assert Catalog(folder).peek() == {KEY: CatalogRow(4711, "digest")}
     assert (folder / "cache.db").read_bytes() == before
@@ -160,7 +160,7 @@ def test_peek_changes_nothing(folder: Path) -> None:
 
 
 def test_the_disk_refuses_anything_but_bytes_and_text(tmp_path: Path) -> None:
-    """On the way in as on the way out; and it unlinks nothing for a row."""
+    """The catalog's disk stores only bytes and text, gives out no filename, and unlinks nothing for a row."""
     disk = CatalogDisk(str(tmp_path))
     keep = tmp_path / "keep"
     keep.touch()
@@ -176,7 +176,7 @@ def test_the_disk_refuses_anything_but_bytes_and_text(tmp_path: Path) -> None:
 
 
 def test_a_closed_catalog_says_so(folder: Path) -> None:
-    """Writing after `close` is a CacheError."""
+    """Writing to a closed catalog raises CacheError."""
     catalog = Catalog(folder)
     catalog.open()
     catalog.close()
@@ -185,7 +185,7 @@ def test_a_closed_catalog_says_so(folder: Path) -> None:
 
 
 def test_a_catalog_that_cannot_be_read_is_empty(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The chunk files say what there is: neither the start nor a later write ends over it."""
+    """A catalog that the disk cannot read counts as empty, both at `open` and at `peek`, without an error."""
     catalog = Catalog(folder)
     catalog.open()
     catalog.write({bytes(16): CatalogRow(10, "d")})
@@ -202,7 +202,8 @@ def test_a_catalog_that_cannot_be_read_is_empty(folder: Path, monkeypatch: pytes
 
 
 def test_a_python_without_sqlite(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The chunk files say what there is; nothing ends over the missing module."""
+    """In a Python without sqlite3 the catalog reads as empty, and a write raises CacheError that names the missing
+    module."""
     monkeypatch.delitem(sys.modules, "streamer.cache.catalog_database")
     monkeypatch.setitem(sys.modules, "sqlite3", None)
     assert contents(folder) == {}

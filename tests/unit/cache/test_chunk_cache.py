@@ -1,4 +1,5 @@
-"""Publish, find, evict, restart, refuse: the folder in use."""
+"""The chunk cache with its real folder, catalog and threads: publish, find, evict, restart, refuse, and disks that
+fail."""
 
 from __future__ import annotations
 
@@ -36,7 +37,7 @@ async def publish(cache: ChunkCache, chunk: ChunkBytes, dataset: str = "d") -> P
 
 
 async def test_a_published_chunk_is_there_whole(config: CacheConfig, make_chunk: MakeChunk) -> None:
-    """Its file has header, bytes and checksums, mode 0600, and lies where the reader looks."""
+    """A published chunk's file has header, bytes and checksums, mode 0600, and lies where the reader looks."""
     chunk = make_chunk(1)
     async with ChunkCache(config) as cache:
         published = await publish(cache, chunk)
@@ -51,7 +52,7 @@ async def test_a_published_chunk_is_there_whole(config: CacheConfig, make_chunk:
 
 
 async def test_publishing_twice_writes_once(config: CacheConfig, make_chunk: MakeChunk) -> None:
-    """Two publishers of one chunk at the same time: one file, one charge."""
+    """Two publishers of one chunk at the same time write one file, which is charged once."""
     async with ChunkCache(config) as cache:
         await asyncio.gather(publish(cache, make_chunk(1)), publish(cache, make_chunk(1)))
         now = cache.statistics()
@@ -61,7 +62,7 @@ async def test_publishing_twice_writes_once(config: CacheConfig, make_chunk: Mak
 async def test_an_evicted_chunk_is_gone_at_once_and_its_bytes_are_free(
     config: CacheConfig, make_chunk: MakeChunk
 ) -> None:
-    """Unknown keys are ignored; eviction twice is harmless."""
+    """An evicted chunk is gone at once and its bytes are free; unknown keys and a second eviction are ignored."""
     chunk = make_chunk(1)
     async with ChunkCache(config) as cache:
         await publish(cache, chunk)
@@ -75,7 +76,7 @@ async def test_an_evicted_chunk_is_gone_at_once_and_its_bytes_are_free(
 
 
 async def test_the_limit_holds_before_anything_is_written(config: CacheConfig, make_chunk: MakeChunk) -> None:
-    """The chunk that does not fit is refused with the numbers; after an eviction it fits."""
+    """A chunk that does not fit is refused with the numbers; after an eviction it fits."""
     async with ChunkCache(replace(config, limit_bytes=FIXED_BYTES + 8192 + 3 * charge(100_076))) as cache:
         chunks = [make_chunk(number, 100_000) for number in range(4)]
         for chunk in chunks[:3]:
@@ -90,7 +91,8 @@ async def test_the_limit_holds_before_anything_is_written(config: CacheConfig, m
 
 
 async def test_usage_on_the_disk_never_exceeds_the_limit(config: CacheConfig, make_chunk: MakeChunk) -> None:
-    """`st_blocks` of the folder, catalog and log included, while chunks come and go at the brim."""
+    """`st_blocks` of the folder, catalog and log included, never exceed the limit while chunks are published and
+    evicted."""
     limit = 2 << 20
     worst = 0
     async with ChunkCache(replace(config, limit_bytes=limit)) as cache:
@@ -106,7 +108,8 @@ async def test_usage_on_the_disk_never_exceeds_the_limit(config: CacheConfig, ma
 
 
 async def test_a_new_engine_finds_what_was_published(config: CacheConfig, make_chunk: MakeChunk) -> None:
-    """By dataset, those used longest ago first, with the lengths of the files."""
+    """A restarted cache finds the published chunks by dataset, the longest unused first, with the lengths of their
+    files."""
     async with ChunkCache(config) as cache:
         await publish(cache, make_chunk(1), "old")
         await publish(cache, make_chunk(2, 500), "new")
@@ -124,7 +127,8 @@ async def test_a_new_engine_finds_what_was_published(config: CacheConfig, make_c
 async def test_a_cancelled_publish_leaves_nothing(
     config: CacheConfig, make_chunk: MakeChunk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The thread is waited for, so that the caller may reuse its buffers; no file, no charge."""
+    """A cancelled publish waits for its thread, so that the caller may reuse its buffers, and leaves no file and no
+    charge."""
     entered = asyncio.Event()
     loop = asyncio.get_running_loop()
 
@@ -145,7 +149,7 @@ async def test_a_cancelled_publish_leaves_nothing(
 
 
 async def test_offsets_that_do_not_cover_the_bytes_are_refused(config: CacheConfig, make_chunk: MakeChunk) -> None:
-    """Nothing is charged for a chunk that is not one."""
+    """A chunk whose offsets do not cover its bytes is refused, and nothing is charged for it."""
     chunk = make_chunk(1)
     async with ChunkCache(config) as cache:
         with pytest.raises(CacheError, match="do not cover"):
@@ -167,7 +171,8 @@ async def test_chunks_pass_through_memory_while_the_disk_refuses(
     caplog: pytest.LogCaptureFixture,
     code: int,
 ) -> None:
-    """Readable from one of the roots, one warning, a lower limit; gone from memory at the end."""
+    """Chunks go to the folder in memory while the disk refuses writes, with one warning and a lower limit; close
+    removes it."""
     chunks = [make_chunk(number) for number in range(3)]
 
     def refuse(chunk: ChunkBytes, folder: CacheFolder) -> int:
@@ -198,7 +203,8 @@ async def test_chunks_pass_through_memory_while_the_disk_refuses(
 async def test_what_the_engine_lacks_is_no_refusal_of_the_disk(
     config: CacheConfig, make_chunk: MakeChunk, monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
-    """The folder in memory would need it as well; the disk is tried again."""
+    """A lack of descriptors or memory raises OSError and does not count as a refusal of the disk, which is tried
+    again."""
 
     def lack(chunk: ChunkBytes, folder: CacheFolder) -> int:
         raise OSError(code, os.strerror(code))
@@ -215,7 +221,8 @@ async def test_what_the_engine_lacks_is_no_refusal_of_the_disk(
 async def test_memory_is_bounded_too(
     config: CacheConfig, make_chunk: MakeChunk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What fits neither on the disk nor in memory is a typed error that names both; after an eviction it fits."""
+    """A chunk that fits neither on the disk nor in memory raises CacheError that names both; after an eviction it
+    fits."""
     monkeypatch.setattr("streamer.cache.memory_folder.FALLBACK_BYTES", charge(10_076))
     real = write_chunk
 
@@ -236,7 +243,8 @@ async def test_memory_is_bounded_too(
 
 @pytest.mark.parametrize("part", ["", "chunks", "tmp", "chunks/0", "root-id"])
 async def test_a_folder_that_is_removed_is_made_again(config: CacheConfig, make_chunk: MakeChunk, part: str) -> None:
-    """Whole or in part: what is gone is forgotten and told, with one warning, and the next chunk is written."""
+    """A cache folder that is removed whole or in part is made again: lost chunks are reported, and the next one is
+    written."""
     lost: list[bytes] = []
     warnings: list[str] = []
     async with ChunkCache(config) as cache:
@@ -263,7 +271,7 @@ async def test_a_folder_that_is_removed_is_made_again(config: CacheConfig, make_
 
 
 async def test_a_removed_folder_is_noticed_by_a_look_at_a_chunk(config: CacheConfig, make_chunk: MakeChunk) -> None:
-    """A reader that misses its file reports it: the folder is made again, and the chunk is not called corrupt."""
+    """`verify` of a chunk whose folder was removed makes the folder again and counts no damaged chunk."""
     async with ChunkCache(config) as cache:
         await publish(cache, make_chunk(1))
         shutil.rmtree(config.directory)
@@ -276,7 +284,7 @@ async def test_a_removed_folder_is_noticed_by_a_look_at_a_chunk(config: CacheCon
 async def test_a_folder_that_is_removed_after_its_last_use_stays_away(
     config: CacheConfig, make_chunk: MakeChunk
 ) -> None:
-    """A script removes it when its job has ended; the engine that still runs does not make it again."""
+    """A folder that is removed while no job uses it stays removed until a job asks for it again."""
     async with ChunkCache(config) as cache:
         cache.is_used = lambda: False
         shutil.rmtree(config.directory)
@@ -291,7 +299,8 @@ async def test_a_folder_that_is_removed_after_its_last_use_stays_away(
 async def test_chunks_pass_through_memory_while_the_folder_cannot_be_made_again(
     config: CacheConfig, make_chunk: MakeChunk, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """With one line; once it can be made, the next chunk is written there."""
+    """Chunks go to memory, with one warning, while a removed folder cannot be made again; afterwards they are
+    written there."""
     async with ChunkCache(config) as cache:
         shutil.rmtree(config.directory)
         config.directory.write_text("a file in its place")
@@ -307,7 +316,8 @@ async def test_chunks_pass_through_memory_while_the_folder_cannot_be_made_again(
 
 
 async def test_a_folder_that_another_engine_has_made_is_left_alone(config: CacheConfig, make_chunk: MakeChunk) -> None:
-    """Two engines in one folder would evict each other's chunks: those of the earlier one pass through memory."""
+    """An engine whose folder another engine has made again publishes to memory, so that neither evicts the other's
+    chunks."""
     async with ChunkCache(config) as cache:
         shutil.rmtree(config.directory)
         async with ChunkCache(config):
@@ -319,7 +329,7 @@ async def test_a_folder_that_another_engine_has_made_is_left_alone(config: Cache
 async def test_files_that_cannot_be_removed_leave_room_in_memory_only(
     config: CacheConfig, make_chunk: MakeChunk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A disk that turned read-only: evicted bytes stay taken, chunks go to memory; later the files are removed."""
+    """Bytes of files that cannot be unlinked stay charged and chunks go to memory, until the files can be removed."""
     warnings: list[str] = []
     limited = replace(config, limit_bytes=FIXED_BYTES + 8192 + 2 * charge(10_076))
     async with ChunkCache(limited) as cache:
@@ -345,7 +355,8 @@ async def test_files_that_cannot_be_removed_leave_room_in_memory_only(
 
 
 async def test_verify_finds_a_flipped_byte(config: CacheConfig, make_chunk: MakeChunk) -> None:
-    """Counted, and no error for a chunk that is not here."""
+    """`verify` finds and counts a flipped byte, and returns False without a count for a chunk that is not in the
+    cache."""
     chunk = make_chunk(1)
     async with ChunkCache(config) as cache:
         await publish(cache, chunk)
@@ -363,7 +374,7 @@ async def test_verify_finds_a_flipped_byte(config: CacheConfig, make_chunk: Make
 async def test_layers_below_are_found_and_never_written(
     config: CacheConfig, make_chunk: MakeChunk, tmp_path: Path
 ) -> None:
-    """A chunk of a layer is a hit without a charge; evict leaves it alone."""
+    """A chunk of a layer is found without a charge, and neither eviction nor a better copy of it changes the layer."""
     layer = tmp_path / "layer"
     async with ChunkCache(config) as cache:
         await publish(cache, make_chunk(1))
@@ -387,7 +398,7 @@ async def test_layers_below_are_found_and_never_written(
 
 
 async def test_the_page_cache_is_advised(config: CacheConfig, make_chunk: MakeChunk) -> None:
-    """Read-ahead and drop of what is here and of what is not."""
+    """`advise` takes read-ahead and drop for chunks that are in the cache and for others without an error."""
     async with ChunkCache(config) as cache:
         await publish(cache, make_chunk(1))
         for key in (make_chunk(1).key, make_chunk(2).key):
@@ -398,7 +409,7 @@ async def test_the_page_cache_is_advised(config: CacheConfig, make_chunk: MakeCh
 async def test_a_file_that_cannot_be_opened_gets_no_advice(
     config: CacheConfig, make_chunk: MakeChunk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The engine ended over it, since advice is given in a task of its own."""
+    """`advise` ignores a file that cannot be opened: its task of its own would end the engine with the error."""
     async with ChunkCache(config) as cache:
         await publish(cache, make_chunk(1))
 
@@ -411,7 +422,7 @@ async def test_a_file_that_cannot_be_opened_gets_no_advice(
 
 
 async def test_manifests_count(config: CacheConfig) -> None:
-    """After `measure` the chunks' part of the limit is smaller by what the manifests take."""
+    """`measure` lowers the chunks' part of the limit by the bytes that manifests take."""
     async with ChunkCache(config) as cache:
         before = cache.limit_bytes
         (cache.root / "manifests" / "m").write_bytes(bytes(100_000))
@@ -422,7 +433,8 @@ async def test_manifests_count(config: CacheConfig) -> None:
 async def test_the_limit_gives_way_to_a_full_disk(
     config: CacheConfig, make_chunk: MakeChunk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With less free space than the floor the limit is below what is there; it comes back when others leave."""
+    """With less free space than the floor the limit falls below what is cached, and it rises again with the free
+    space."""
     real = os.statvfs(config.directory.parent)
 
     class Full:
@@ -441,7 +453,7 @@ async def test_the_limit_gives_way_to_a_full_disk(
 
 
 async def test_a_closed_cache_says_so(config: CacheConfig, make_chunk: MakeChunk) -> None:
-    """Use after the end is ClosedError, not a file in a folder that somebody else owns now."""
+    """Publishing to or evicting from a closed cache raises ClosedError."""
     async with ChunkCache(config) as cache:
         pass
     with pytest.raises(ClosedError):
@@ -451,7 +463,7 @@ async def test_a_closed_cache_says_so(config: CacheConfig, make_chunk: MakeChunk
 
 
 async def test_a_folder_of_another_version_is_refused(config: CacheConfig) -> None:
-    """The error reaches whoever starts the engine; nothing is left running."""
+    """Opening a cache in a folder of another version raises CacheVersionError."""
     async with ChunkCache(config):
         pass
     (config.directory / "streamer-cache").write_text("streamer cache 99\n")
@@ -463,7 +475,8 @@ async def test_a_folder_of_another_version_is_refused(config: CacheConfig) -> No
 async def test_a_catalog_that_cannot_be_written_costs_nothing(
     config: CacheConfig, make_chunk: MakeChunk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Counted and logged; the next start finds the chunk by its header."""
+    """A failed write of the catalog is counted, and the next start finds the chunk by its file, without its
+    dataset."""
 
     def fail(*args: object) -> None:
         raise CacheError("no")
@@ -478,7 +491,7 @@ async def test_a_catalog_that_cannot_be_written_costs_nothing(
 
 
 async def test_without_a_limit_it_takes_a_share_of_the_free_space(config: CacheConfig) -> None:
-    """80 % of what is free, less the fixed part."""
+    """A cache without a configured limit takes 80 % of the free space, less the fixed part."""
     async with ChunkCache(replace(config, limit_bytes=None)) as cache:
         free = shutil.disk_usage(cache.root).free
         assert 0.7 * free < cache.limit_bytes < 0.85 * free
@@ -487,7 +500,7 @@ async def test_without_a_limit_it_takes_a_share_of_the_free_space(config: CacheC
 async def test_the_catalog_is_written_in_batches(
     config: CacheConfig, make_chunk: MakeChunk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is published while one transaction is under way goes into the next one, together."""
+    """Chunks that are published while one write of the catalog is under way go into the next one together."""
     batches: list[int] = []
     go_on = threading.Event()
     async with ChunkCache(config) as cache:
@@ -510,7 +523,7 @@ async def test_the_catalog_is_written_in_batches(
 async def test_a_lost_catalog_is_written_again_while_the_cache_is_in_use(
     config: CacheConfig, make_chunk: MakeChunk
 ) -> None:
-    """The start does not wait for the rows; at the end they are there."""
+    """A lost catalog is rebuilt from the chunk files, and its rows are written by the time the cache closes."""
     async with ChunkCache(config) as cache:
         chunk = make_chunk(1)
         await cache.publish(chunk.key, chunk.parts, chunk.sample_offsets, dataset="d")
@@ -523,7 +536,7 @@ async def test_a_lost_catalog_is_written_again_while_the_cache_is_in_use(
 async def test_a_chunk_that_the_disk_does_not_keep_stays_in_memory(
     config: CacheConfig, make_chunk: MakeChunk, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The next copy of it, and of no other chunk; said once."""
+    """The next copy of a distrusted chunk, and of no other, is kept in memory; one warning reports it."""
     first, second = make_chunk(1), make_chunk(2)
     async with ChunkCache(config) as cache:
         await publish(cache, first)
@@ -539,7 +552,8 @@ async def test_a_chunk_that_the_disk_does_not_keep_stays_in_memory(
 
 
 async def test_two_damaged_copies_are_enough(config: CacheConfig, make_chunk: MakeChunk) -> None:
-    """The third one is kept in memory; files that somebody removes do not count."""
+    """After two damaged copies on the disk a chunk's third copy is kept in memory; removed files do not count as
+    damaged."""
     chunk, removed = make_chunk(1), make_chunk(2)
     async with ChunkCache(config) as cache:
         for root in (cache.root, cache.root, cache.roots[1]):
@@ -558,7 +572,8 @@ async def test_two_damaged_copies_are_enough(config: CacheConfig, make_chunk: Ma
 
 
 async def test_a_good_read_in_between_begins_the_count_anew(config: CacheConfig, make_chunk: MakeChunk) -> None:
-    """A program that overwrites the file once an epoch is no disk that loses it."""
+    """A good read between damaged copies restarts their count, so a program that overwrites files does not make the
+    disk suspect."""
     chunk = make_chunk(1)
     async with ChunkCache(config) as cache:
         for _ in range(4):
@@ -573,7 +588,8 @@ async def test_a_good_read_in_between_begins_the_count_anew(config: CacheConfig,
 async def test_a_disk_of_which_no_file_can_be_read_is_given_up(
     config: CacheConfig, make_chunk: MakeChunk, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """All its chunks are lost, and later ones pass through memory; measuring the disk does not trust it again."""
+    """A disk of which several files in a row cannot be read is given up: its chunks are lost and later ones go to
+    memory."""
     chunks = [make_chunk(number) for number in range(12)]
     lost: list[bytes] = []
     async with ChunkCache(config) as cache:
@@ -597,7 +613,7 @@ async def test_a_disk_of_which_no_file_can_be_read_is_given_up(
 async def test_some_files_that_cannot_be_read_are_no_reason_to_give_the_disk_up(
     config: CacheConfig, make_chunk: MakeChunk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Bad sectors: others are looked at, and are right."""
+    """A disk with some unreadable files stays in use while other files of it can be read."""
     chunks = [make_chunk(number) for number in range(12)]
     bad = {chunk.key for chunk in chunks[:8]}
     async with ChunkCache(config) as cache:

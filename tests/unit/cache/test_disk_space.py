@@ -1,4 +1,5 @@
-"""The bytes of the folder: reserved before they are written, given back after they are gone."""
+"""The bytes of the cache folder: reserved before they are written, given back after they are gone.
+The folder is a real one; where a disk of known size is needed, `statvfs` is replaced."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ from streamer.errors import CacheFullError
 
 @pytest.fixture
 def space(tmp_path: Path) -> DiskSpace:
-    """Room for two files of 100 KB beside an empty folder of manifests."""
+    """Makes a limit of two files of 100 KB beside an empty folder of manifests."""
     (tmp_path / "manifests").mkdir()
     folder_bytes = (tmp_path / "manifests").stat().st_blocks * 512
     limit_bytes = FIXED_BYTES + folder_bytes + 2 * charge(100_000)
@@ -26,7 +27,7 @@ def space(tmp_path: Path) -> DiskSpace:
 
 
 async def test_what_does_not_fit_is_refused_with_the_numbers(space: DiskSpace) -> None:
-    """The third file is; after one is given back it fits."""
+    """A reservation above the limit raises CacheFullError with the wanted bytes; after a release it succeeds."""
     await space.reserve(100_000)
     await space.reserve(100_000)
     assert space.charged_bytes == space.hard_limit_bytes == 2 * charge(100_000)
@@ -38,7 +39,7 @@ async def test_what_does_not_fit_is_refused_with_the_numbers(space: DiskSpace) -
 
 
 async def test_a_reservation_waits_for_unlinks_under_way(space: DiskSpace) -> None:
-    """Their bytes are about to come back."""
+    """A reservation that does not fit waits for unlinks under way, whose bytes are about to be free."""
     await space.reserve(200_000)
     end = asyncio.Event()
     space.unlink_begins(end)
@@ -53,7 +54,8 @@ async def test_a_reservation_waits_for_unlinks_under_way(space: DiskSpace) -> No
 
 
 async def test_while_the_disk_refuses_the_limit_is_what_is_there(space: DiskSpace) -> None:
-    """And what memory takes; the next look at the disk ends that."""
+    """While the disk refuses writes the limit is what is charged and what memory takes; the next measurement ends
+    that."""
     await space.reserve(100_000)
     space.refused = True
     assert space.limits(5000, 0).limit_bytes == charge(100_000) + 5000
@@ -82,7 +84,8 @@ def test_the_floor_of_free_space(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """What is configured counts in full: kubelet evicts at 10 % or 15 %, where 2 % of the disk were kept free."""
+    """The configured floor of free space counts in full, in bytes or as a share of the disk; the default is 5 %.
+    kubelet evicts at 10 % or 15 %, where 2 % of the disk were kept free."""
     (tmp_path / "manifests").mkdir()
     disk = (4096, 4096, DISK_BYTES >> 12, free_bytes >> 12, free_bytes >> 12, 100, 100, 100, 0, 255)
     monkeypatch.setattr(os, "statvfs", lambda path: os.statvfs_result(disk))
@@ -95,10 +98,9 @@ def test_the_floor_of_free_space(
 def test_no_limit_is_above_what_is_granted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit_bytes: int | None
 ) -> None:
-    """A disk of 200 MB, where files are counted while they are written or removed, and others come and go.
-
-    (The automatic limit rose to 172 MB, of which 167 were granted: a healthy job ended.)
-    """
+    """No limit exceeds the bytes that may be reserved, however free space and charged bytes change on a disk of 200
+    MB.
+    (The automatic limit rose to 172 MB, of which 167 were granted: a healthy job ended.)"""
     disk_bytes, random = 200_000_000, Random(1)
     (tmp_path / "manifests").mkdir()
     found = os.statvfs(tmp_path)

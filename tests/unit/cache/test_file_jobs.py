@@ -1,4 +1,4 @@
-"""Turns on keys, and what threads do with files."""
+"""Locks by key, and the unlinking of chunk files by threads."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from streamer.cache.chunk_files import KeyLocks, unlink_all
 
 
 async def test_turns_are_taken_in_order_and_given_back() -> None:
-    """A key is held by one at a time; other keys do not wait; repeated keys are one."""
+    """One holder at a time has a key; holders of other keys do not wait, and a repeated key counts once."""
     turns = KeyLocks()
     seen: list[str] = []
 
@@ -28,7 +28,7 @@ async def test_turns_are_taken_in_order_and_given_back() -> None:
 
 
 async def test_a_turn_ends_with_an_error() -> None:
-    """The next one gets it."""
+    """A key is free for the next holder after its holder has raised an error."""
     turns = KeyLocks()
     with pytest.raises(KeyError):
         async with turns.hold([b"1"]):
@@ -39,7 +39,7 @@ async def test_a_turn_ends_with_an_error() -> None:
 
 
 def test_files_that_cannot_be_unlinked_are_noted(tmp_path: Path) -> None:
-    """The others go; one that is gone already is no failure."""
+    """`unlink_all` notes each path that cannot be unlinked and unlinks the others; a missing file is no failure."""
     (tmp_path / "file").touch()
     (tmp_path / "folder").mkdir()
     failed: dict[bytes, OSError] = {}

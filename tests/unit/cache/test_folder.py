@@ -1,4 +1,4 @@
-"""The folder: layout, modes, owners, versions, network filesystems."""
+"""The cache folder on a real filesystem: layout, modes, owners, versions, and network filesystems that are refused."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from streamer.errors import CacheError, CacheVersionError, ConfigError
 
 
 def test_a_new_folder_is_private_and_complete(tmp_path: Path) -> None:
-    """0700, marker, root id, subfolders; opened again it is the same."""
+    """A new cache folder has mode 0700, marker, root id and subfolders; opened again it has the same root id."""
     path = tmp_path / "deep" / "cache"
     first = open_folder(path)
     assert path.stat().st_mode & 0o777 == 0o700
@@ -27,7 +27,8 @@ def test_a_new_folder_is_private_and_complete(tmp_path: Path) -> None:
 
 
 def test_with_a_group_it_is_readable_by_it(tmp_path: Path) -> None:
-    """0750 and 0640; the catalog stays private."""
+    """With a group, folders have 0750 and files 0640; the catalog stays private, and an unknown group is a
+    ConfigError."""
     group = os.getgid()
     name = next(line.split(":")[0] for line in Path("/etc/group").read_text().splitlines() if f":{group}:" in line)
     folder = open_folder(tmp_path / "cache", name)
@@ -39,7 +40,7 @@ def test_with_a_group_it_is_readable_by_it(tmp_path: Path) -> None:
 
 
 def test_leftovers_in_tmp_are_removed(tmp_path: Path) -> None:
-    """Half-written files and folders of a killed engine."""
+    """Opening a cache folder removes half-written files and folders of a killed engine from tmp."""
     open_folder(tmp_path)
     (tmp_path / "tmp" / "half").write_bytes(b"x")
     (tmp_path / "tmp" / "folder").mkdir()
@@ -50,7 +51,8 @@ def test_leftovers_in_tmp_are_removed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["streamer cache 2\n", "something else", ""])
 def test_another_version_is_refused(tmp_path: Path, text: str) -> None:
-    """With both versions in the message, and nothing changed."""
+    """A cache folder or layer of another version is refused with both versions in the message, and nothing is
+    changed."""
     open_folder(tmp_path)
     (tmp_path / "streamer-cache").write_text(text)
     (tmp_path / "tmp" / "theirs").touch()
@@ -61,7 +63,8 @@ def test_another_version_is_refused(tmp_path: Path, text: str) -> None:
 
 
 def test_a_folder_with_other_things_in_it_is_refused(tmp_path: Path) -> None:
-    """Somebody's home is not a cache; a fresh disk's lost+found and a marker cut short by a kill do not matter."""
+    """A folder with other files is refused; a fresh disk's lost+found and a marker cut short by a kill are
+    accepted."""
     (tmp_path / "lost+found").mkdir()
     (tmp_path / "streamer-cache.0a1b2c3d").touch()
     open_folder(tmp_path)
@@ -72,7 +75,8 @@ def test_a_folder_with_other_things_in_it_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
 def test_a_folder_of_somebody_else_is_refused(tmp_path: Path) -> None:
-    """Even when we could write: what lies there was written by another user."""
+    """A cache folder of another user is refused even when it could be written, because that user wrote its
+    contents."""
     open_folder(tmp_path)
     os.chown(tmp_path, 12345, -1)
     with pytest.raises(CacheError, match="belongs to user 12345"):
@@ -80,7 +84,8 @@ def test_a_folder_of_somebody_else_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Permissions (root has them all, so they are played) and a file in the way."""
+    """A cache folder with a file in its place or without write permission is refused (root has all permissions:
+    `access` is replaced)."""
     (tmp_path / "file").touch()
     with pytest.raises(CacheError, match="cannot use the cache folder"):
         open_folder(tmp_path / "file")
@@ -105,12 +110,13 @@ MOUNTS = """22 1 254:0 / / rw,relatime - ext4 /dev/vda rw
      ("/dev/shm/c", "tmpfs"), ("/bucket", "fuse.mountpoint-s3")],
 )  # fmt: skip
 def test_the_filesystem_is_that_of_the_longest_mount(path: str, kind: str) -> None:
-    """Escaped names, neighbours with the same beginning."""
+    """The filesystem of a path is that of its longest mount, with escaped names and not of a neighbour with the
+    same prefix."""
     assert filesystem_type(Path(path), MOUNTS) == kind
 
 
 def test_a_network_filesystem_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With its name in the message, before anything is written there."""
+    """A cache folder on a network filesystem is refused by its name before anything is written there."""
     monkeypatch.setattr(module, "filesystem_type", lambda path: "nfs4")
     with pytest.raises(CacheError, match="nfs4, a network filesystem"):
         open_folder(tmp_path / "cache")
@@ -118,7 +124,7 @@ def test_a_network_filesystem_is_refused(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_used_bytes_counts_blocks_and_folders(tmp_path: Path) -> None:
-    """As `du` does; holes cost nothing."""
+    """`measure_usage` counts blocks of files and folders, and leaves chunk files out on request."""
     before = measure_usage(tmp_path)
     (tmp_path / "a.chunk").write_bytes(bytes(5000))
     (tmp_path / "b").write_bytes(bytes(100))
@@ -127,13 +133,14 @@ def test_used_bytes_counts_blocks_and_folders(tmp_path: Path) -> None:
 
 
 def test_a_layer_that_is_missing_is_refused(tmp_path: Path) -> None:
-    """CacheError with the path."""
+    """A missing cache layer raises CacheError when it is opened."""
     with pytest.raises(CacheError, match="cannot read the cache layer"):
         open_layer(tmp_path / "none")
 
 
 def test_used_bytes_leaves_out_what_is_removed_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two manifests built at the same time: the folder of one is renamed while the other one measures."""
+    """`measure_usage` leaves out a folder that is renamed meanwhile, as when two manifests are built at the same
+    time."""
     (tmp_path / "building").mkdir()
     (tmp_path / "building" / "file").write_bytes(bytes(10_000))
     before = measure_usage(tmp_path)
@@ -150,7 +157,7 @@ def test_used_bytes_leaves_out_what_is_removed_meanwhile(tmp_path: Path, monkeyp
 
 
 def test_mounts_of_any_name_are_told_apart() -> None:
-    """Blanks, letters beyond ASCII, and bytes that are not UTF-8."""
+    """Mounts are told apart by names with blanks, letters beyond ASCII, and bytes that are not UTF-8."""
     lines = [
         "30 1 254:0 / / rw - ext4 /dev/vda rw",
         r"31 30 0:40 / /data\040sets/\134x rw - nfs4 server:/a rw",

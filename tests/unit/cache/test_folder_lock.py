@@ -1,4 +1,5 @@
-"""One engine per cache folder, whoever may read it."""
+"""One engine per cache folder: real locks of the kernel, held by stacks of this process and by another user's
+process."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ def _flock(path: Path) -> Iterator[None]:
 
 
 def test_a_second_engine_is_kept_out(tmp_path: Path) -> None:
-    """By a file that only the engine's user may open; the locks end with their stack."""
+    """A second engine gets no lock on a cache folder until the first one ends; the lock file has mode 0600."""
     with ExitStack() as first:
         assert take_locks(tmp_path, first)
         assert stat.S_IMODE((tmp_path / LOCK_NAME).stat().st_mode) == 0o600
@@ -42,7 +43,8 @@ def test_a_second_engine_is_kept_out(tmp_path: Path) -> None:
 
 
 def test_engines_of_earlier_versions_exclude_and_are_excluded(tmp_path: Path) -> None:
-    """They lock the folder itself: during an upgrade both may run."""
+    """An engine and one of a version up to 0.2, which locks the folder itself, exclude each other during an
+    upgrade."""
     open_folder(tmp_path)
     with ExitStack() as ours:
         with _flock(tmp_path):
@@ -55,7 +57,7 @@ def test_engines_of_earlier_versions_exclude_and_are_excluded(tmp_path: Path) ->
 @pytest.mark.process
 @pytest.mark.skipif(os.geteuid() != 0, reason="acts as another user: needs root")
 def test_a_reader_keeps_no_engine_out(tmp_path: Path) -> None:
-    """Who may read the folder may lock it, and cannot open the file."""
+    """A reader of another user who locks the folder keeps no engine out, because it cannot open the lock file."""
     open_folder(tmp_path)
     program = (
         "import fcntl, os, sys; fcntl.flock(3, fcntl.LOCK_EX); os.setuid(65534); "
@@ -80,7 +82,7 @@ def test_a_reader_keeps_no_engine_out(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["link", "pipe", "open to all"])
 def test_another_thing_in_the_place_of_the_lock_is_refused(tmp_path: Path, kind: str) -> None:
-    """It is neither followed nor waited for."""
+    """A link, pipe or file open to all in place of the lock file is refused, neither followed nor waited for."""
     open_folder(tmp_path)
     if kind == "link":
         (tmp_path / LOCK_NAME).symlink_to(tmp_path / MARKER)
@@ -93,7 +95,7 @@ def test_another_thing_in_the_place_of_the_lock_is_refused(tmp_path: Path, kind:
 
 
 def test_nothing_is_written_into_a_folder_that_is_no_cache(tmp_path: Path) -> None:
-    """It is refused when it is opened."""
+    """Taking the locks writes nothing into a folder that is not a cache."""
     (tmp_path / "photos").mkdir()
     with ExitStack() as ours:
         assert take_locks(tmp_path, ours)

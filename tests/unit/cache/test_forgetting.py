@@ -1,4 +1,5 @@
-"""Versions of a dataset come and go for months: what is known of them is bounded by what is there."""
+"""Versions of a dataset that come and go for months: what policy and catalog know of them is bounded by what is
+cached."""
 
 from __future__ import annotations
 
@@ -19,12 +20,13 @@ ROOM = 12
 
 
 def key_of(version: int, chunk: int) -> bytes:
-    """In each version one chunk is other than in the last."""
+    """Returns the key of a chunk in a version; each version changes one chunk of the last one."""
     born = version - (version - chunk) % CHUNKS
     return f"{chunk:03}-{max(0, born):05}".encode().ljust(16, b"\0")
 
 
 def open_version(policy: CachePolicy, version: int) -> str:
+    """Adds a version, opens a session on it and starts its epoch; returns the session."""
     policy.add_dataset(f"v{version}", [LENGTH] * CHUNKS, [key_of(version, chunk) for chunk in range(CHUNKS)])
     policy.open_session(f"s{version}", "job", f"v{version}", charge(LENGTH), charge(LENGTH))
     policy.start_epoch(f"s{version}", range(CHUNKS))
@@ -32,7 +34,7 @@ def open_version(policy: CachePolicy, version: int) -> str:
 
 
 def read_all(policy: CachePolicy, session: str) -> int:
-    """Returns how many chunks were hits."""
+    """Reads every chunk once, and returns how many were hits."""
     hits = 0
     for chunk in range(CHUNKS):
         policy.look_ahead(session, chunk)
@@ -46,7 +48,7 @@ def read_all(policy: CachePolicy, session: str) -> int:
 
 
 def test_a_job_that_goes_through_many_versions_keeps_its_hits() -> None:
-    """200 versions in one run of one job: the table stays as large as for two, and the room is the newest one's."""
+    """A job that reads 200 versions in turn keeps its hits, and the table stays as large as for two versions."""
     policy = CachePolicy(ROOM * charge(LENGTH))
     hits = []
     for version in range(200):
@@ -62,7 +64,7 @@ def test_a_job_that_goes_through_many_versions_keeps_its_hits() -> None:
 
 
 def test_a_version_that_a_session_is_on_stays() -> None:
-    """Also when its manifest is gone from the disk: the session has it open."""
+    """`forget_datasets` keeps a version that a session has open, also when its manifest is gone from the disk."""
     policy = CachePolicy(ROOM * charge(LENGTH))
     session = open_version(policy, 0)
     assert policy.forget_datasets(set()) == []
@@ -73,7 +75,7 @@ def test_a_version_that_a_session_is_on_stays() -> None:
 
 
 def test_chunks_of_a_forgotten_version_are_hits_and_go_first() -> None:
-    """They lie there: whoever needs the same bytes has them; whoever needs room takes theirs before others'."""
+    """Cached chunks of a forgotten version are still hits, and are evicted before those of other versions."""
     policy = CachePolicy(3 * CHUNKS * charge(LENGTH))
     for version in (0, 1000):
         session = open_version(policy, version)
@@ -92,7 +94,7 @@ def test_chunks_of_a_forgotten_version_are_hits_and_go_first() -> None:
 
 
 def test_more_versions_than_two_bytes_can_count() -> None:
-    """A folder may hold chunks of 40,000 versions: each start takes them all in."""
+    """The table holds chunks of more than 32,767 versions, since a folder may hold chunks of 40,000."""
     policy = CachePolicy(40_100 * charge(LENGTH))
     policy._table.groups += [policy._table.group("x")] * 40_000
     policy.local([key_of(7, 7)], [LENGTH], "last")
@@ -100,7 +102,8 @@ def test_more_versions_than_two_bytes_can_count() -> None:
 
 
 async def test_when_a_forgotten_dataset_was_used_is_not_kept(tmp_path: Path) -> None:
-    """Its row leaves the catalog, at once or at the next start; a dataset with chunks keeps its row."""
+    """The catalog drops the last use of a forgotten dataset, at once or at the next start; a dataset with chunks
+    keeps it."""
     config = CacheConfig(directory=tmp_path / "cache", limit_bytes=8 << 20)
     async with ChunkCache(config) as cache:
         await cache.publish(bytes(range(16)), [b"x" * 10], np.array([0, 10]), dataset="kept")

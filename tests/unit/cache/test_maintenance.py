@@ -1,4 +1,4 @@
-"""stat, check, clear, export."""
+"""The commands on a cache folder that no engine uses: stat, check, clear and export."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MakeChunk = Callable[..., ChunkBytes]
 
 @pytest.fixture
 async def folder(config: CacheConfig, make_chunk: MakeChunk) -> Path:
-    """Two chunks of a, one of b, a manifest."""
+    """Makes a cache folder with two chunks of dataset a, one of b, and a manifest."""
     async with ChunkCache(config) as cache:
         for number, dataset in enumerate("aab"):
             chunk = make_chunk(number)
@@ -34,7 +34,7 @@ def damage(folder: Path, key: bytes) -> None:
 
 
 def test_stat_counts_by_dataset(folder: Path) -> None:
-    """Chunks and bytes of each, and what the disk says."""
+    """`stat` returns chunks and bytes of each dataset, and the bytes used on the disk."""
     found = stat(folder)
     assert found.datasets == {"a": (2, 20_152), "b": (1, 10_076)}
     assert (found.chunks, found.chunk_bytes) == (3, 30_228)
@@ -42,7 +42,7 @@ def test_stat_counts_by_dataset(folder: Path) -> None:
 
 
 def test_check_names_what_is_wrong_and_repairs_on_demand(folder: Path, make_chunk: MakeChunk) -> None:
-    """With progress; without `repair` nothing is removed."""
+    """`check` names damaged chunks and reports progress; it removes them only with `repair`."""
     key = make_chunk(1).key
     damage(folder, key)
     seen: list[tuple[int, int]] = []
@@ -55,7 +55,7 @@ def test_check_names_what_is_wrong_and_repairs_on_demand(folder: Path, make_chun
 
 
 def test_clear_leaves_an_empty_folder_that_can_be_used_again(folder: Path) -> None:
-    """And refuses a folder that is not a cache."""
+    """`clear` empties a cache folder, and refuses a folder that is not a cache."""
     assert clear(folder) > 30_000
     assert list(folder.iterdir()) == []
     (folder / "precious").touch()
@@ -65,7 +65,7 @@ def test_clear_leaves_an_empty_folder_that_can_be_used_again(folder: Path) -> No
 
 
 def test_export_copies_what_is_sound(folder: Path, make_chunk: MakeChunk, tmp_path: Path) -> None:
-    """Chunks and manifests; a damaged chunk stays behind; again copies nothing."""
+    """`export` copies sound chunks and manifests to a layer, leaves damaged chunks out, and copies nothing twice."""
     damage(folder, make_chunk(1).key)
     layer = tmp_path / "layer"
     assert export(folder, layer) == 2
@@ -77,7 +77,7 @@ def test_export_copies_what_is_sound(folder: Path, make_chunk: MakeChunk, tmp_pa
 
 
 def test_other_folders_are_refused(tmp_path: Path) -> None:
-    """None, and one of another version."""
+    """`stat`, `check` and `clear` refuse a cache folder of another version, and `stat` a missing one."""
     with pytest.raises(CacheError):
         stat(tmp_path / "none")
     (tmp_path / "streamer-cache").write_text("streamer cache 7")

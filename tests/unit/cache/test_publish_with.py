@@ -1,4 +1,5 @@
-"""Chunks that another process writes: reserved before, in the catalogue afterwards, gone where it fails."""
+"""Chunks that a writer other than the cache writes: reserved before, in the catalog afterwards, removed where it
+fails."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ def opened(folder: Path, limit_bytes: int = 4 << 20) -> ChunkCache:
 
 
 async def test_the_bytes_are_reserved_while_it_writes(tmp_path: Path) -> None:
-    """They count for the limit, but not as written: the disk still counts them as free."""
+    """The bytes of a chunk are charged while its writer runs, as unwritten ones, which the disk still counts as
+    free."""
     seen = []
     async with opened(tmp_path) as cache:
 
@@ -40,7 +42,7 @@ async def test_the_bytes_are_reserved_while_it_writes(tmp_path: Path) -> None:
 
 
 async def test_nothing_is_left_of_one_that_fails(tmp_path: Path) -> None:
-    """Not even the file of a process that was killed after its rename."""
+    """A failed writer leaves no charge and no file, even if it failed after its rename."""
     async with opened(tmp_path) as cache:
 
         async def write() -> None:
@@ -54,7 +56,7 @@ async def test_nothing_is_left_of_one_that_fails(tmp_path: Path) -> None:
 
 
 async def test_a_chunk_that_is_there_is_not_written_again(tmp_path: Path) -> None:
-    """Nor reserved."""
+    """`publish_with` neither runs the writer nor reserves bytes for a chunk that is cached."""
     async with opened(tmp_path) as cache:
         await cache.publish(KEY, CONTENT.parts, CONTENT.sample_offsets)
         taken = cache.space.charged_bytes
@@ -67,7 +69,7 @@ async def test_a_chunk_that_is_there_is_not_written_again(tmp_path: Path) -> Non
 
 
 async def test_a_chunk_without_room_is_not_begun(tmp_path: Path) -> None:
-    """The limit holds before a byte is fetched."""
+    """`publish_with` raises CacheFullError before the writer runs where the chunk does not fit the limit."""
     async with opened(tmp_path, limit_bytes=600_000) as cache:
 
         async def write() -> None:

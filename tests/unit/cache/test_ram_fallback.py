@@ -1,4 +1,4 @@
-"""The folder in memory."""
+"""The folder in memory that takes chunks while the disk refuses them; a temporary folder stands for /dev/shm."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ def _begun(memory: Path) -> RamFallback:
 
 
 def test_it_is_there_from_the_start(tmp_path: Path) -> None:
-    """Named after the cache folder, private, bounded; a leftover of a killed engine is removed."""
+    """The folder in memory is private, bounded and named after the cache folder; it removes a killed engine's
+    leftover."""
     fallback = _begun(tmp_path)
     assert fallback.path is not None
     assert fallback.path.is_dir()
@@ -56,7 +57,8 @@ def test_it_is_there_from_the_start(tmp_path: Path) -> None:
 @pytest.mark.skipif(os.geteuid() != 0, reason="acts as another user: needs root")
 @pytest.mark.parametrize("kind", ["folder", "link", "file"])
 def test_a_name_that_another_user_took_is_not_used(tmp_path: Path, kind: str) -> None:
-    """Whoever may read the cache knows the name; the engine takes another one and touches nothing."""
+    """The engine takes another name where another user has made a folder, link or file of its name, and leaves that
+    alone."""
     taken = tmp_path / f"streamer-{os.geteuid()}-a1b2"
     if kind == "folder":
         taken.mkdir()
@@ -74,7 +76,7 @@ def test_a_name_that_another_user_took_is_not_used(tmp_path: Path, kind: str) ->
 
 
 def test_two_threads_open_it_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Opening empties it: the second thread would take the file that the first one writes."""
+    """Two threads that open the folder in memory at once open it once: opening empties it."""
     opened = list[Path]()
     both = threading.Barrier(2)
 
@@ -95,7 +97,7 @@ def test_two_threads_open_it_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_what_engines_of_other_folders_have_left_is_removed(tmp_path: Path) -> None:
-    """The folder of an engine that was killed stayed until the next one of the same cache; the lock says who lives."""
+    """Folders in memory of killed engines are removed by any engine's start; those whose lock is held stay."""
     dead = tmp_path / make_folder_name("dead")
     dead.mkdir()
     (dead / LOCK_NAME).touch()

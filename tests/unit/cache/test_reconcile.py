@@ -1,4 +1,4 @@
-"""Files and catalog are brought to agree at start: the files are right."""
+"""Files and catalog of a real cache folder are brought to agree at start: the files are right."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MakeChunk = Callable[..., ChunkBytes]
 
 @pytest.fixture
 def folder(tmp_path: Path, make_chunk: MakeChunk) -> CacheFolder:
-    """Three chunks, all in the catalog."""
+    """Makes a cache folder of three chunks, all in the catalog."""
     folder = open_folder(tmp_path / "cache")
     for number in range(3):
         write_chunk(make_chunk(number), folder)
@@ -29,7 +29,7 @@ def folder(tmp_path: Path, make_chunk: MakeChunk) -> CacheFolder:
 
 
 def start(folder: CacheFolder) -> Contents:
-    """As the chunk cache does: what is found is written afterwards."""
+    """Reconciles a folder as the chunk cache does: what is found is written to the catalog afterwards."""
     catalog = Catalog(folder.path / "catalog")
     try:
         found = reconcile(folder, catalog)
@@ -40,7 +40,7 @@ def start(folder: CacheFolder) -> Contents:
 
 
 def test_a_lost_catalog_is_rebuilt_from_the_headers(folder: CacheFolder, make_chunk: MakeChunk) -> None:
-    """All published chunks are there; their dataset is not known any more."""
+    """A lost catalog is rebuilt from the chunks' headers, without the names of their datasets."""
     shutil.rmtree(folder.path / "catalog")
     found = start(folder)
     assert set(found.rows) == {make_chunk(number).key for number in range(3)}
@@ -49,14 +49,14 @@ def test_a_lost_catalog_is_rebuilt_from_the_headers(folder: CacheFolder, make_ch
 
 
 def test_deleted_files_leave_the_catalog(folder: CacheFolder, make_chunk: MakeChunk) -> None:
-    """A row without a file is no chunk."""
+    """A chunk whose file was deleted leaves the catalog at the next start."""
     folder.chunk_path(make_chunk(1).key).unlink()
     assert make_chunk(1).key not in start(folder).rows
     assert make_chunk(1).key not in Catalog(folder.path / "catalog").peek()
 
 
 def test_truncated_files_are_dropped(folder: CacheFolder, make_chunk: MakeChunk) -> None:
-    """Whatever the catalog says: the header's length decides."""
+    """A file shorter than its header says is dropped from folder and catalog at the next start."""
     path = folder.chunk_path(make_chunk(1).key)
     path.write_bytes(path.read_bytes()[:-1])
     found = start(folder)
@@ -66,7 +66,7 @@ def test_truncated_files_are_dropped(folder: CacheFolder, make_chunk: MakeChunk)
 
 
 def test_a_file_under_another_name_is_dropped(folder: CacheFolder, make_chunk: MakeChunk) -> None:
-    """Swapped: the header repeats the key."""
+    """A chunk file under another chunk's name is dropped, since its header repeats its key."""
     folder.chunk_path(make_chunk(1).key).rename(folder.chunk_path(make_chunk(7).key))
     found = start(folder)
     assert set(found.rows) == {make_chunk(0).key, make_chunk(2).key}
@@ -74,7 +74,7 @@ def test_a_file_under_another_name_is_dropped(folder: CacheFolder, make_chunk: M
 
 
 def test_an_empty_file_is_dropped(folder: CacheFolder, make_chunk: MakeChunk) -> None:
-    """As a power loss leaves it."""
+    """An empty chunk file, as a power loss leaves it, is dropped at the next start."""
     folder.chunk_path(make_chunk(9).key).touch()
     assert start(folder).dropped == 1
 
@@ -82,7 +82,7 @@ def test_an_empty_file_is_dropped(folder: CacheFolder, make_chunk: MakeChunk) ->
 def test_a_file_that_cannot_be_removed_ends_no_start(
     folder: CacheFolder, make_chunk: MakeChunk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On a disk that has turned read-only after an error."""
+    """A bad file that cannot be removed, as on a disk that turned read-only, does not end the start."""
     folder.chunk_path(make_chunk(9).key).touch()
 
     def refuse(path: object) -> None:
@@ -94,7 +94,7 @@ def test_a_file_that_cannot_be_removed_ends_no_start(
 
 
 def test_other_files_are_left_alone(folder: CacheFolder) -> None:
-    """Not ours: neither a chunk nor touched."""
+    """Files whose names are not those of chunks in their folder are neither counted nor removed."""
     for name in ("notes.txt", "x.chunk", "z" * 32 + ".chunk", "0" * 32 + ".chunk"):
         (folder.path / "chunks" / "a" / name).touch()
     assert len(start(folder).rows) == 3

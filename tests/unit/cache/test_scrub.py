@@ -1,4 +1,4 @@
-"""The scrub finds damage by itself; the watch follows the free space."""
+"""The background tasks of a real cache: the scrub finds damage by itself, the watch follows the free space."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FAST = 1 << 40
 
 
 async def test_the_scrub_leaves_the_loop_alone_when_all_is_held(config: CacheConfig, make_chunk: MakeChunk) -> None:
-    """An engine whose readers hold every chunk must do more than look at that (2026-11-20: it did not)."""
+    """The scrub pauses after a pass in which every chunk was held by readers (2026-11-20: it kept the loop busy)."""
     asked: list[bytes] = []
     async with ChunkCache(config) as cache:
         chunk = make_chunk(0)
@@ -40,7 +40,7 @@ async def test_the_scrub_leaves_the_loop_alone_when_all_is_held(config: CacheCon
 
 
 async def test_the_scrub_reports_a_damaged_chunk(config: CacheConfig, make_chunk: MakeChunk) -> None:
-    """And not the sound ones, nor those it is told to skip."""
+    """The scrub reports damaged chunks again in each pass, and neither sound ones nor those it is told to skip."""
     found: asyncio.Queue[bytes] = asyncio.Queue()
     async with ChunkCache(config) as cache:
         chunks = [make_chunk(number) for number in range(3)]
@@ -62,7 +62,7 @@ async def test_the_scrub_reports_a_damaged_chunk(config: CacheConfig, make_chunk
 async def test_the_watch_tells_a_lower_limit_and_a_higher_one(
     config: CacheConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Others fill the disk, others leave."""
+    """The watch reports a lower limit when the disk fills and a higher one when space is free again."""
     real = os.statvfs(config.directory.parent)
 
     class Full:

@@ -1,4 +1,4 @@
-"""A wrong file is found, whatever is wrong with it."""
+"""The verification of a chunk file finds flipped bits, other lengths, swapped files and links."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MakeChunk = Callable[..., ChunkBytes]
 
 @pytest.fixture
 def path(tmp_path: Path, make_chunk: MakeChunk) -> Path:
-    """A chunk file of 3 MB (several pieces)."""
+    """Writes a chunk file of 3 MB, which is verified in several pieces."""
     folder = open_folder(tmp_path / "cache")
     chunk = make_chunk(1, 3_000_000)
     write_chunk(chunk, folder)
@@ -24,14 +24,14 @@ def path(tmp_path: Path, make_chunk: MakeChunk) -> Path:
 
 
 def test_a_sound_file_passes(path: Path, make_chunk: MakeChunk) -> None:
-    """And says what it holds."""
+    """`verify_file` returns the header of a sound file with its samples and bytes."""
     header = verify_file(path, make_chunk(1).key)
     assert (header.samples, header.local_bytes) == (3, 3_000_000)
 
 
 @pytest.mark.parametrize("at", [0, 9, 20, 60, 63, 64, 1_500_000, 3_000_063, 3_000_064, 3_000_075])
 def test_any_flipped_bit_is_found(path: Path, make_chunk: MakeChunk, at: int) -> None:
-    """In the header, in the bytes, in the table."""
+    """A flipped bit in the header, the bytes or the table of checksums raises IntegrityError."""
     raw = bytearray(path.read_bytes())
     raw[at] ^= 0x10
     path.write_bytes(raw)
@@ -41,7 +41,7 @@ def test_any_flipped_bit_is_found(path: Path, make_chunk: MakeChunk, at: int) ->
 
 @pytest.mark.parametrize("length", [0, 10, 64, 2_000_000, 3_000_075, 3_000_077])
 def test_any_other_length_is_found(path: Path, make_chunk: MakeChunk, length: int) -> None:
-    """Cut short or longer."""
+    """A chunk file that is cut short or longer than its header says raises IntegrityError."""
     raw = path.read_bytes().ljust(length, b"\0")[:length]
     path.write_bytes(raw)
     with pytest.raises(IntegrityError):
@@ -49,13 +49,13 @@ def test_any_other_length_is_found(path: Path, make_chunk: MakeChunk, length: in
 
 
 def test_a_swapped_file_is_found(path: Path, make_chunk: MakeChunk) -> None:
-    """A sound chunk under another chunk's name."""
+    """A sound chunk under another chunk's name raises IntegrityError with its key."""
     with pytest.raises(IntegrityError, match="key is"):
         verify_file(path, make_chunk(2).key)
 
 
 def test_a_link_is_not_followed(path: Path, make_chunk: MakeChunk, tmp_path: Path) -> None:
-    """A chunk is a file, not somebody's pointer to one."""
+    """`verify_file` does not follow a symbolic link to a chunk file."""
     link = tmp_path / "link"
     link.symlink_to(path)
     with pytest.raises(OSError, match="symbolic links"):

@@ -1,4 +1,4 @@
-"""One chunk file: what is written, and that a failure leaves nothing."""
+"""The writer of one chunk file: what is written, and that a failure leaves nothing."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ MakeChunk = Callable[..., ChunkBytes]
 
 @pytest.fixture
 def folder(tmp_path: Path) -> CacheFolder:
-    """An empty cache folder."""
+    """Makes an empty cache folder."""
     return open_folder(tmp_path / "cache")
 
 
 @pytest.mark.parametrize("cuts", [[], [1], [5, 5, 9], [3, 10, 17], list(range(1, 20))])
 def test_checksums_do_not_depend_on_how_the_bytes_are_cut(cuts: list[int]) -> None:
-    """Samples that cross parts, empty samples, empty parts."""
+    """The samples' checksums are the same however the bytes are cut into parts, with empty samples and empty parts."""
     body = bytes(range(20))
     bounds = [0, *cuts, 20]
     parts = [body[start:stop] for start, stop in itertools.pairwise(bounds)]
@@ -38,7 +38,7 @@ def test_checksums_do_not_depend_on_how_the_bytes_are_cut(cuts: list[int]) -> No
 
 
 def test_many_parts_need_many_calls(folder: CacheFolder) -> None:
-    """More buffers than one pwritev takes (1,024)."""
+    """A chunk of more parts than one pwritev takes (1,024) is written whole."""
     body = os.urandom(3000)
     parts = [body[at : at + 1] for at in range(3000)]
     chunk = ChunkBytes(b"k" * 16, parts, np.array([0, 1500, 3000]))
@@ -49,7 +49,7 @@ def test_many_parts_need_many_calls(folder: CacheFolder) -> None:
 def test_short_writes_are_continued(
     folder: CacheFolder, make_chunk: MakeChunk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The kernel may write less than asked, also in the middle of a buffer."""
+    """A write of fewer bytes than asked, also in the middle of a buffer, is continued until the chunk is whole."""
 
     def stingy(descriptor: int, buffers: list[memoryview], at: int) -> int:
         return os.pwrite(descriptor, bytes(buffers[0][:777]), at)
@@ -61,7 +61,7 @@ def test_short_writes_are_continued(
 
 
 def test_a_failure_leaves_nothing(folder: CacheFolder, make_chunk: MakeChunk, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The disk is full in the middle: no file in tmp, none under the name."""
+    """A disk that is full in the middle of a chunk leaves no file in tmp and none under the chunk's name."""
 
     def full(descriptor: int, buffers: list[memoryview], at: int) -> int:
         raise OSError(errno.ENOSPC, "full")
@@ -74,7 +74,7 @@ def test_a_failure_leaves_nothing(folder: CacheFolder, make_chunk: MakeChunk, mo
 
 
 def test_the_mode_does_not_depend_on_the_umask(folder: CacheFolder, make_chunk: MakeChunk) -> None:
-    """0600 with any umask."""
+    """A chunk file has mode 0600 with any umask."""
     before = os.umask(0o777)
     try:
         write_chunk(make_chunk(1), folder)
@@ -85,21 +85,22 @@ def test_the_mode_does_not_depend_on_the_umask(folder: CacheFolder, make_chunk: 
 
 @pytest.mark.parametrize("offsets", [[], [0, 5], [1, 10_000], [0, 10_001]])
 def test_offsets_must_cover_the_bytes(folder: CacheFolder, make_chunk: MakeChunk, offsets: list[int]) -> None:
-    """CacheError with the chunk's length."""
+    """Offsets that do not cover the bytes raise CacheError with the chunk's length."""
     chunk = make_chunk(1)
     with pytest.raises(CacheError, match="10000 bytes"):
         write_chunk(ChunkBytes(chunk.key, chunk.parts, np.array(offsets)), folder)
 
 
 def test_a_chunk_without_bytes(folder: CacheFolder) -> None:
-    """Samples of 0 bytes are never requested, but they may fill a chunk."""
+    """A chunk may consist of empty samples, though samples of 0 bytes are never requested."""
     chunk = ChunkBytes(b"e" * 16, [], np.array([0, 0, 0]))
     write_chunk(chunk, folder)
     assert verify_file(folder.chunk_path(chunk.key), chunk.key).samples == 2
 
 
 def test_a_limit_of_files_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`ulimit -f` below the length of a chunk was a raw OSError."""
+    """A chunk longer than `ulimit -f` raises ConfigError that names the limit (it was a raw OSError) and leaves no
+    file."""
 
     def refuse(_descriptor: int, _count: int) -> None:
         raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))

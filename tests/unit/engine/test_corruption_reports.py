@@ -1,4 +1,5 @@
-"""Who is believed about a chunk: the reader, or the engine that looks itself."""
+"""Reports of corrupt chunks: whether the reader or the engine's own look decides.
+The reports are the real ones; cache, engine and session are fakes with the few attributes that reports use."""
 
 from __future__ import annotations
 
@@ -23,6 +24,8 @@ CHUNKS = 100
 
 
 class Cache:
+    """Stands for the chunk cache: it knows which chunks are wrong and counts its looks; it has no files."""
+
     root = "/cache"
 
     def __init__(self) -> None:
@@ -50,7 +53,7 @@ class Cache:
 
 
 class Engine:
-    """What the reports need of an engine; its clock moves only when it is set."""
+    """Stands for an engine: it notes dropped chunks and wakes; its clock moves only when it is set."""
 
     def __init__(self) -> None:
         self.cache = Cache()
@@ -69,7 +72,7 @@ class Engine:
 
 
 class Session:
-    """What the reports need of a session: its dataset, its progress, its request, all in one."""
+    """Stands for a session, with its dataset, progress and request in one; it schedules and reads nothing."""
 
     consumer = "rank 0"
 
@@ -118,13 +121,14 @@ async def parts():
 
 
 async def checked(rejects: CorruptionReports) -> None:
-    """All that was heard so far."""
+    """Waits until all reports so far are checked."""
     if rejects._check_task is not None:
         await asyncio.wait([rejects._check_task])
 
 
 async def test_a_burst_about_one_chunk_is_one_look(parts):
-    """Eight workers report it at once, or while it is being read: read once, counted once, all of them answered."""
+    """Reports of one chunk by eight workers, also while it is verified, cost one look and one count, and all are
+    answered."""
     engine, session, rejects = parts
     for _ in range(4):
         rejects.report(session, 5, "crc")
@@ -137,7 +141,7 @@ async def test_a_burst_about_one_chunk_is_one_look(parts):
 
 
 async def test_late_reports_about_a_copy_that_was_replaced_do_not_count(parts):
-    """The workers that read the corrupt copy, too: the next copy is read once, and stays."""
+    """Late reports of a replaced copy make the next copy be verified once, and do not drop it."""
     engine, session, rejects = parts
     engine.cache.wrong.add(session.key(5))
     rejects.report(session, 5, "crc")
@@ -150,7 +154,7 @@ async def test_late_reports_about_a_copy_that_was_replaced_do_not_count(parts):
 
 
 async def test_what_was_found_right_is_not_read_again_at_once(parts):
-    """Whoever repeats it costs nothing and is not counted; after the pause both."""
+    """A chunk that was found right is neither verified nor counted again for a pause, however often it is reported."""
     engine, session, rejects = parts
     for _ in range(3):
         rejects.report(session, 5, "crc")
@@ -163,7 +167,7 @@ async def test_what_was_found_right_is_not_read_again_at_once(parts):
 
 
 async def test_a_chunk_that_only_its_reader_cannot_read_gets_a_copy_in_memory(parts):
-    """A sector that fails by turns: the engine reads it right, and the session goes on."""
+    """A chunk that only its reader cannot read, as of a sector that fails by turns, is fetched again into memory."""
     engine, session, rejects = parts
     rejects.report(session, 5, f"{UNREADABLE}Input/output error")
     await checked(rejects)
@@ -172,7 +176,7 @@ async def test_a_chunk_that_only_its_reader_cannot_read_gets_a_copy_in_memory(pa
 
 
 async def test_a_reader_that_cannot_read_the_copy_in_memory_fails(parts):
-    """The disk is not at fault then, but the mount or the memory of the reader."""
+    """A reader that cannot read the copy in memory fails: its mount or memory is at fault, not the disk."""
     engine, session, rejects = parts
     for _ in range(MAX_UNFOUNDED + 1):
         assert session.failed is None
@@ -184,7 +188,7 @@ async def test_a_reader_that_cannot_read_the_copy_in_memory_fails(parts):
 
 
 async def test_who_is_wrong_about_many_chunks_fails_as_well(parts):
-    """Not only about one chunk."""
+    """A session with unfounded reports of many chunks fails, also when each chunk is reported once."""
     _, session, rejects = parts
     for chunk in range(MAX_UNFOUNDED_IN_ALL + 1):
         assert session.failed is None
@@ -195,7 +199,7 @@ async def test_who_is_wrong_about_many_chunks_fails_as_well(parts):
 
 
 async def test_a_disk_that_lies_is_named(parts):
-    """Every fresh copy is wrong, too."""
+    """A session fails with the number of copies when every fresh copy of a chunk is wrong."""
     engine, session, rejects = parts
     engine.cache.wrong.add(session.key(7))
     for _ in range(MAX_COPIES + 1):
@@ -207,7 +211,7 @@ async def test_a_disk_that_lies_is_named(parts):
 
 
 async def test_a_chunk_that_is_read_well_in_between_is_never_an_error(parts):
-    """It is overwritten once an epoch, for a month: each time a fetch, and nothing that adds up."""
+    """A good read of a chunk resets its count, so one that is overwritten once an epoch never fails its session."""
     engine, session, rejects = parts
     for _ in range(10 * MAX_COPIES):
         engine.cache.wrong.add(session.key(7))
@@ -222,7 +226,8 @@ async def test_a_chunk_that_is_read_well_in_between_is_never_an_error(parts):
 
 
 async def test_unfounded_reports_do_not_add_up_over_the_epochs(parts):
-    """A bit of memory flips now and then: the reader reads on, and may meet it again in the next epoch."""
+    """A good read of a chunk resets its unfounded reports, so rare flips of bits in memory do not add up over
+    epochs."""
     engine, session, rejects = parts
     for number in range(2 * MAX_UNFOUNDED_IN_ALL):
         chunk = number % 4
@@ -234,7 +239,7 @@ async def test_unfounded_reports_do_not_add_up_over_the_epochs(parts):
 
 
 async def test_a_session_that_reads_the_rest_of_a_chunk_says_nothing_of_it(parts):
-    """Two ranks share a chunk with a bad sector: only who met it knows that it is gone."""
+    """Only the session that reported a chunk counts it; another that shares the chunk does not."""
     engine, session, rejects = parts
     other = Session(engine, "2 rank 1")
     engine.cache.wrong.add(session.key(7))
@@ -244,7 +249,8 @@ async def test_a_session_that_reads_the_rest_of_a_chunk_says_nothing_of_it(parts
 
 
 async def test_what_a_session_does_not_hold_is_answered_without_a_look(parts):
-    """It has read on; nothing is queued, so a flood of such rejects holds no memory."""
+    """Reports of chunks that a session does not hold are answered without a look and queue nothing; unknown ones
+    are errors."""
     engine, session, rejects = parts
     session.held.clear()
     for chunk in range(50):
@@ -255,7 +261,7 @@ async def test_what_a_session_does_not_hold_is_answered_without_a_look(parts):
 
 
 async def test_a_session_that_has_left_receives_nothing(parts):
-    """Its rejects are dropped; those of the next one are checked."""
+    """Reports of a session that has closed are dropped, and those of the next one are checked."""
     engine, session, rejects = parts
     rejects.report(session, 5, "crc")
     session.is_open = False
@@ -266,7 +272,7 @@ async def test_a_session_that_has_left_receives_nothing(parts):
 
 
 async def test_many_wrong_chunks_are_one_warning(parts):
-    """For a minute; the rest is counted."""
+    """Wrong chunks are one warning a minute; the others are counted."""
     engine, session, _ = parts
     warnings: list[str] = []
     async with asyncio.TaskGroup() as tasks:

@@ -1,4 +1,5 @@
-"""Fetchers of several sets of credentials: connections of their own, one budget of memory."""
+"""Fetchers of several sets of credentials: connections of their own, one budget of memory.
+Fetchers are real and read local files."""
 
 from __future__ import annotations
 
@@ -24,13 +25,13 @@ KiB = 1024
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    """One object."""
+    """Writes one object of 600 KiB."""
     (tmp_path / "a").write_bytes(bytes(600 * KiB))
     return tmp_path / "a"
 
 
 async def chunk_of(path: Path) -> Chunk:
-    """A chunk of one whole file."""
+    """Returns a chunk of one whole file."""
     (record,) = [record async for page in LocalStore().list(f"file://{path}") for record in page]
     return Chunk(0, bytes(16), (Extent(record, 0, record.size),), 0, 1, record.size, record.size)
 
@@ -46,14 +47,14 @@ async def test_the_configured_client_reads(client: FetchClient, kind: type[Objec
 
 
 async def settle(fetchers: Fetchers, waiting: int) -> None:
-    """Until so many wait, as the statistics count them."""
+    """Waits until so many requests wait, as the statistics count them."""
     async with asyncio.timeout(60):
         while fetchers.statistics()["waiting"] != waiting:  # noqa: ASYNC110
             await asyncio.sleep(0)
 
 
 async def test_all_credentials_share_one_budget(file: Path) -> None:
-    """With room for one chunk another one waits, whoever's it is, and is counted once."""
+    """All credentials share one budget of memory: a chunk that does not fit waits, whichever credentials it has."""
     wanted = await chunk_of(file)
     async with (
         Fetchers(FetchConfig(memory_bytes=1024 * KiB), UrlAllowlist()) as fetchers,
@@ -73,7 +74,7 @@ async def test_all_credentials_share_one_budget(file: Path) -> None:
 
 
 async def test_fetchers_of_old_credentials_are_closed(file: Path) -> None:
-    """A hundred renewals: what nobody uses and no session needs is closed at the second look; counts go on."""
+    """Fetchers that no session needs are closed at the second look, and their counts stay in the statistics."""
     wanted = await chunk_of(file)
     async with Fetchers(FetchConfig(memory_bytes=4096 * KiB), UrlAllowlist()) as fetchers:
         most = 0
@@ -94,7 +95,7 @@ async def test_fetchers_of_old_credentials_are_closed(file: Path) -> None:
 
 
 async def test_a_fetcher_in_use_stays_open(file: Path) -> None:
-    """However long its chunk takes."""
+    """A fetcher stays open while a chunk is fetched with it, however long that takes, and one look longer."""
     wanted = await chunk_of(file)
     async with Fetchers(FetchConfig(memory_bytes=4096 * KiB), UrlAllowlist()) as fetchers:
         async with fetchers.use({}) as fetcher:
@@ -111,7 +112,7 @@ async def test_a_fetcher_in_use_stays_open(file: Path) -> None:
 
 
 async def test_first_bytes_count_on_after_a_fetcher_is_gone(file: Path) -> None:
-    """A histogram of Prometheus only grows: with other credentials there is another fetcher."""
+    """The histogram of first bytes keeps the counts of closed fetchers, since a histogram of Prometheus only grows."""
     wanted = await chunk_of(file)
     async with Fetchers(FetchConfig(range_bytes=256 * KiB), UrlAllowlist()) as fetchers:
         counts = []
@@ -128,7 +129,7 @@ async def test_first_bytes_count_on_after_a_fetcher_is_gone(file: Path) -> None:
 
 
 async def test_bounds_may_change_while_chunks_are_fetched(file: Path) -> None:
-    """As where other processes begin to fetch: memory, and the window of endpoints that are open and that come."""
+    """Bounds on memory and windows may change while chunks are fetched, as when other processes begin to fetch."""
     wanted = await chunk_of(file)
     async with (
         Fetchers(FetchConfig(memory_bytes=4096 * KiB, window_max=256), UrlAllowlist()) as fetchers,
@@ -148,7 +149,7 @@ async def test_bounds_may_change_while_chunks_are_fetched(file: Path) -> None:
 
 
 async def test_a_rate_that_was_found_can_be_forgotten(file: Path) -> None:
-    """As where other processes cease to ask the same store."""
+    """`pace_anew` forgets a limit of requests that was found, as when other processes cease to ask the same store."""
     async with Fetchers(FetchConfig(), UrlAllowlist()) as fetchers, fetchers.use({}) as fetcher:
         (await fetcher.fetch(await chunk_of(file))).close()
         (endpoint,) = fetcher._endpoints.values()

@@ -19,7 +19,7 @@ class Found(NamedTuple):
 
 
 def run(rate: float, delay: float, in_flight: int, chunks: int, chunk_bytes: int = MB, urgent: bool = False) -> Found:
-    """Keeps so many chunks on their way over a link, but for what is held back."""
+    """Keeps so many chunks on their way over a simulated link, except while the measurement holds chunks back."""
     need = LinkNeed()
     flying: list[tuple[float, bytes]] = []
     now = free_at = 0.0
@@ -43,7 +43,7 @@ def run(rate: float, delay: float, in_flight: int, chunks: int, chunk_bytes: int
 @pytest.mark.parametrize("delay", [0.001, 0.03, 0.2])
 @pytest.mark.parametrize("in_flight", [8, 500])
 def test_a_full_link_shows_its_rate_times_its_delay(rate: float, delay: float, in_flight: int) -> None:
-    """Many chunks at once take as long as they make each other; the need is between one and three times the product."""
+    """The measured need is one to three times rate times delay, although many chunks at once make each other slow."""
     whole_delay = delay + MB / rate
     reached = min(rate, in_flight * MB / whole_delay)
     found = run(rate, delay, in_flight, 4000)
@@ -52,7 +52,7 @@ def test_a_full_link_shows_its_rate_times_its_delay(rate: float, delay: float, i
 
 
 def test_a_probe_costs_the_time_of_a_few_chunks() -> None:
-    """Of a link that needs 13 chunks at once, five come two at a time."""
+    """A probe of a link that needs 13 chunks at once costs the time of a few chunks."""
     plain = 2000 * MB / (100 * MB) + 0.12
     found = run(100 * MB, 0.12, 40, 2000)
     assert found.held_back > 0
@@ -60,13 +60,14 @@ def test_a_probe_costs_the_time_of_a_few_chunks() -> None:
 
 
 def test_nothing_is_held_back_of_a_link_that_is_seldom_full() -> None:
-    """A chunk now and then has the link for itself: it need not be probed."""
+    """A link with few chunks at once is measured without holding any back."""
     found = run(100 * MB, 0.03, FEW_IN_FLIGHT, 200)
     assert found.held_back == 0
     assert found.need.need_bytes is not None
 
 
 def test_an_urgent_chunk_waits_only_for_those_that_are_measured() -> None:
+    """A probe holds an urgent chunk back only while chunks are measured, and other chunks until it ends."""
     need = LinkNeed()
     for number in range(12):
         need.begin(bytes([number]), 0.0)
@@ -81,7 +82,7 @@ def test_an_urgent_chunk_waits_only_for_those_that_are_measured() -> None:
 
 
 def test_a_probe_ends_by_itself_although_nothing_comes() -> None:
-    """Two requests that hang hold back nobody for longer than their bytes take, twice, and a second."""
+    """A probe whose chunks hang ends after twice the time of their bytes and a second, and is repeated later."""
     need = LinkNeed()
     for number in range(12):
         need.begin(bytes([number]), 0.0)
@@ -96,6 +97,7 @@ def test_a_probe_ends_by_itself_although_nothing_comes() -> None:
 
 
 def test_a_failed_chunk_says_nothing() -> None:
+    """Chunks that bring no bytes give no measurement of the need."""
     need = LinkNeed()
     for number in range(20):
         need.begin(bytes([number]), float(number))

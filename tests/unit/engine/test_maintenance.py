@@ -1,4 +1,4 @@
-"""A service that lives for months: what it knows and keeps is bounded by what is in use."""
+"""A service that lives for months: what a real engine knows and keeps is bounded by what is in use."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ OBJECTS = 30
 
 @pytest.fixture
 async def engine(tmp_path: Path) -> AsyncIterator[Engine]:
-    """With room for everything; nothing is tidied up but by the tests."""
+    """Runs an engine whose limit holds everything; only the tests remove what is idle."""
     for number in range(OBJECTS):
         write(tmp_path, number, 0)
     cache = CacheConfig(directory=tmp_path / "cache", limit_bytes=64 << 20)
@@ -52,7 +52,7 @@ async def manifest_of(engine: Engine, **options: object) -> str:
 
 
 async def test_a_session_over_many_chunks_is_prepared(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Their keys are put in order by a thread; the session opens at once then."""
+    """The keys of a dataset with many chunks are sorted in a thread, after which its session opens at once."""
     monkeypatch.setattr(datasets, "_FEW_CHUNKS", 3)
     digest = await manifest_of(engine)
     part = Part(digest)
@@ -67,7 +67,7 @@ async def test_a_session_over_many_chunks_is_prepared(engine: Engine, monkeypatc
 
 
 class Consumer:
-    """A session that reads all of a dataset once."""
+    """A real session that reads all of a dataset once."""
 
     def __init__(self, engine: Engine, digest: str, **options: object) -> None:
         self._ready = asyncio.Event()
@@ -86,7 +86,7 @@ class Consumer:
 
 
 async def an_hour_later(engine: Engine) -> None:
-    """Nobody has used anything since; the background looks twice."""
+    """Dates every manifest before the quiet time, and removes what is idle twice."""
     for _ in range(2):
         for folder in (engine.cache.root / "manifests").iterdir():
             used = folder.stat().st_mtime - 2 * QUIET_SECONDS
@@ -95,7 +95,7 @@ async def an_hour_later(engine: Engine) -> None:
 
 
 def sizes(engine: Engine) -> dict[str, int]:
-    """Everything that once grew for ever."""
+    """Counts everything that once grew for ever."""
     manifests = engine.cache.root / "manifests"
     return {
         "fetchers": len(engine.fetchers),
@@ -108,7 +108,8 @@ def sizes(engine: Engine) -> dict[str, int]:
 
 
 async def test_a_dataset_that_is_refreshed_for_ever(engine: Engine) -> None:
-    """25 versions with new credentials each: what is known of them is as much as of one; hits go on."""
+    """25 versions of a dataset with new credentials each leave as much behind as one, and their common chunks are
+    hits."""
     engine.connect("job")
     for version in range(1, 26):
         write(engine.cache.root.parent, version, version)
@@ -125,7 +126,7 @@ async def test_a_dataset_that_is_refreshed_for_ever(engine: Engine) -> None:
 
 
 async def test_what_a_session_has_stays(engine: Engine) -> None:
-    """Its manifest, its fetcher, its chunks; when it has gone, all but the chunks follow."""
+    """Manifest, fetcher and chunks of an open session stay; once it has closed, all but the chunks are removed."""
     old = Consumer(engine, await manifest_of(engine, token=1), token=1)
     await old.read_all()
     write(engine.cache.root.parent, 3, 7)
@@ -143,7 +144,7 @@ async def test_what_a_session_has_stays(engine: Engine) -> None:
 
 
 async def test_what_a_later_session_needs_is_there(engine: Engine) -> None:
-    """A manifest that was not superseded stays on the disk: no listing that is the same is indexed again."""
+    """A manifest that is not superseded stays on the disk, so that the same listing is not indexed again."""
     digest = await manifest_of(engine)
     consumer = Consumer(engine, digest)
     await consumer.read_all()
@@ -156,7 +157,7 @@ async def test_what_a_later_session_needs_is_there(engine: Engine) -> None:
 
 
 async def test_manifests_count_in_the_limit(engine: Engine) -> None:
-    """When one leaves, chunks may take its room at once."""
+    """Manifests lower the limit of chunks, and a removed one raises it at once."""
     await manifest_of(engine)
     await an_hour_later(engine)
     whole = engine.policy.limit_bytes
@@ -169,7 +170,7 @@ async def test_manifests_count_in_the_limit(engine: Engine) -> None:
 
 
 async def test_an_old_version_gives_its_share_of_the_room_up(engine: Engine) -> None:
-    """While its job lives on with a newer one: the quota is not split among all versions that ever were."""
+    """An old version loses its quota while its job goes on with a newer one."""
     engine.connect("job")
     for version in (0, 1):
         write(engine.cache.root.parent, 3, version)
@@ -185,7 +186,7 @@ async def test_an_old_version_gives_its_share_of_the_room_up(engine: Engine) -> 
 
 
 async def test_a_session_uses_the_manifest_that_was_found_for_it(engine: Engine) -> None:
-    """It is not opened twice; one that no session used is dropped with the next check."""
+    """A session uses the manifest that was just found for it without opening it again; an unused one is dropped."""
     digest = await manifest_of(engine)
     root = engine.cache.root / "manifests" / digest / "root.json"
     hidden = root.with_suffix(".hidden")
@@ -201,7 +202,7 @@ async def test_a_session_uses_the_manifest_that_was_found_for_it(engine: Engine)
 
 
 async def test_nothing_is_removed_while_somebody_asks(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The very manifest that is to go may be the answer: to a question that is under way, or comes meanwhile."""
+    """A manifest is not removed while a request whose answer it may be is under way."""
     digest = await manifest_of(engine)
     asked, answer = asyncio.Event(), asyncio.Event()
     find = engine.manifests._find
@@ -225,7 +226,7 @@ async def test_nothing_is_removed_while_somebody_asks(engine: Engine, monkeypatc
 
 
 async def test_a_reader_of_a_superseded_manifest_goes_on(engine: Engine) -> None:
-    """A trainer between two epochs has no session: its lock on the folder tells that it is there."""
+    """A superseded manifest stays while a reader holds its lock, as a trainer between two epochs does."""
     digest = await manifest_of(engine)
     held = open_held(engine.cache.root / "manifests" / digest)
     write(engine.cache.root.parent, 3, 1)
@@ -239,7 +240,7 @@ async def test_a_reader_of_a_superseded_manifest_goes_on(engine: Engine) -> None
 
 
 async def test_the_next_engine_removes_what_the_last_one_left(tmp_path: Path) -> None:
-    """Killed at any time: the disk alone tells what was superseded, and of which versions there are chunks."""
+    """A restarted engine removes superseded manifests of the last one by what is on the disk, and keeps the chunks."""
     config = EngineConfig(cache=CacheConfig(directory=tmp_path / "cache", limit_bytes=64 << 20), settle_seconds=0.0)
     for version in range(5):
         for number in range(OBJECTS if version == 0 else 1):
@@ -256,7 +257,7 @@ async def test_the_next_engine_removes_what_the_last_one_left(tmp_path: Path) ->
 
 
 async def test_used_up_descriptors_end_no_maintenance(caplog: pytest.LogCaptureFixture) -> None:
-    """An error of the system ended the service; the work is begun again, and other errors are ours."""
+    """Maintenance starts again after an error of the system such as used-up descriptors; other errors end it."""
     errors = [OSError(errno.EMFILE, "Too many open files"), OSError(errno.ENFILE, "of the system"), None]
 
     async def work() -> None:
@@ -277,7 +278,8 @@ async def test_used_up_descriptors_end_no_maintenance(caplog: pytest.LogCaptureF
 async def test_a_chunk_that_cannot_be_opened_is_not_taken_for_corrupt(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without descriptors every chunk would be dropped by the scrub, and the free space be unknown."""
+    """A chunk that cannot be opened for lack of descriptors is not taken for corrupt, and free space is left as
+    measured."""
     digest = await manifest_of(engine)
     await Consumer(engine, digest).read_all()
     key = next(iter(engine.cache.keys()))
@@ -292,7 +294,7 @@ async def test_a_chunk_that_cannot_be_opened_is_not_taken_for_corrupt(
 
 
 async def test_one_job_hides_no_other_in_the_statistics(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of too many sessions the first ones of every job are listed, and the rest is counted."""
+    """Statistics of too many sessions list the first ones of every job, and count those left out."""
     monkeypatch.setattr("streamer.engine.statistics._SHOWN_SESSIONS", 10)
     digest = await manifest_of(engine)
     for number in range(30):

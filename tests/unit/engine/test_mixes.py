@@ -1,4 +1,4 @@
-"""One session over several datasets, in a real engine in this loop."""
+"""One session over several datasets, in a real engine in this loop that reads local files."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MiB = 1 << 20
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Three datasets of files of one chunk each."""
+    """Makes three datasets of files of one chunk each."""
     random = np.random.default_rng(5)
     for name, count in FILES.items():
         (tmp_path / name / "a").mkdir(parents=True)
@@ -50,7 +50,7 @@ async def digest_of(engine: Engine, name: str) -> str:
 
 
 class Consumer:
-    """A session over parts, one chunk a step, and the events it got."""
+    """A real session over parts, one chunk a step, with the events it received."""
 
     def __init__(self, engine: Engine, parts: Sequence[Part], name: str = "rank 0") -> None:
         self.news = asyncio.Event()
@@ -67,7 +67,7 @@ class Consumer:
         return self.session.collection.starts[part] + chunk
 
     def extend(self, epoch: int, uses: Sequence[tuple[int, int, int]], values: tuple[float, ...] = ()) -> None:
-        """Uses are (part, its chunk, its pass)."""
+        """Schedules uses, which are (part, its chunk, its pass), one a step."""
         steps = np.arange(self._steps, self._steps + len(uses))
         self._steps += len(uses)
         chunks = np.array([self.number(part, chunk) for part, chunk, _ in uses], np.uint32)
@@ -75,7 +75,7 @@ class Consumer:
         self.session.extend(EpochSchedule(epoch, chunks, steps, steps, passes, values), True)
 
     async def read(self, stop: int) -> None:
-        """All steps below `stop`, two at a time."""
+        """Reads all steps below `stop`, two at a time."""
         for step in range(self.session.progress.done, stop):
             self.session.advance(step, min(step + 1, stop - 1))
             await self.ready(step)
@@ -88,7 +88,7 @@ class Consumer:
 
 
 def interleaved(*passes: tuple[int, int, int], seed: int = 1) -> list[tuple[int, int, int]]:
-    """Uses of (part, chunks, passes from 0 on), spread evenly over the epoch."""
+    """Returns uses of (part, chunks, passes from 0 on), spread evenly over the epoch."""
     random = np.random.default_rng(seed)
     uses = [
         ((place + 0.5) / (count * times), part, int(chunk), number)
@@ -108,7 +108,8 @@ def rows(engine: Engine) -> dict[str, dict[str, object]]:
 
 
 async def test_each_part_is_fetched_once_and_counted(engine: Engine) -> None:
-    """Three passes of the small one beside one of the large one: each chunk comes once, the rest are hits."""
+    """Each chunk of a mix is fetched once: three passes of a small part beside one of a large one are two of three
+    hits."""
     reader = Consumer(engine, await parts_of(engine, "web", "books", books=3.0))
     reader.extend(0, interleaved((0, FILES["web"], 1), (1, FILES["books"], 3)))
     await reader.read(FILES["web"] + 3 * FILES["books"])
@@ -123,7 +124,7 @@ async def test_each_part_is_fetched_once_and_counted(engine: Engine) -> None:
 
 
 async def test_two_parts_of_one_dataset_share_its_files(engine: Engine) -> None:
-    """Two selections, or two transforms: numbers of their own, one file, one fetch."""
+    """Two parts of one dataset, as two selections, have numbers of their own and share one file and one fetch."""
     digest = await digest_of(engine, "math")
     reader = Consumer(engine, [Part(digest, "plain"), Part(digest, "augmented")])
     reader.extend(0, [(part, chunk, 0) for chunk in range(4) for part in (0, 1)])
@@ -134,7 +135,7 @@ async def test_two_parts_of_one_dataset_share_its_files(engine: Engine) -> None:
 
 
 async def test_an_evicted_chunk_is_lost_by_all_its_numbers(engine: Engine) -> None:
-    """Whoever holds it under either number asks for it again."""
+    """An evicted chunk is lost under all its numbers, and is asked for again under each."""
     digest = await digest_of(engine, "math")
     reader = Consumer(engine, [Part(digest, "plain"), Part(digest, "augmented")])
     reader.extend(0, [(0, 2, 0), (1, 2, 0)])
@@ -152,7 +153,8 @@ async def test_an_evicted_chunk_is_lost_by_all_its_numbers(engine: Engine) -> No
 
 
 async def test_most_passes_are_kept_first(folder: Path) -> None:
-    """A cache of the small member and its staging: from the second epoch on its uses are hits, the large one's not."""
+    """The part with the most passes is kept: from its second pass on its uses are hits, and few of the large
+    part's."""
     limit = (FILES["books"] + 12) * 50_000 + (512 << 10)
     async with engine_of(folder, limit) as engine:
         reader = Consumer(engine, await parts_of(engine, "web", "books", books=3.0))
@@ -172,7 +174,7 @@ async def test_most_passes_are_kept_first(folder: Path) -> None:
 
 
 async def test_a_pass_goes_on_in_the_next_epoch(engine: Engine) -> None:
-    """What the second epoch still needs of the running pass is scheduled as soon as it is known."""
+    """A pass that continues in the next epoch schedules its remaining chunks as soon as they are known."""
     reader = Consumer(engine, await parts_of(engine, "math", "books", math=0.5, books=0.5))
     reader.extend(0, [(0, 0, 0), (1, 0, 0), (0, 1, 0)])
     await reader.read(1)
@@ -185,7 +187,7 @@ async def test_a_pass_goes_on_in_the_next_epoch(engine: Engine) -> None:
 
 
 async def test_values_change_with_the_epoch_that_says_so(engine: Engine) -> None:
-    """Not when they are sent: the epoch before still runs by the old ones."""
+    """The values of an epoch's schedule count from its first step on, not when they are sent."""
     reader = Consumer(engine, await parts_of(engine, "web", "books", web=1.0, books=4.0))
     reader.extend(0, [(0, 0, 0), (1, 0, 0)])
     reader.extend(1, [(0, 1, 0), (1, 1, 0)], values=(2.0, 1.0))
@@ -198,7 +200,7 @@ async def test_values_change_with_the_epoch_that_says_so(engine: Engine) -> None
 
 
 async def test_a_schedule_without_passes_is_one_pass_an_epoch(engine: Engine) -> None:
-    """As of a lone dataset."""
+    """A schedule without passes is one pass an epoch of each part."""
     reader = Consumer(engine, await parts_of(engine, "math", "books"))
     for epoch in range(2):
         chunks, steps = np.array([0, reader.number(1, 3)], np.uint32), np.arange(2) + 2 * epoch
@@ -209,14 +211,14 @@ async def test_a_schedule_without_passes_is_one_pass_an_epoch(engine: Engine) ->
 
 
 async def test_ranks_share_the_columns_of_a_mix(engine: Engine) -> None:
-    """Eight bytes a chunk and rank otherwise."""
+    """Ranks with the same mix share its columns, which take eight bytes a chunk."""
     parts = await parts_of(engine, "web", "books")
     first, second = (Consumer(engine, parts, f"rank {rank}").session for rank in range(2))
     assert first.collection is second.collection
 
 
 async def test_a_member_that_is_not_here_is_named(engine: Engine) -> None:
-    """Its manifest was not asked for."""
+    """A mix with a member whose manifest is missing is refused with the member's name, and opens no session."""
     web, _ = await parts_of(engine, "web", "books")
     with pytest.raises(ManifestError, match=r"^member books: no manifest") as missing:
         Consumer(engine, [web, Part("0" * 32, "books")])
@@ -225,7 +227,7 @@ async def test_a_member_that_is_not_here_is_named(engine: Engine) -> None:
 
 
 async def test_a_member_that_is_not_served_is_named(folder: Path) -> None:
-    """A standing engine for one of the two refuses the mix."""
+    """A service refuses a mix with a member that is not among its datasets, and names the member."""
     async with engine_of(folder) as engine:
         parts = await parts_of(engine, "web", "books")
     async with engine_of(folder, datasets=[DatasetConfig(url=str(folder / "web"))]) as engine:
@@ -238,7 +240,7 @@ async def test_a_member_that_is_not_served_is_named(folder: Path) -> None:
 
 
 async def test_a_lost_object_names_its_member(engine: Engine, folder: Path) -> None:
-    """The reader that waits for it gets the error of the store."""
+    """The error of a lost object names the member of the mix."""
     reader = Consumer(engine, await parts_of(engine, "web", "books"))
     for path in (folder / "books" / "a").iterdir():
         path.unlink()
@@ -248,7 +250,7 @@ async def test_a_lost_object_names_its_member(engine: Engine, folder: Path) -> N
 
 
 async def test_a_mix_that_does_not_fit_says_what_helps(folder: Path) -> None:
-    """All parts together, or none: the policy has no session of it afterwards."""
+    """A mix that does not fit the cache opens none of its sessions, and the error says that fewer lanes help."""
     async with engine_of(folder, limit_bytes=(512 << 10) + 3 * 50_000) as engine:
         reader = Consumer(engine, await parts_of(engine, "web", "books"))
         reader.extend(0, [(0, 0, 0), (1, 0, 0)])
@@ -260,7 +262,7 @@ async def test_a_mix_that_does_not_fit_says_what_helps(folder: Path) -> None:
     ("passes", "values"), [(np.zeros(1, np.uint32), ()), (np.zeros(2, np.uint32), (1.0,))], ids=["passes", "values"]
 )
 async def test_columns_that_do_not_fit_are_refused(engine: Engine, passes: np.ndarray, values: tuple[float]) -> None:
-    """A pass for each use, a value for each part."""
+    """A schedule needs a pass for each use and a value for each part; other lengths raise ProtocolError."""
     reader = Consumer(engine, await parts_of(engine, "web", "books"))
     columns = np.zeros(2, np.uint32), np.arange(2), np.arange(2)
     with pytest.raises(ProtocolError):

@@ -1,4 +1,4 @@
-"""What an engine takes over at its start, and for how long it evicts nothing."""
+"""What a real engine takes over from the folder at its start, and for how long it evicts nothing."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def config(folder: Path) -> EngineConfig:
 
 
 def use_thirty_chunks(policy: CachePolicy) -> list[Answer]:
-    """One after the other by one session, more than there is room for."""
+    """Uses 30 chunks one after the other by one session, more than the limit holds."""
     keys = [bytes([1 + number]) * 16 for number in range(30)]
     policy.add_dataset("d", [CHUNK_BYTES] * 30, keys)
     policy.open_session("s", "j", "d", CHUNK_BYTES, CHUNK_BYTES)
@@ -37,7 +37,8 @@ def use_thirty_chunks(policy: CachePolicy) -> list[Answer]:
 
 @pytest.mark.parametrize("left_over", [False, True])
 async def test_an_engine_settles_where_there_is_something_to_protect(tmp_path, left_over):
-    """With an empty folder it evicts from the beginning; what an earlier engine left is spared until it has settled."""
+    """An engine with an empty folder evicts from the beginning; chunks of an earlier one are spared until it has
+    settled."""
     if left_over:
         async with Engine(config(tmp_path / "cache")) as engine:
             await engine.cache.publish(b"x" * 16, [bytes(10)], np.array([0, 10]), dataset="old")

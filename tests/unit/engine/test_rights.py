@@ -1,4 +1,6 @@
-"""In a service whose clients send their own storage options, nobody reads with those of another one, or its bytes."""
+"""The rights of clients that send their own storage options: no client reads with the options of another, or its
+bytes.
+The engine is real; the store is a small S3 server in this process."""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ EVIL = tar_of([(f"{i:03}.bin", b"EVIL" * 300) for i in range(40)])
 
 
 class S3:
-    """Objects by "bucket/key", each bucket with the access key that it needs; ETags do not depend on the content."""
+    """Stands for an S3 store: lists, reads with ranges and writes objects, and denies a bucket to other access
+    keys.
+    It checks no signatures, and its ETags depend on the name, not on the content."""
 
     def __init__(self, objects: dict[str, bytes], keys: dict[str, str]) -> None:
         self.objects, self.keys = objects, keys
@@ -144,7 +148,7 @@ def engine_in(folder: Path, *datasets: DatasetConfig) -> Engine:
 
 @pytest.fixture
 async def shared(tmp_path, monkeypatch, stores) -> AsyncIterator[tuple[Engine, S3]]:
-    """A service without [[datasets]]; its own environment names the store, and has no keys."""
+    """Runs a service without [[datasets]], whose own environment names the store and has no keys."""
     s3 = store(stores, {"private/x/a.tar": GOOD}, private="AKIDA")
     for name in ("AWS_ACCESS_KEY_ID", "AWS_PROFILE"):
         monkeypatch.delenv(name, raising=False)
@@ -167,7 +171,7 @@ async def ask(engine: Engine, url: str, options: dict[str, object] | None = None
 
 
 async def test_a_digest_gives_no_right(shared):
-    """It is in the statistics: who names it reads with own options, which the store refuses."""
+    """A client that knows the digest of a dataset reads it with its own options only, which the store refuses."""
     engine, s3 = shared
     digest = await ask(engine, "s3://private/x/", A)
     assert b"goodgood" in await engine.read(digest, StoreOptions.make(A), 0, (0, 2000))
@@ -180,7 +184,7 @@ async def test_a_digest_gives_no_right(shared):
 
 
 async def test_a_restarted_engine_asks_the_store(shared, tmp_path):
-    """Who has opened a dataset before goes on after it, and who may not read is still refused."""
+    """A restarted engine asks the store once whether a client may read a dataset; one that may not is refused."""
     engine, s3 = shared
     digest = await ask(engine, "s3://private/x/", A)
     async with engine_in(tmp_path / "cache2") as later:
@@ -196,7 +200,7 @@ async def test_a_restarted_engine_asks_the_store(shared, tmp_path):
 
 
 async def test_many_urls_of_several_buckets_are_looked_at_in_a_thread(shared, monkeypatch):
-    """Each may be of another bucket: a session over them opens at once only when that is done."""
+    """The buckets of a dataset with many objects are found in a thread, once for its right and its options."""
     engine, s3 = shared
     s3.objects["public/y/b.tar"] = GOOD
     options = StoreOptions.make(A)
@@ -214,7 +218,7 @@ async def test_many_urls_of_several_buckets_are_looked_at_in_a_thread(shared, mo
 
 
 async def test_equal_requests_with_other_options_are_asked_separately(shared):
-    """One that comes while another client's is answered does not get its answer."""
+    """Two equal requests at the same time with different options get separate answers."""
     engine, _ = shared
     first, second = await asyncio.gather(
         ask(engine, "s3://private/x/", A), ask(engine, "s3://private/x/"), return_exceptions=True
@@ -224,7 +228,8 @@ async def test_equal_requests_with_other_options_are_asked_separately(shared):
 
 
 async def test_sessions_read_with_their_own_options(shared):
-    """Options that a later session brings are not those of one that runs."""
+    """Each session reads with its own options; those of a later session do not change them, and they share one
+    manifest."""
     engine, _ = shared
     digest = await ask(engine, "s3://private/x/", A)
     mine = engine.datasets.get(digest, A)
@@ -246,7 +251,7 @@ async def test_sessions_read_with_their_own_options(shared):
 
 
 async def test_an_endpoint_that_a_client_names_has_its_own_chunks(tmp_path, monkeypatch, stores):
-    """The same url, sizes and ETags elsewhere: neither manifest nor chunks are those of the others."""
+    """Chunks and manifests of an endpoint that a client names are its own, even with equal urls, sizes and ETags."""
     monkeypatch.setattr(guard, "_OWN_NETWORKS", ())
     real, fake = (store(stores, {"victim/a.tar": content}) for content in (GOOD, EVIL))
     monkeypatch.setenv("AWS_ENDPOINT_URL", real.url)
@@ -267,7 +272,7 @@ async def test_an_endpoint_that_a_client_names_has_its_own_chunks(tmp_path, monk
 
 
 async def test_an_engine_of_one_user_keeps_its_keys(tmp_path, stores):
-    """There nobody else names endpoints: what is cached stays in use."""
+    """An engine of one user has the usual keys for a named endpoint, so that what is cached stays in use."""
     s3 = store(stores, {"b/a.tar": GOOD})
     config = EngineConfig(cache=CacheConfig(directory=tmp_path / "cache", limit_bytes=64 << 20), settle_seconds=0.0)
     async with Engine(config) as engine:
@@ -281,6 +286,7 @@ async def test_an_engine_of_one_user_keeps_its_keys(tmp_path, stores):
 
 @pytest.fixture
 def restricted(tmp_path, stores) -> tuple[Engine, S3]:
+    """Makes a service with two [[datasets]] of one store, each with its own access key."""
     s3 = store(stores, {"corp/train/a.tar": GOOD, "scratch/x/a.tar": EVIL})
     options = {"key": "K", "secret": "s", "endpoint_url": s3.url}
     corp = DatasetConfig(url="s3://corp/train/", storage_options=options)
@@ -289,7 +295,9 @@ def restricted(tmp_path, stores) -> tuple[Engine, S3]:
 
 
 async def test_the_urls_that_a_manifest_names_do_not_choose_its_options(restricted, tmp_path):
-    """They are not in its digest: the writer of another bucket, who came first, made every job end."""
+    """The urls in a manifest do not choose its storage options: they are not in its digest, and a writer of another
+    bucket
+    could set them."""
     engine, _ = restricted
     async with engine:
         digest = await ask(engine, "s3://corp/train/")
@@ -302,7 +310,8 @@ async def test_the_urls_that_a_manifest_names_do_not_choose_its_options(restrict
 
 
 async def test_a_manifest_from_elsewhere_does_not_rename_chunks(restricted, tmp_path, caplog):
-    """Its keys are not used: the data are indexed, and the other bucket's chunks are its own."""
+    """A manifest from elsewhere whose chunk keys are not those of its objects is not used: the data are indexed, or
+    it is an error."""
     from tests.unit.manifest.test_chunk_keys import with_keys
 
     engine, s3 = restricted
@@ -321,7 +330,7 @@ async def test_a_manifest_from_elsewhere_does_not_rename_chunks(restricted, tmp_
 
 
 async def test_a_manifest_that_an_earlier_version_took_is_checked_before_use(restricted, tmp_path):
-    """It is in the folder already, with the keys that its writer chose."""
+    """A manifest in the folder whose chunk keys its writer chose is refused before it is read."""
     from tests.unit.manifest.test_chunk_keys import with_keys
 
     engine, _ = restricted
@@ -335,7 +344,8 @@ async def test_a_manifest_that_an_earlier_version_took_is_checked_before_use(res
 
 
 async def test_columns_from_elsewhere_are_not_used(restricted, tmp_path):
-    """Which samples a condition selects in one bucket is not decided by who writes to another one."""
+    """Columns of a manifest from another place than its data are not used, since they decide which samples are
+    selected."""
     from streamer.manifest.column_files import ColumnFiles
 
     engine, s3 = restricted
@@ -355,7 +365,7 @@ async def test_columns_from_elsewhere_are_not_used(restricted, tmp_path):
 
 
 def test_a_request_names_the_place_of_its_options():
-    """Answers for one endpoint are not looked up for another one; without one they are those of before."""
+    """A request for a named endpoint has other identities than the same one without, which keeps the earlier ones."""
     request = GetManifest(0, ["s3://b/"], "auto")
     plain = LocatedRequest.make(request)
     there = LocatedRequest.make(request, "endpoint http://e")
@@ -368,7 +378,7 @@ def test_a_request_names_the_place_of_its_options():
 
 @pytest.mark.parametrize("folder", ["by-a-trainer", "other", ".streamer"])
 async def test_a_trainer_makes_a_service_write_nothing(restricted, folder):
-    """It may read below the configured urls; the service's keys may do more."""
+    """A trainer cannot make a service write below configured urls, though the service's keys may do it."""
     engine, s3 = restricted
     s3.objects["corp/train/other/objects-00000.arrows"] = b"somebody's file"
     async with engine:
@@ -379,7 +389,7 @@ async def test_a_trainer_makes_a_service_write_nothing(restricted, folder):
 
 
 async def test_a_service_without_datasets_writes_nothing(shared):
-    """Neither with its own keys nor with those of a client, which can write by itself."""
+    """A service without datasets writes no manifests, neither with its own keys nor with those of a client."""
     engine, s3 = shared
     with pytest.raises(AccessDeniedError, match=r"writable = true"):
         await ask(engine, "s3://private/x/", A, manifest="s3://private/m/")
@@ -387,7 +397,8 @@ async def test_a_service_without_datasets_writes_nothing(shared):
 
 
 async def test_writable_datasets_get_manifests(tmp_path, stores):
-    """Where the operator permits it; over no object of another owner, and what a killed writer has left is used."""
+    """A service writes manifests to writable datasets, over no object of another owner, and goes on with a killed
+    writer's files."""
     s3 = store(stores, {"corp/train/a.tar": GOOD, "corp/train/other/objects-00000.arrows": b"somebody's file"})
     options = {"key": "K", "secret": "s", "endpoint_url": s3.url}
     corp = DatasetConfig(url="s3://corp/train/", storage_options=options, writable=True)
@@ -407,7 +418,8 @@ async def test_writable_datasets_get_manifests(tmp_path, stores):
 
 
 async def test_how_blocks_are_recoded_is_believed_of_their_place_only(restricted, tmp_path):
-    """The facts of a manifest are in no key: who writes to another bucket does not decide what is made of blocks."""
+    """A manifest of recoded blocks is refused unless it lies in the same place as its data, since no key holds
+    these facts."""
     engine, _ = restricted
     async with engine:
         folder = tmp_path / "cache" / "manifests"
@@ -423,7 +435,7 @@ async def test_how_blocks_are_recoded_is_believed_of_their_place_only(restricted
 
 
 async def test_a_refusal_of_one_client_is_not_that_of_another(shared):
-    """A session that joined the fetch of another one, whose keys are refused, fetches with its own."""
+    """A session that waits for a fetch that fails by another client's keys fetches with its own."""
     engine, _ = shared
     digest = await ask(engine, "s3://private/x/", A)
     wrong = {"key": "AKIDB", "secret": "s"}

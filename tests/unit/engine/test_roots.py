@@ -1,4 +1,4 @@
-"""Which buckets and servers a manifest names."""
+"""Which buckets and servers a manifest names: found without splitting every url."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from streamer.store.addresses.urls import split
 
 
 class Content:
-    """The common beginning of the urls."""
+    """Stands for the content of a manifest: the common beginning of its urls and nothing else."""
 
     def __init__(self, base: str) -> None:
         self.base = base
 
 
 class FakeManifest:
-    """The columns of a manifest that are looked at."""
+    """Stands for a manifest: the columns of its tables of objects that are looked at, without files or samples."""
 
     def __init__(self, base: str, urls: list[str], parts: int = 1) -> None:
         self.content = Content(base)
@@ -48,7 +48,7 @@ KEYS = st.sampled_from(["", "k", "a/b", "x" * 100, "ab/c" * 30, "é/ü"])
 
 @given(st.lists(st.tuples(ROOTS, KEYS), min_size=1, max_size=40), st.sampled_from(["", "common"]), st.integers(1, 3))
 def test_each_root_once(parts: list[tuple[str, str]], base: str, tables: int) -> None:
-    """As if every url were split, whatever their order, their lengths and the tables they are in."""
+    """`find_roots` returns one url of each bucket or server, whatever the order, lengths and tables of the urls."""
     urls = [f"{root}/{key}" for root, key in parts]
     if base:
         urls = [url.replace(url.partition("://")[0], "s3", 1) for url in urls]
@@ -59,7 +59,7 @@ def test_each_root_once(parts: list[tuple[str, str]], base: str, tables: int) ->
 
 
 def test_examples_have_bytes() -> None:
-    """One of each root that has an object with bytes: a store is asked for the first byte of each."""
+    """The examples are one object with bytes of each root that has one, since a store is asked for its first byte."""
     urls = ["s3://a/0", "s3://a/1", "s3://b/0", "s3://c/0", "s3://c/1"]
     manifest = FakeManifest("s3://", urls, 2)
     manifest.tables[0]["objects"]["size"][1] = 1
@@ -70,7 +70,7 @@ def test_examples_have_bytes() -> None:
 
 @pytest.mark.slow
 def test_a_million_objects_are_looked_at_in_time() -> None:
-    """Another client waits for less than a second."""
+    """The roots of a million objects are found in less than a second, so other clients do not wait longer."""
     keys = [f"bucket-{number // 500_000}/{number:09}.tar" for number in range(1_000_000)]
     manifest = FakeManifest("s3://", ["s3://" + key for key in keys])
     started = time.process_time()

@@ -1,4 +1,5 @@
-"""The scheduler of a real engine in this loop: which sessions progress when the cache is full."""
+"""The scheduler of a real engine in this loop that reads local files: which sessions progress when the cache is
+full."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ LIMIT = (512 << 10) + 1_800_000
 
 @pytest.fixture
 async def engine(tmp_path: Path) -> AsyncIterator[Engine]:
-    """A cache of half of 60 files of up to 100 KB: about 12 chunks."""
+    """Runs an engine whose cache holds about 12 chunks of 60 files of up to 100 KB."""
     random = np.random.default_rng(5)
     for number in range(60):
         path = tmp_path / "data" / f"class{number % 3}" / f"{number:03}.bin"
@@ -43,7 +44,7 @@ async def manifest_of(engine: Engine) -> Manifest:
 
 
 class Consumer:
-    """A session and the events it got."""
+    """A real session and the events it received."""
 
     def __init__(self, engine: Engine, manifest: Manifest, name: str, job: str = "job") -> None:
         self.news = asyncio.Event()
@@ -65,7 +66,8 @@ class Consumer:
 
 
 async def test_all_that_is_over_is_given_back_before_anybody_asks(engine: Engine) -> None:
-    """One reader has read all that fills the cache in one go: the other gets its room, and is not refused for it."""
+    """Chunks that one reader has done with are released before another one asks, which gets their bytes and no
+    refusal."""
     manifest = await manifest_of(engine)
     greedy, late = (Consumer(engine, manifest, f"rank {rank}") for rank in range(2))
     greedy.one_chunk_a_step(0, 0, list(range(manifest.chunks)))
@@ -83,7 +85,7 @@ async def test_all_that_is_over_is_given_back_before_anybody_asks(engine: Engine
 
 
 async def test_nobody_holds_back_for_a_session_that_has_failed(engine: Engine) -> None:
-    """It has asked for room and waits for none: others may take more than they were planned with."""
+    """A failed session no longer counts as asking, so others may take more than they were planned with."""
     manifest = await manifest_of(engine)
     greedy, late = Consumer(engine, manifest, "rank 0"), Consumer(engine, manifest, "rank 0", job="other")
     greedy.one_chunk_a_step(0, 0, list(range(manifest.chunks)))
@@ -103,7 +105,7 @@ async def test_nobody_holds_back_for_a_session_that_has_failed(engine: Engine) -
 
 
 async def test_a_chunk_that_is_there_by_an_earlier_use_counts_as_a_hit(engine: Engine) -> None:
-    """The next epoch's look-ahead comes to a chunk that this epoch still has open: needs count every use."""
+    """A chunk that an earlier epoch still has open is a hit for the next epoch's use; needs count every use."""
     manifest = await manifest_of(engine)
     reader = Consumer(engine, manifest, "rank 0")
     for epoch in range(3):
@@ -119,7 +121,8 @@ async def test_a_chunk_that_is_there_by_an_earlier_use_counts_as_a_hit(engine: E
 async def test_descriptors_that_are_used_up_for_a_moment_end_no_session(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The reader got "the engine failed over chunk 0: OSError(24, ...)"; one that lasts is named."""
+    """A short lack of descriptors or memory is retried; one that lasts is a CacheError that names RLIMIT_NOFILE.
+    (The reader got "the engine failed over chunk 0: OSError(24, ...)".)"""
     manifest = await manifest_of(engine)
     reader = Consumer(engine, manifest, "rank 0")
     bring, failures = engine.sources.bring, [errno.EMFILE, errno.ENOMEM]

@@ -1,4 +1,5 @@
-"""One session's place in its schedule."""
+"""The progress of one session in its schedule: uses asked for, held, opened, lost and done; chunks are numbers
+only."""
 
 import time
 
@@ -40,7 +41,7 @@ def arrive(progress, *chunks):
 
 
 def test_the_line_moves_when_the_missing_chunk_arrives():
-    """A later chunk that is there first makes no step ready; the missing one makes both ready."""
+    """A step is ready only when all earlier ones are: a missing chunk holds later steps back until it arrives."""
     progress = progress_of((0, 0, 1), (1, 1, 2), (2, 2, 3))
     progress.advance(0, 3)
     hold_all(progress)
@@ -53,7 +54,7 @@ def test_the_line_moves_when_the_missing_chunk_arrives():
 
 
 def test_only_a_consumer_that_cannot_go_on_blocks_the_line():
-    """While it has steps to read, what comes next may wait for what it gives back."""
+    """A request is blocking only while the consumer has no step to read that would give chunks back."""
     progress = progress_of((0, 0, 0), (1, 1, 1), (2, 2, 2))
     progress.advance(0, 2)
     hold_all(progress)
@@ -66,7 +67,7 @@ def test_only_a_consumer_that_cannot_go_on_blocks_the_line():
 
 
 def test_nothing_beyond_want_is_ready():
-    """The consumer asked for one step: no further step is ready, and what is ahead is not open."""
+    """Steps beyond those the consumer wants are not ready, and their chunks are not open."""
     progress = progress_of((0, 0, 0), (1, 1, 1))
     progress.advance(0, 0)
     hold_all(progress)
@@ -77,7 +78,7 @@ def test_nothing_beyond_want_is_ready():
 
 
 def test_uses_end_with_their_last_step():
-    """A chunk is given back when its last step is done, not before."""
+    """A chunk is given back when the last step of its use is done, not before."""
     progress = progress_of((0, 0, 2), (1, 1, 1))
     progress.advance(0, 2)
     hold_all(progress)
@@ -90,7 +91,7 @@ def test_uses_end_with_their_last_step():
 
 
 def test_two_pieces_of_a_chunk_are_held_until_the_later_ends():
-    """A chunk on a cut is used twice; it is there for both after one arrival."""
+    """A chunk that is used twice is ready for both uses after one arrival, and is held until the later one ends."""
     progress = progress_of((4, 0, 0), (4, 1, 3))
     progress.advance(0, 3)
     hold_all(progress)
@@ -102,7 +103,7 @@ def test_two_pieces_of_a_chunk_are_held_until_the_later_ends():
 
 
 def test_uses_that_the_consumer_passed_are_let_go():
-    """A consumer that skips steps leaves nothing held and nothing to ask."""
+    """A consumer that skips steps leaves no chunk of them held and none to ask for."""
     progress = progress_of((0, 0, 0), (1, 1, 1), (2, 5, 5))
     progress.advance(0, 0)
     use = progress.next_use()
@@ -114,7 +115,7 @@ def test_uses_that_the_consumer_passed_are_let_go():
 
 
 def test_a_broken_chunk_stops_the_line_until_it_is_back():
-    """After a reject nothing is ready; the chunk is asked for at the head of the line."""
+    """After a report of a broken chunk no step is ready until it is back, and it is asked for first."""
     progress = progress_of((0, 0, 3), (1, 1, 3))
     progress.advance(0, 3)
     hold_all(progress)
@@ -130,7 +131,7 @@ def test_a_broken_chunk_stops_the_line_until_it_is_back():
 
 
 def test_an_evicted_look_ahead_is_asked_for_again():
-    """Losing a chunk that is not open costs nothing but a question."""
+    """A look-ahead chunk that is evicted is asked for again; the loss of a chunk that is not held is ignored."""
     progress = progress_of((0, 0, 0), (1, 1, 1))
     progress.advance(0, 0)
     hold_all(progress)
@@ -143,10 +144,9 @@ def test_an_evicted_look_ahead_is_asked_for_again():
 
 
 def test_a_loss_while_another_question_is_asked_is_not_forgotten():
-    """The answer to one question may evict an earlier chunk of the same session: both are asked in the end.
-
-    Found by the demo on 2026-11-20: the later question was settled in place of the earlier, and the line stood still.
-    """
+    """A chunk that is lost while a later one is asked for is asked for again, first, and so is the later one.
+    Found by the demo on 2026-11-20: the later question was settled in place of the earlier, and the line stood
+    still."""
     progress = progress_of((0, 0, 0), (1, 1, 1), (2, 2, 2))
     progress.advance(0, 2)
     hold_all(progress)
@@ -163,7 +163,7 @@ def test_a_loss_while_another_question_is_asked_is_not_forgotten():
 
 
 def test_an_incomplete_schedule_is_not_used():
-    """Frames of one epoch are one schedule; nothing is held before the last."""
+    """The parts of an epoch's schedule are used only when the last one has come."""
     progress = SessionProgress(np.full(10, 100))
     progress.extend(schedule((0, 0, 0)), complete=False)
     assert progress.next_use() is None
@@ -183,13 +183,14 @@ def test_an_incomplete_schedule_is_not_used():
     ],
 )
 def test_a_schedule_that_cannot_be_is_refused(bad):
-    """Unknown chunks, steps that go back, uses that end before they begin, columns of different length."""
+    """A schedule with unknown chunks, steps that go back, uses that end before they begin or unequal columns is
+    refused."""
     with pytest.raises(ProtocolError):
         SessionProgress(np.full(10, 100)).extend(bad, complete=True)
 
 
 def test_bytes_ahead_are_those_beyond_what_is_wanted():
-    """Held uses count until the consumer asks for them, or passes over them."""
+    """Bytes ahead are those of held uses until the consumer wants or passes them."""
     progress = SessionProgress(np.array([1, 10, 100, 1000]))
     progress.extend(schedule((0, 0, 0), (1, 1, 1), (2, 2, 2), (3, 3, 3)), complete=True)
     hold_all(progress)
@@ -205,7 +206,7 @@ def test_bytes_ahead_are_those_beyond_what_is_wanted():
 
 
 def test_open_bytes_counts_what_overlaps():
-    """What closes at a step goes before what opens at it."""
+    """Open bytes are the most that overlap, where a use that ends before a step does not count at it."""
     sizes = np.array([10, 100, 1000], np.int64)
     assert count_open_bytes(*columns((0, 0, 1), (1, 1, 3), (2, 4, 4)), sizes) == 1000
     assert count_open_bytes(*columns((0, 0, 4), (1, 1, 3), (2, 4, 4)), sizes) == 1010
@@ -214,7 +215,8 @@ def test_open_bytes_counts_what_overlaps():
 
 @given(st.data())
 def test_every_use_is_opened_and_given_back_once(data):
-    """In whatever order chunks arrive: each use opens after its chunk is there and ends after its last step."""
+    """Each use opens once its chunk has arrived and is given back once after its last step, in whatever order
+    chunks arrive."""
     firsts = sorted(data.draw(st.lists(st.integers(0, 12), min_size=1, max_size=12)))
     uses = [(data.draw(st.integers(0, 4)), first, first + data.draw(st.integers(0, 4))) for first in firsts]
     progress = progress_of(*uses)
@@ -239,7 +241,8 @@ def test_every_use_is_opened_and_given_back_once(data):
     st.lists(st.tuples(st.sampled_from(["advance", "open", "hold", "done"]), st.integers(0, 12)), max_size=40),
 )
 def test_the_first_use_of_a_chunk(columns: list[tuple[int, int, int]], acts: list[tuple[str, int]]) -> None:
-    """It is the first of those that are held and not open, whatever was opened, skipped and finished before."""
+    """The first step of a chunk is that of its first held use that is not open, whatever was opened, skipped and
+    done before."""
     steps = np.cumsum([step for _, step, _ in columns])
     progress = progress_of(*((c, int(s), int(s) + more) for (c, _, more), s in zip(columns, steps, strict=True)))
     for act, number in acts:
@@ -263,7 +266,8 @@ def test_the_first_use_of_a_chunk(columns: list[tuple[int, int, int]], acts: lis
 
 
 def test_the_first_use_of_many_is_found_at_once():
-    """A schedule may name one chunk 400,000 times: a turn of 8,192 looks through all of them took 6 s."""
+    """The first use of a chunk is found without a search through all uses of it: with 400,000, a turn of 8,192 took
+    6 s."""
     progress = progress_of(*((number % 7, number, number) for number in range(100_000)))
     progress.advance(0, 100_000)
     hold_all(progress)

@@ -1,4 +1,5 @@
-"""A consumer that hangs is noticed; an engine that was stopped itself takes nobody for hanging."""
+"""The watch for silent consumers, on a steered clock: a consumer that hangs is noticed, a stopped engine blames
+none."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ SILENT_SECONDS = 60.0
 
 
 class Session:
-    """One that waits for room, and was last heard of when it was made."""
+    """Stands for a session that waits for bytes and was last heard of when it was made; it reads nothing."""
 
     name, admitted = "s", True
     parts = SimpleNamespace(names=["s/0", "s/1"])
@@ -31,7 +32,7 @@ class Session:
 
 
 class House:
-    """What the watch sees of an engine with one session, for which others wait."""
+    """Stands for an engine with one session for which others wait: the attributes that the watch sees, and no more."""
 
     def __init__(self, loop: SteeredLoop) -> None:
         self.silenced: list[str] = []
@@ -44,14 +45,14 @@ class House:
 
 @pytest.fixture
 def house(loop: SteeredLoop) -> House:
-    """An engine that is watched."""
+    """Makes an engine that is watched."""
     made = House(loop)
     SilenceWatch(cast(Engine, made), cast(asyncio.AbstractEventLoop, loop))
     return made
 
 
 def test_a_consumer_that_hangs_is_noticed(loop: SteeredLoop, house: House) -> None:
-    """Not before its time, and at the next look after it."""
+    """A consumer that sends nothing for the silent time is silenced at the next look, and not before."""
     loop.sleep(SILENT_SECONDS - SILENCE_CHECK_SECONDS)
     assert house.silenced == []
     loop.sleep(3 * SILENCE_CHECK_SECONDS)
@@ -59,7 +60,8 @@ def test_a_consumer_that_hangs_is_noticed(loop: SteeredLoop, house: House) -> No
 
 
 def test_an_engine_that_was_stopped_blames_nobody(loop: SteeredLoop, house: House) -> None:
-    """An hour of SIGSTOP is no silence of those whose words lie in the socket; they have their time from then on."""
+    """An engine that was stopped itself (SIGSTOP) silences no consumer for that time; each has the silent time from
+    then on."""
     loop.sleep(10.0)
     loop.be_away(3600.0)
     loop.sleep(SILENT_SECONDS - 10.0 - SILENCE_CHECK_SECONDS)

@@ -1,4 +1,4 @@
-"""The advice for a cache that is too small names a limit that is enough."""
+"""The error for a cache that is too small names a limit that is enough."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NODE = partial(
 
 
 def test_a_limit_below_manifests_and_catalog_is_named_whole() -> None:
-    """Not "0 B", which is what chunks may take of it; the advice has room for both."""
+    """The error names the configured limit, not the 0 B that chunks may take of it, and advises one that holds all."""
     error = NODE()
     needed = NODE.keywords["wanted_bytes"] + NODE.keywords["overhead_bytes"]
     assert "the limit of 300.0 kB is too small" in str(error)
@@ -33,7 +33,7 @@ def test_a_limit_below_manifests_and_catalog_is_named_whole() -> None:
 
 
 def test_ranks_that_have_not_come_yet_are_counted() -> None:
-    """The first of eight names what all eight need."""
+    """The advised limit counts ranks that have not come yet: the first of eight names what all eight need."""
     error = NODE(to_come=6, others_bytes=2_621_440)
     assert error.details["least_bytes"] == 8 * 2_621_440 + 589_824
     assert "21.0 MB for all readers of this machine" in str(error)
@@ -42,5 +42,5 @@ def test_ranks_that_have_not_come_yet_are_counted() -> None:
 
 @pytest.mark.parametrize("count", [1, 999, 1000, 1001, 2_621_440, 3_211_264, 10**9 + 1, 5 * 10**12 + 7])
 def test_rounded_up(count: int) -> None:
-    """What is read back is no smaller, and no more than a tenth of its unit above."""
+    """The advised limit, read back from its text, is no smaller than needed and at most a tenth larger."""
     assert count <= parse_bytes(enough_bytes(count), "x") <= count * 1.1 + 1

@@ -1,4 +1,4 @@
-"""Which urls are served with which options."""
+"""The allowlist of urls of a service: which urls are served, and with which storage options."""
 
 import os
 import time
@@ -42,12 +42,12 @@ def allowlist():
     ids=["allowlist", "manifest", "session"],
 )
 def test_secrets_are_not_in_the_repr(holder):
-    """What holds storage options is printed in logs and tracebacks."""
+    """Objects that hold storage options show no secret in their repr, which logs and tracebacks print."""
     assert "hunter2" not in repr(holder)
 
 
 def test_without_datasets_the_client_says_how():
-    """Its own options, any url."""
+    """Without datasets any url is allowed, with the client's own options."""
     allowlist = UrlAllowlist()
     assert not allowlist.restricted
     assert allowlist.options(["s3://anything/"], ONE) == ONE
@@ -66,7 +66,7 @@ def test_without_datasets_the_client_says_how():
     ],
 )
 def test_the_longest_configured_url_above_decides(allowlist, url, options):
-    """What the client offers does not matter."""
+    """The longest configured url above a requested one decides its options, whatever the client offers."""
     assert allowlist.options([url], {"key": "the client's"}) == options
 
 
@@ -87,7 +87,7 @@ def test_the_longest_configured_url_above_decides(allowlist, url, options):
     ],
 )
 def test_everything_else_is_denied(allowlist, url):
-    """Neighbours, parents, other buckets, local files, the metadata service."""
+    """Neighbours and parents of configured urls, other buckets, local files and the metadata service are denied."""
     with pytest.raises(AccessDeniedError, match="datasets"):
         allowlist.options([url], ONE)
 
@@ -102,33 +102,34 @@ def test_everything_else_is_denied(allowlist, url):
     ],
 )
 def test_braces_are_what_they_stand_for(allowlist, url):
-    """One choice that is not served denies the url."""
+    """A url with braces is denied when one of its choices is not served."""
     with pytest.raises(AccessDeniedError, match="datasets"):
         allowlist.options([url], ONE)
 
 
 def test_braces_over_served_urls_are_served(allowlist):
-    """All choices are below a dataset each, with the same options."""
+    """A url with braces is served when all choices are below datasets with the same options, and a ConfigError
+    otherwise."""
     assert allowlist.options(["{s3://bucket/train/extra,gs://other}/a"], ONE) == TWO
     with pytest.raises(ConfigError, match="different storage options"):
         allowlist.options(["s3://bucket/train/{a,extra/b}"], ONE)
 
 
 def test_a_denied_url_is_shown_without_its_secrets(allowlist):
-    """A signed url is as good as a key."""
+    """The error of a denied url shows neither its password nor its signature."""
     with pytest.raises(AccessDeniedError) as denied:
         allowlist.options(["https://user:hunter2@host/a?sig=hunter2"], {})
     assert "hunter2" not in f"{denied.value} {denied.value.details}"
 
 
 def test_urls_of_one_dataset_must_have_one_set_of_options(allowlist):
-    """Two would need two clients for one manifest."""
+    """Urls of one dataset with different options are a ConfigError, since they would need two clients."""
     with pytest.raises(ConfigError, match="different storage options"):
         allowlist.options(["s3://bucket/train/a", "gs://other/b"], {})
 
 
 def test_objects_of_a_manifest_are_checked(allowlist):
-    """A manifest taken from a url may name any object."""
+    """Objects that a manifest names are denied unless they have the same options as the dataset."""
     allowlist.check_objects(["s3://bucket/train/a", "s3://bucket/train/b"], ONE)
     for url in ("s3://bucket/train/extra/a", "s3://private/a", "/etc/shadow"):
         with pytest.raises(AccessDeniedError):
@@ -136,7 +137,7 @@ def test_objects_of_a_manifest_are_checked(allowlist):
 
 
 def test_a_link_does_not_lead_out_of_a_local_dataset(tmp_path):
-    """The service may be able to read what the trainer may not."""
+    """A link or .. out of a local dataset is denied, since the service may read what the trainer may not."""
     (tmp_path / "data").mkdir()
     (tmp_path / "private").write_text("x")
     os.symlink(tmp_path / "private", tmp_path / "data" / "link")
@@ -173,14 +174,14 @@ def test_a_link_does_not_lead_out_of_a_local_dataset(tmp_path):
     ],
 )
 def test_what_a_server_may_read_in_another_way_is_not_served(key):
-    """A query, encoded dots, and what ends a segment for some server: only what is compared is sent."""
+    """Keys that some server may read in another way, with a query, encoded dots or ends of a segment, are denied."""
     allowlist = UrlAllowlist([DatasetConfig(url="http://host/data/", storage_options={})])
     with pytest.raises(AccessDeniedError):
         allowlist.check_objects([f"http://host/data/{key}"], {})
 
 
 def test_a_query_that_the_operator_has_written_is_served():
-    """A signed url in the configuration is exactly this one."""
+    """A signed url in the configuration is served exactly as written, and with nothing added."""
     signed = "https://host/data/a.tar?X-Amz-Signature=1"
     allowlist = UrlAllowlist([DatasetConfig(url=signed, storage_options={})])
     allowlist.check_objects([signed], {})
@@ -189,7 +190,8 @@ def test_a_query_that_the_operator_has_written_is_served():
 
 
 def test_keys_of_buckets_may_have_these_signs():
-    """Of an object in a bucket a question mark is part of the name."""
+    """Keys of buckets may have question marks, hashes and dots in their names, and urls of web servers harmless
+    escapes."""
     allowlist = UrlAllowlist([DatasetConfig(url="s3://b/data/", storage_options={})])
     allowlist.check_objects(["s3://b/data/a?b.tar", "s3://b/data/a#b", "s3://b/data/a..b/..c"], {})
     allowlist.check_objects(["s3://b/data/100%25 a.tar", "s3://b/data/\u732b.tar", "s3://b/data/.hidden"], {})
@@ -226,7 +228,7 @@ def test_keys_of_buckets_may_have_these_signs():
     ).map("".join),
 )
 def test_braces_are_judged_as_all_that_they_stand_for(stem, rest):
-    """The answer of one url with braces is that of all of them, though most are not made for it."""
+    """The answer for a url with braces is that for all urls it stands for, though most are not expanded for it."""
     allowlist = UrlAllowlist(DATASETS)
 
     def answer(urls):
@@ -239,7 +241,7 @@ def test_braces_are_judged_as_all_that_they_stand_for(stem, rest):
 
 
 def test_many_urls_are_judged_by_one():
-    """A million urls take no time; those that must be compared one by one are bounded."""
+    """A million urls in one pattern are judged in less than a second; those to be compared one by one are bounded."""
     allowlist = UrlAllowlist(DATASETS)
     begun = time.process_time()
     assert allowlist.options(["s3://bucket/train/x/{000000..999999}.tar"], {}) == ONE
@@ -289,7 +291,7 @@ PLACES = [
     st.sampled_from([{}, ONE, TWO]),
 )
 def test_a_folder_is_judged_as_each_of_its_names(datasets, named, options):
-    """That folders are compared once changes no answer."""
+    """Comparing folders once gives the same answer as comparing each of their objects."""
     allowlist = UrlAllowlist(datasets)
     urls = [f"{folder}/{name}" for folder, name in named]
 
@@ -307,7 +309,9 @@ def test_a_folder_is_judged_as_each_of_its_names(datasets, named, options):
 
 
 def test_a_hundred_thousand_objects_take_no_time(tmp_path):
-    """One by one they took 1.1 s; of local files each may be a link, which is looked at."""
+    """100,000 objects are judged in less than a second, and so are 20,000 local files, each of which is checked for
+    links.
+    (One by one they took 1.1 s.)"""
     allowlist = UrlAllowlist([*DATASETS, DatasetConfig(url=str(tmp_path))])
     of_bucket = [f"s3://bucket/train/{number % 100:03}/{number:06}.tar" for number in range(100_000)]
     at_root = [f"gs://other/{number:06}.tar" for number in range(100_000)]

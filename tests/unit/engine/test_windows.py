@@ -1,4 +1,4 @@
-"""What ranks in step have open together: each chunk once."""
+"""The bytes that ranks in step have open together: each chunk counts once."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ def schedule_of(entries: list[tuple[int, int, int]]) -> EpochSchedule:
 
 @given(st.lists(uses, min_size=1, max_size=4), st.lists(st.integers(1, 100), min_size=CHUNKS, max_size=CHUNKS))
 def test_the_bytes_are_those_of_the_fullest_step(ranks: list[list[tuple[int, int, int]]], sizes: list[int]) -> None:
-    """Compared with a set of open chunks at each step."""
+    """The open bytes of ranks in step are those of the step with the most, as a set of open chunks at each step
+    gives."""
     fullest = max(
         sum(
             sizes[chunk]
@@ -40,7 +41,7 @@ def test_the_bytes_are_those_of_the_fullest_step(ranks: list[list[tuple[int, int
 
 
 def session_of(entries: list[tuple[int, int, int]], order_id: str = "o") -> Any:
-    """A rank with this first schedule; its request has said that it opens much more."""
+    """Stands for a rank's session with this first schedule, whose request said that it opens much more."""
     request = SimpleNamespace(job="j", stream="", dataset="d", order_id=order_id, start=0)
     return SimpleNamespace(
         name=str(next(NUMBERS)),
@@ -68,13 +69,15 @@ def session_of(entries: list[tuple[int, int, int]], order_id: str = "o") -> Any:
 def test_a_chunk_that_several_ranks_have_open_counts_once(
     ranks: list[list[tuple[int, int, int]]], share: float
 ) -> None:
+    """A chunk that several ranks have open at the same steps counts once, and each rank has an equal share of the
+    total."""
     sessions = [session_of(rank) for rank in ranks]
     share_open_chunks(cast("Any", sessions))
     assert [session.open_share for session in sessions] == [share] * len(ranks)
 
 
 def test_sessions_of_an_unknown_order_share_nothing() -> None:
-    """What two readers have open at a step of their own says nothing about both."""
+    """Sessions of an unknown order share no open bytes, since their steps are not comparable."""
     sessions = [session_of([(0, 0, 2)], order_id="") for _ in range(2)]
     share_open_chunks(cast("Any", sessions))
     assert [session.open_share for session in sessions] == [1.0, 1.0]

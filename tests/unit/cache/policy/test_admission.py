@@ -1,4 +1,5 @@
-"""What a need is answered, where the policy's own tests do not look."""
+"""Answers of the cache policy to a need while fetches are under way, and limits that a disk or a user sets.
+The policy is the real one; nothing is fetched or written."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ COST = charge(LENGTH)
 
 @pytest.fixture
 def policy() -> CachePolicy:
-    """Room for two chunks, one of which a session has open."""
+    """Makes a policy with a limit of two chunks, one of which a session has open."""
     policy = CachePolicy(2 * COST)
     policy.add_dataset("a", [LENGTH] * 9, [bytes([1 + chunk]) * 16 for chunk in range(9)])
     policy.open_session("s", "j", "a", COST, COST)
@@ -27,7 +28,8 @@ def policy() -> CachePolicy:
 
 
 def test_a_head_of_line_waits_while_a_fetch_is_under_way(policy: CachePolicy) -> None:
-    """Nothing can leave for it now, but the fetch will end; it hears of a full cache only when all is open."""
+    """A blocking need waits while a fetch is under way that can end; the cache is called full only when all chunks
+    are open."""
     for chunk in (1, 2):
         policy.look_ahead("s", chunk)
     coming = policy.need("s", 1)
@@ -40,7 +42,8 @@ def test_a_head_of_line_waits_while_a_fetch_is_under_way(policy: CachePolicy) ->
 
 
 def test_a_disk_that_others_fill_leaves_what_must_be_open(policy: CachePolicy) -> None:
-    """With room for nothing the open chunk and one more fit; with memory for it the look-ahead, too."""
+    """With no free space on the disk the limit still admits the open chunk and one more; memory adds the look-
+    ahead's."""
     policy.set_limit(CacheLimits(limit_bytes=0, passing_bytes=0, max_bytes=9 * COST))
     assert policy.limit_bytes == 2 * COST
     for chunk in (1, 2):
@@ -54,7 +57,7 @@ def test_a_disk_that_others_fill_leaves_what_must_be_open(policy: CachePolicy) -
 
 
 def test_a_limit_that_was_set_is_not_exceeded_for_what_must_be_open(policy: CachePolicy) -> None:
-    """Only a user's own limit can be too small."""
+    """A session whose open bytes exceed the limit of the user is refused as too small, and the limit stays."""
     policy.set_limit(CacheLimits(limit_bytes=0, passing_bytes=0, max_bytes=3 * COST))
     with pytest.raises(CacheFullError, match="too small"):
         policy.open_session("t", "j", "a", COST, 0)
@@ -62,7 +65,7 @@ def test_a_limit_that_was_set_is_not_exceeded_for_what_must_be_open(policy: Cach
 
 
 def test_a_need_that_waits_for_room_is_counted_when_it_is_answered(policy: CachePolicy) -> None:
-    """Asked three times, answered once: one need, one fetch."""
+    """A need that is asked three times and answered once counts as one need and one fetch."""
     before = policy.statistics()
     for chunk in (1, 2):
         policy.look_ahead("s", chunk)

@@ -1,4 +1,5 @@
-"""Single decisions of the policy, each as docs/cache.md describes it."""
+"""Single decisions of the cache policy, each as docs/cache.md describes it; chunks are keys, nothing is read or
+written."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ def key_of(dataset: str, chunk: int) -> bytes:
 
 
 def policy_of(chunks: int, settling: bool = False, **datasets: int) -> CachePolicy:
-    """A limit of so many chunks; datasets by name and length."""
+    """Makes a policy whose limit is this many chunks, with datasets by name and length."""
     policy = CachePolicy(chunks * COST, settling=settling)
     for name, count in datasets.items():
         policy.add_dataset(name, [LENGTH] * count, [key_of(name, chunk) for chunk in range(count)])
@@ -43,7 +44,8 @@ def use(policy: CachePolicy, session: str, chunk: int) -> None:
 
 
 def test_a_chunk_is_fetched_once_for_all() -> None:
-    """The second session waits for the first one's fetch, then hits; a failed fetch frees its bytes."""
+    """A second session waits for the fetch of the first one and then hits; a failed fetch frees the bytes it had
+    reserved."""
     policy = policy_of(10, a=20)
     for name in ("s", "t"):
         policy.open_session(name, "j", "a", COST, COST)
@@ -60,7 +62,7 @@ def test_a_chunk_is_fetched_once_for_all() -> None:
 
 
 def test_kept_fills_first_then_transit() -> None:
-    """Up to C - S chunks stay, the next ones pass through."""
+    """The first chunks are kept until the limit less staging is full, and the next ones are in transit."""
     policy = policy_of(10, a=40)
     policy.open_session("s", "j", "a", COST, 2 * COST)
     policy.start_epoch("s", range(40))
@@ -75,7 +77,8 @@ def ranks_of(policy: CachePolicy, count: int) -> list[int]:
 
 
 def test_a_selected_chunk_replaces_an_evictable_unselected_one() -> None:
-    """Kept is full: what its quota is for is kept at once, the lowest rank leaves; others pass through transit."""
+    """A selected chunk is kept at once in place of the lowest rank; a chunk that is not selected passes through
+    transit."""
     policy = policy_of(20, a=40)
     policy.open_session("s", "j", "a", COST, COST)
     by_rank = sorted(range(40), key=ranks_of(policy, 40).__getitem__)
@@ -92,7 +95,8 @@ def test_a_selected_chunk_replaces_an_evictable_unselected_one() -> None:
 
 
 def test_a_held_chunk_that_is_not_chosen_makes_room_by_a_flag() -> None:
-    """The look-ahead holds it already for the next epoch: it passes through transit, and leaves after that use."""
+    """A kept chunk that a look-ahead holds gives its place to a selected one: it moves to transit and leaves after
+    its use."""
     policy = policy_of(20, a=40)
     policy.open_session("s", "j", "a", COST, COST)
     by_rank = sorted(range(40), key=ranks_of(policy, 40).__getitem__)
@@ -109,7 +113,7 @@ def test_a_held_chunk_that_is_not_chosen_makes_room_by_a_flag() -> None:
 
 
 def test_what_is_chosen_follows_limit_and_sessions() -> None:
-    """The highest ranks that the quota has room for: half as many with half the room, none of a finished job."""
+    """The selected chunks are the highest ranks that fit the quota of the current limit; a finished job has none."""
     policy = policy_of(20, a=40)
     policy.open_session("s", "j", "a", COST, COST)
     rows = range(40)
@@ -130,7 +134,7 @@ def test_what_is_chosen_follows_limit_and_sessions() -> None:
 
 
 def test_s_is_the_design_s_formula() -> None:
-    """1.1 (1 - f) (open + look-ahead) + 2 chunks; nothing without sessions."""
+    """Staging is 1.1 (1 - f) (open + look-ahead) + 2 chunks, and nothing without sessions."""
     policy = policy_of(10, a=40)
     assert policy.statistics().staging_bytes == 0
     policy.open_session("s", "j", "a", COST, 2 * COST)
@@ -140,7 +144,9 @@ def test_s_is_the_design_s_formula() -> None:
 
 
 def test_s_has_room_for_two_deviations_of_the_misses() -> None:
-    """In a window of 64 chunks at f = 1/4 the misses are 48 +- 3.5: S is 55, a tenth and two chunks more are enough."""
+    """Staging holds the expected misses and two standard deviations, or a tenth and two chunks more where that is
+    larger:
+    in a window of 64 chunks at f = 1/4 the misses are 48 +- 3.5, so staging is 55 chunks."""
     policy = policy_of(100, a=400)
     policy.open_session("s", "j", "a", 16 * COST, 48 * COST)
     assert policy.statistics().staging_bytes == max(int(1.1 * 48 * COST) + 2 * COST, int((48 + 2 * 12**0.5) * COST))
@@ -150,7 +156,8 @@ def test_s_has_room_for_two_deviations_of_the_misses() -> None:
 
 
 def test_a_boundless_look_ahead_stages_no_more_than_its_dataset() -> None:
-    """A small dataset beside a large one: its window is itself, and what is kept of the large one stays."""
+    """The staging of a session is at most its dataset, so a small dataset evicts no kept chunk of a large one
+    beside it."""
     policy = policy_of(20, train=40, valid=2)
     policy.connect("j")
     policy.open_session("t", "j", "train", COST, COST)
@@ -167,7 +174,8 @@ def test_a_boundless_look_ahead_stages_no_more_than_its_dataset() -> None:
 
 
 def test_what_a_session_without_value_has_open_stays_when_it_closes() -> None:
-    """Its chunks pass through transit; a session that goes on there finds them, and none of them goes at its start."""
+    """Transit chunks of a closed session stay for a session that continues there, and leave once that one has used
+    them."""
     policy = policy_of(10, a=40)
     window = SessionOpening("s", "a", 7 * COST, 0, 0.0)
     policy.open_sessions("j", [window])
@@ -186,7 +194,7 @@ def test_what_a_session_without_value_has_open_stays_when_it_closes() -> None:
 
 
 def test_chunks_of_a_finished_job_go_first_the_longest_unused_before() -> None:
-    """Old datasets give way to kept chunks of a live one; live ones are spared."""
+    """Chunks of finished jobs are evicted before those of a live one, the dataset that is unused longest first."""
     policy = policy_of(10, a=4, b=3, c=20)
     for name, count in (("a", 4), ("b", 3)):
         policy.open_session(name, name, name, COST, COST)
@@ -201,7 +209,7 @@ def test_chunks_of_a_finished_job_go_first_the_longest_unused_before() -> None:
 
 
 def test_a_job_s_data_are_live_while_a_connection_is_open() -> None:
-    """Between two sessions of a connected job its chunks are not a finished job's."""
+    """Chunks of a connected job are not evicted between two of its sessions as those of a finished job are."""
     policy = policy_of(14, a=6, b=6)
     policy.connect("j")
     policy.open_session("s", "j", "a", COST, COST)
@@ -215,7 +223,7 @@ def test_a_job_s_data_are_live_while_a_connection_is_open() -> None:
 
 
 def test_a_dataset_below_its_quota_takes_from_one_above() -> None:
-    """Two live jobs: the second gets its fair share of evictable chunks."""
+    """The dataset of a second live job evicts chunks of the first one until both have an equal share."""
     policy = policy_of(20, a=40, b=40)
     policy.open_session("s", "j", "a", COST, COST)
     for chunk in range(20):
@@ -229,7 +237,8 @@ def test_a_dataset_below_its_quota_takes_from_one_above() -> None:
 
 
 def test_a_shared_chunk_belongs_to_the_live_dataset() -> None:
-    """A new version of a dataset keeps what it has in common with the old one; the rest goes first."""
+    """A new version of a dataset keeps the chunks it shares with the old one; the old one's others are evicted
+    first."""
     policy = CachePolicy(20 * COST)
     shared = [key_of("x", chunk) for chunk in range(5)]
     policy.local([*shared, *(key_of("old", chunk) for chunk in range(5))], [LENGTH] * 10, "old")
@@ -243,7 +252,7 @@ def test_a_shared_chunk_belongs_to_the_live_dataset() -> None:
 
 
 def test_a_head_of_line_pushes_out_what_hurts_least() -> None:
-    """Look-ahead waits, the blocking takes the transit chunk furthest from its use; open ones stay."""
+    """A full transit part makes look-ahead wait, and a blocking need evict one transit chunk that is not open."""
     policy = policy_of(6, a=40)
     policy.open_session("s", "j", "a", 4 * COST, 0)
     policy.start_epoch("s", range(40))
@@ -267,7 +276,9 @@ def test_a_head_of_line_pushes_out_what_hurts_least() -> None:
 
 
 def test_nothing_is_evicted_while_settling() -> None:
-    """Clients of an earlier engine re-open first; the limit holds all the same."""
+    """A need evicts nothing until the policy has settled, so that clients of an earlier engine can open their
+    chunks again;
+    the limit holds all the same."""
     policy = policy_of(4, settling=True, a=20)
     policy.local([key_of("old", chunk) for chunk in range(6)], [LENGTH] * 6, "old")
     assert len(policy.fit().victims) == 2
@@ -279,7 +290,7 @@ def test_nothing_is_evicted_while_settling() -> None:
 
 
 def test_a_smaller_limit_at_restart_evicts_the_oldest_dataset_first() -> None:
-    """`fit` after `local`: down to the limit before anything else happens."""
+    """`fit` after `local` evicts chunks of the oldest dataset until the rest is within the limit."""
     policy = CachePolicy(5 * COST)
     policy.local([key_of("old", chunk) for chunk in range(4)], [LENGTH] * 4, "old")
     policy.local([key_of("new", chunk) for chunk in range(4)], [LENGTH] * 4, "new")
@@ -289,7 +300,7 @@ def test_a_smaller_limit_at_restart_evicts_the_oldest_dataset_first() -> None:
 
 
 def test_layers_cost_nothing_until_they_are_wrong() -> None:
-    """A chunk of a layer is a hit; forgotten, it is fetched and charged as any other."""
+    """A chunk of a layer is a hit without a charge; once it is forgotten, it is fetched and charged like any other."""
     policy = CachePolicy(10 * COST)
     policy.below([key_of("a", 0)])
     policy.add_dataset("a", [LENGTH] * 4, [key_of("a", chunk) for chunk in range(4)])
@@ -304,7 +315,7 @@ def test_layers_cost_nothing_until_they_are_wrong() -> None:
 
 
 def test_a_silent_session_loses_its_look_ahead_not_its_open_chunks() -> None:
-    """And gets the protection back with its next call."""
+    """A silent session keeps its open chunks protected; its next call protects its look-ahead again."""
     policy = policy_of(10, a=40)
     policy.open_session("s", "j", "a", COST, COST)
     for chunk in (0, 1):
@@ -317,7 +328,7 @@ def test_a_silent_session_loses_its_look_ahead_not_its_open_chunks() -> None:
 
 
 def test_opened_says_no_to_a_chunk_that_is_gone() -> None:
-    """After `forget` the session needs it again."""
+    """`open` returns False for a chunk that was forgotten, and the session needs it again."""
     policy = policy_of(10, a=4)
     policy.open_session("s", "j", "a", COST, COST)
     fetch(policy, "s", 0)
@@ -327,7 +338,7 @@ def test_opened_says_no_to_a_chunk_that_is_gone() -> None:
 
 
 def test_a_stuck_head_is_told_the_numbers() -> None:
-    """More open than declared, so that nothing can move: CacheFullError, not a wait for ever."""
+    """A blocking need raises CacheFullError when sessions have so many chunks open that none can be evicted."""
     policy = policy_of(3, a=10)
     policy.open_session("s", "j", "a", COST, 0)
     for chunk in range(3):
@@ -341,7 +352,8 @@ def test_a_stuck_head_is_told_the_numbers() -> None:
 
 
 def test_misuse_is_an_error() -> None:
-    """Names taken, chunks not announced, fetches not admitted."""
+    """The policy raises CacheError for names taken, datasets not added, chunks not announced and fetches not
+    admitted."""
     policy = policy_of(10, a=4)
     policy.open_session("s", "j", "a", COST, COST)
     with pytest.raises(CacheError, match="name taken"):
@@ -358,7 +370,7 @@ def test_misuse_is_an_error() -> None:
 
 
 def test_statistics_and_hit_rate() -> None:
-    """Each use counts once, each fetch once."""
+    """Statistics count each use of a chunk once, however often its need is asked, and each fetch once."""
     policy = policy_of(10, a=4)
     assert policy.statistics().hit_rate == 0.0
     policy.open_session("s", "j", "a", COST, COST)
@@ -372,7 +384,7 @@ def test_statistics_and_hit_rate() -> None:
 
 
 def test_many_chunks_are_no_burden() -> None:
-    """A decision does not touch all chunks: 200,000 of them, and not one array of that length is made by a use."""
+    """A use of one chunk among 200,000 computes no array of the length of the table."""
     count = 200_000
     keys = np.random.default_rng(0).integers(0, 256, (count, 16), dtype=np.uint8)
     policy = CachePolicy(count // 2 * COST)

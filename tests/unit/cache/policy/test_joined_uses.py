@@ -1,4 +1,5 @@
-"""A dataset whose chunks are used many times an epoch, beside one whose chunks fill the cache and are used once."""
+"""Evictions of the policy for a join: one side's chunks are used many times an epoch, the other side's once and
+fill the cache."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ CHUNK, LEFT, OPEN = 1_000_000, 1000, 4
 
 
 def fetched(limit_chunks: int, uses: int, epochs: int) -> list[Counter[str]]:
-    """What each epoch of a joined dataset fetches, in chunks of each side, after an index that has filled the cache."""
+    """Counts what each epoch of a joined dataset fetches, in chunks of each side, after an index that has filled
+    the cache."""
     chance = random.Random(1)
     chunks = {"left": LEFT, "right": LEFT // uses}
     keys = {side: [chance.randbytes(16) for _ in range(count)] for side, count in chunks.items()}
@@ -55,7 +57,9 @@ def fetched(limit_chunks: int, uses: int, epochs: int) -> list[Counter[str]]:
 
 @pytest.mark.parametrize(("limit_chunks", "uses"), [(120, 10), (500, 5)])
 def test_what_fits_is_fetched_once(limit_chunks: int, uses: int):
-    """Even in the first epoch, at the expense of chunks that are needed once. (473 and 261 without.)"""
+    """A side that fits the cache is fetched once, even in the first epoch, at the expense of chunks that are needed
+    once.
+    (473 and 261 without.)"""
     first, second = fetched(limit_chunks, uses, epochs=2)
     assert first["right"] == LEFT // uses
     assert second["right"] == 0

@@ -1,4 +1,5 @@
-"""What a cache keeps among peers: first what is at home here, then what it is second for, then the rest."""
+"""What the policy keeps among peers: chunks at home here first, then those it is second for, then the others.
+Places are given by a table; no peer runs."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ KEYS = np.random.default_rng(3).integers(0, 256, (CHUNKS, 16), dtype=np.uint8)
 
 
 def placed(home: int, second: int) -> Places:
-    """The chunks of the lowest numbers are at home here, the next ones second."""
+    """Returns places where the chunks of the lowest numbers are at home here, and the next ones second."""
     words = KEYS.view("<u8")[:, 0]
     places = np.full(CHUNKS, ChunkPlace.OTHER)
     places[:home] = ChunkPlace.HOME
@@ -24,13 +25,14 @@ def placed(home: int, second: int) -> Places:
     known = dict(zip(words.tolist(), places.tolist(), strict=True))
 
     def of(asked: Words) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+        """Looks up the place of each chunk by the first word of its key."""
         return np.array([known[word] for word in asked.tolist()], np.int64)
 
     return of
 
 
 def policy_of(chunks: float) -> CachePolicy:
-    """With room for so many of the chunks, and one session that has nothing open yet."""
+    """Makes a policy with a limit of so many chunks and one session that has nothing open yet."""
     policy = CachePolicy(int(chunks * charge(CHUNK_BYTES)))
     policy.add_dataset("d", [CHUNK_BYTES] * CHUNKS, KEYS)
     policy.open_session("s", "job", "d", CHUNK_BYTES, CHUNK_BYTES)
@@ -38,12 +40,12 @@ def policy_of(chunks: float) -> CachePolicy:
 
 
 def selected(policy: CachePolicy) -> set[int]:
-    """The chunks that stay once they are here."""
+    """Returns the numbers of the chunks that stay once they are fetched."""
     return {number for number in range(CHUNKS) if policy.is_selected(KEYS[number].tobytes())}
 
 
 def read(policy: CachePolicy, number: int) -> None:
-    """One use, from its need to its release."""
+    """Uses a chunk once, from its need to its release."""
     policy.look_ahead("s", number)
     answer = policy.need("s", number, blocking=True)
     if isinstance(answer, Admit):
@@ -54,7 +56,7 @@ def read(policy: CachePolicy, number: int) -> None:
 
 @pytest.mark.parametrize(("room", "home", "second"), [(60, 100, 100), (120, 100, 100), (240, 100, 100)])
 def test_homes_are_selected_first(room: int, home: int, second: int) -> None:
-    """Then second places, then others; all of one place before any of the next."""
+    """All chunks at home here are selected before any that this engine is second for, and those before any other."""
     policy = policy_of(room)
     policy.place(placed(home, second))
     found = selected(policy)
@@ -66,7 +68,8 @@ def test_homes_are_selected_first(room: int, home: int, second: int) -> None:
 
 
 def test_without_peers_ranks_are_as_they_were() -> None:
-    """And again when the last peer has left."""
+    """Places of peers change which chunks are selected; when the last peer has left, the selection is as it was
+    before."""
     policy = policy_of(60)
     before = selected(policy)
     policy.place(placed(100, 100))
@@ -76,7 +79,7 @@ def test_without_peers_ranks_are_as_they_were() -> None:
 
 
 def test_datasets_that_come_later_have_places_as_well() -> None:
-    """Members are known before the first session."""
+    """A dataset that is added after the places are known selects its chunks by them."""
     policy = CachePolicy(60 * charge(CHUNK_BYTES))
     policy.place(placed(100, 100))
     policy.add_dataset("d", [CHUNK_BYTES] * CHUNKS, KEYS)
@@ -85,7 +88,7 @@ def test_datasets_that_come_later_have_places_as_well() -> None:
 
 
 def test_a_chunk_at_home_takes_the_place_of_one_that_peers_keep() -> None:
-    """Also where the running epoch still needs that: it comes from its home then."""
+    """A chunk at home here evicts one that a peer keeps, even where a running epoch still needs that one."""
     policy = policy_of(60)
     policy.place(placed(50, 0))
     policy.start_epoch("s", np.arange(CHUNKS))
@@ -102,7 +105,7 @@ def test_a_chunk_at_home_takes_the_place_of_one_that_peers_keep() -> None:
 
 
 def test_a_chunk_of_others_never_takes_the_place_of_one_at_home() -> None:
-    """Nor of any that an epoch has ahead."""
+    """A chunk that is at home elsewhere waits or passes through transit, and evicts no selected chunk of this home."""
     policy = policy_of(40)
     policy.place(placed(100, 0))
     for number in range(100):

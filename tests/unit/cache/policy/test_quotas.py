@@ -1,4 +1,5 @@
-"""How the kept part is shared out among datasets."""
+"""Quotas: how the kept part of the cache is shared out among datasets, mixes and jobs, and what is left for
+staging."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ def quotas(groups: list[ChunkGroup], room: int) -> list[int]:
 
 @pytest.mark.parametrize("room", [0, 7, 10, 25, 31, 60, 100])
 def test_datasets_that_are_read_alone_share_equally(room: int) -> None:
-    """Equal shares, but none more than its data; what is left over is shared again."""
+    """Datasets that are read alone have equal quotas, none above its data; what is left over is shared again."""
     left, expected = room, {}
     for place, (total, index) in enumerate([(5, 1), (10, 2), (40, 0)]):
         expected[index] = min(total, left // (3 - place))
@@ -37,7 +38,8 @@ def test_datasets_that_are_read_alone_share_equally(room: int) -> None:
 
 
 def test_the_most_passes_of_a_mix_are_kept_first() -> None:
-    """Whatever the order of the parts; equal ones share equally; a part that an epoch does not use gets nothing."""
+    """The parts of a mix get quotas by their passes an epoch, equal ones equal shares, and a part that is not used
+    none."""
     mix = [group(0, 100, 0.2, 0), group(1, 10, 1.0, 0), group(2, 30, 0.5, 0), group(3, 30, 0.5, 0), group(4, 9, 0.0, 0)]
     assert quotas(mix, 8) == [0, 8, 0, 0, 0]
     assert quotas(mix, 50) == [0, 10, 20, 20, 0]
@@ -46,13 +48,14 @@ def test_the_most_passes_of_a_mix_are_kept_first() -> None:
 
 
 def test_a_small_part_of_many_passes_does_not_cost_the_large_one_its_room() -> None:
-    """Beside another job: values compare the parts of one mix, not jobs. By value alone the other one got all 200."""
+    """Values compare the parts of one mix, not jobs: a mix has its full share beside another job.
+    By value alone the other one got all 200."""
     large, small, other = group(0, 1000, 0.001, 0), group(1, 1, 1.0, 0), group(2, 1000)
     assert quotas([large, small, other], 200) == [99, 1, 100]
 
 
 def test_mixes_with_a_common_dataset_are_one_pool() -> None:
-    """It has one quota, so they share one part of the cache."""
+    """Mixes that have a dataset in common share one pool, since a dataset has one quota."""
     groups = [group(index, 10) for index in range(5)]
     join_pools(groups, groups[:2])
     join_pools(groups, groups[3:])
@@ -62,7 +65,7 @@ def test_mixes_with_a_common_dataset_are_one_pool() -> None:
 
 
 def test_staging_of_one_dataset_has_two_deviations() -> None:
-    """The misses of 50 bytes at half of the data, in chunks of one byte; a tenth and two chunks if that is more."""
+    """Staging of one dataset is its misses and two standard deviations, or a tenth and two chunks if that is more."""
     (one,) = live = [group(0, 1000)]
     assert compute_staging_bytes(live, 500, {0: SessionWindow(50, 0)}) == 25 + 7
     assert compute_staging_bytes(live, 500, {0: SessionWindow(500, 0)}) == 250 + 25 + 2
@@ -72,7 +75,8 @@ def test_staging_of_one_dataset_has_two_deviations() -> None:
 
 
 def test_s_has_what_the_link_needs_beside_the_open_misses() -> None:
-    """Half of 1000 is kept: 25 of 50 open bytes miss, with a margin of 7; look-ahead has 30 if the link needs it."""
+    """Staging adds to the misses of the open bytes as much of the look-ahead as the link needs.
+    Half of 1000 is kept: 25 of 50 open bytes miss, with a margin of 7; look-ahead has 30 if the link needs it."""
     live = [group(0, 1000)]
     windows = {0: SessionWindow(50, 30)}
     assert compute_staging_bytes(live, 500, windows) == 40 + 8
@@ -82,7 +86,8 @@ def test_s_has_what_the_link_needs_beside_the_open_misses() -> None:
 
 
 def test_staging_counts_the_misses_of_each_dataset() -> None:
-    """Of what is kept whole no miss passes through; what S takes from the other one's quota is more misses."""
+    """Staging adds no misses for a dataset that is kept whole, and counts those that staging itself takes from a
+    quota."""
     small, large = group(0, 100, 1.0, 0), group(1, 1000, 0.5, 0)
     first = 25 + 7  # with 500 of 1,000 kept
     assert (
@@ -110,7 +115,8 @@ def shares(policy: CachePolicy) -> list[float]:
 
 
 def test_the_last_values_hold_between_the_sessions_of_a_job() -> None:
-    """Validation between two epochs must not evict what the next epoch is to hit."""
+    """The values of a job's datasets hold until it disconnects, so that validation between two epochs evicts
+    nothing."""
     policy = policy_of(50, 100, 20, 30)
     policy.connect("job")
     policy.open_sessions("job", openings(0.1, 1.0))
@@ -123,7 +129,8 @@ def test_the_last_values_hold_between_the_sessions_of_a_job() -> None:
 
 
 def test_a_dataset_of_two_sessions_has_the_larger_value() -> None:
-    """A job that reads it alone beside a mix in which it is rare."""
+    """A dataset that two sessions read has the larger of their values: one reads it alone, one in a mix where it is
+    rare."""
     policy = policy_of(50, 100, 100)
     policy.open_sessions("one", openings(0.1, 1.0))
     policy.open_session("alone", "two", "d0", CHUNK, CHUNK)
@@ -135,7 +142,7 @@ def test_a_dataset_of_two_sessions_has_the_larger_value() -> None:
 
 
 def test_new_values_are_planned_at_once() -> None:
-    """What is kept stays until another chunk takes its place."""
+    """New values change the quotas at once and evict nothing by themselves."""
     policy = policy_of(50, 100, 100)
     policy.open_sessions("job", openings(1.0, 0.5))
     before = shares(policy)
@@ -145,7 +152,8 @@ def test_new_values_are_planned_at_once() -> None:
 
 
 def test_a_mix_that_does_not_fit_opens_no_session() -> None:
-    """All or none."""
+    """`open_sessions` opens all sessions of a mix or none: it opens none where one does not fit or has an unknown
+    dataset."""
     policy = policy_of(5, 100, 100)
     with pytest.raises(CacheFullError, match="too small"):
         policy.open_sessions("job", [SessionOpening("a", "d0", 2 * CHUNK, 0), SessionOpening("b", "d1", 2 * CHUNK, 0)])
@@ -156,7 +164,7 @@ def test_a_mix_that_does_not_fit_opens_no_session() -> None:
 
 
 def test_the_bound_counts_passes() -> None:
-    """The hits of a fixed choice of chunks: the small dataset's four passes, and what is left for the large one."""
+    """`hit_bound` is the share of an epoch's uses that kept chunks serve, each dataset weighted by its passes."""
     policy = policy_of(60, 100, 20)
     policy.open_sessions("job", openings(0.25, 1.0))
     large, small = shares(policy)
@@ -167,7 +175,7 @@ def test_the_bound_counts_passes() -> None:
 
 
 def test_chunks_of_a_layer_are_always_hits() -> None:
-    """They need no room."""
+    """Chunks of a layer count as hits in `hit_bound` beside those that the quota keeps."""
     policy = CachePolicy(40 * CHUNK)
     keys = np.random.default_rng(0).integers(0, 256, (100, 16), dtype=np.uint8)
     policy.below(keys[:50])

@@ -1,4 +1,4 @@
-"""Chunks whose files have another length than planned: the policy counts what they take."""
+"""Chunks whose files have another length than planned: the policy counts the bytes they take."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ KEYS = [bytes([1 + number]) * 16 for number in range(CHUNKS)]
 
 
 def used(policy: CachePolicy, chunk: int, file_bytes: int) -> set[bytes]:
-    """Fetches a chunk of this length, and reads it; returns what had to leave."""
+    """Fetches a chunk of this length and reads it; returns the keys that had to leave."""
     policy.look_ahead("s", chunk)
     answer = policy.need("s", chunk, blocking=True)
     gone: set[bytes] = set()
@@ -28,7 +28,8 @@ def used(policy: CachePolicy, chunk: int, file_bytes: int) -> set[bytes]:
 
 @pytest.mark.parametrize("file_bytes", [10_000, 100_000, 400_000])
 def test_what_is_there_counts_as_it_is(file_bytes: int):
-    """Larger or smaller: the sums are those of the files, the limit holds, and the room is used."""
+    """Chunks are charged by the length of their files, larger or smaller than planned: the limit holds and is used
+    up."""
     limit = 20 * charge(PLANNED)
     policy = CachePolicy(limit)
     policy.add_dataset("d", [PLANNED] * CHUNKS, KEYS)

@@ -1,4 +1,4 @@
-"""The columns: keys, ranks, groups and their evictable chunks."""
+"""The policy's table of chunks: keys, ranks, costs, groups and the queues of their evictable chunks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from streamer.cache.policy.table import (
 
 
 def table_of(count: int) -> ChunkTable:
-    """One group, every chunk kept."""
+    """Makes a table with one group of `count` chunks, every one kept."""
     table = ChunkTable()
     group = table.group("d")
     keys = to_keys([bytes([n]) + bytes(15) for n in range(count)])
@@ -36,14 +36,15 @@ def table_of(count: int) -> ChunkTable:
 
 @pytest.mark.parametrize(("length", "blocks"), [(1, 1), (4096, 1), (4097, 2), (8 << 20, 2048)])
 def test_whole_blocks_and_an_allowance_are_charged(length: int, blocks: int) -> None:
-    """For one file as for many."""
+    """A file is charged in whole blocks of 4096 bytes and an allowance, the same for one file as for many."""
     assert charge(length) == blocks * 4096 + CHUNK_ALLOWANCE_BYTES
     assert charge_each(np.array([length])).tolist() == [charge(length)]
 
 
 @pytest.mark.parametrize("kind", ["list", "V16", "S16", "uint8"])
 def test_keys_come_in_any_shape(kind: str) -> None:
-    """Also with zeros at the end, which numpy's strings hide."""
+    """Keys are taken as bytes, numpy strings or rows of uint8, also with zeros at the end, which numpy's strings
+    hide."""
     raw = [b"a" * 16, b"b" + bytes(15)]
     grid = np.frombuffer(b"".join(raw), np.uint8).reshape(2, 16)
     given = raw if kind == "list" else grid if kind == "uint8" else np.array(raw, kind)
@@ -55,7 +56,7 @@ def test_keys_come_in_any_shape(kind: str) -> None:
 
 
 def test_known_keys_keep_their_rows() -> None:
-    """Interned again, also twice in one call: the same row, the first cost."""
+    """Interning a known key again, also twice in one call, returns its row, and its first cost stays."""
     table = table_of(5)
     keys = to_keys([bytes([n]) + bytes(15) for n in (7, 3, 7, 0)])
     rows = table.intern(keys, np.array([1, 2, 3, 4]), np.zeros(4, np.int16)).tolist()
@@ -67,7 +68,7 @@ def test_known_keys_keep_their_rows() -> None:
 
 @given(st.lists(st.tuples(st.lists(st.integers(0, 40), max_size=20), st.booleans()), max_size=8))
 def test_keys_are_found_after_any_additions(additions: list[tuple[list[int], bool]]) -> None:
-    """Rows that were given up are used again; each key has one row, whose columns are its own."""
+    """Every known key is found with its own cost and rank, also where rows that were given up are used again."""
     table = ChunkTable()
     known: set[bytes] = set()
     for numbers, gives_up in additions:
@@ -93,7 +94,7 @@ def test_keys_are_found_after_any_additions(additions: list[tuple[list[int], boo
 
 
 def test_ranks_are_uniform() -> None:
-    """Ten thousand consecutive keys: every tenth of the range has its tenth."""
+    """Ranks of consecutive keys are uniform: each tenth of the range has a tenth of 10,000 keys."""
     ranks = draw_ranks(to_keys([n.to_bytes(16, "big") for n in range(10_000)]))
     shares = np.histogram(ranks, 10, (0, 1 << 31))[0] / 10_000
     assert np.abs(shares - 0.1).max() < 0.015
@@ -106,7 +107,7 @@ ROWS = st.lists(st.integers(0, 29), max_size=40)
 def test_many_chunks_are_queued_as_each_alone(
     calls: list[list[int]], absent: list[int], scheduled: list[int], referenced: list[int]
 ) -> None:
-    """The evictable ones of several groups come in the same order, whatever was queued before."""
+    """Evictable chunks come in the same order whether they are queued one by one or by arrays."""
     found = []
     for few in (0, 1000):
         table = table_of(30)
@@ -125,7 +126,8 @@ def test_many_chunks_are_queued_as_each_alone(
 
 
 def test_evictable_chunks_come_by_rank_and_only_while_evictable() -> None:
-    """What is held or scheduled meanwhile is passed over, and comes back later."""
+    """Evictable chunks come by rank; one that is referenced or scheduled meanwhile is passed over until it is
+    queued again."""
     table = table_of(6)
     group = table.groups[0]
     table.rank[:] = [50, 40, 30, 20, 10, 0]
@@ -140,7 +142,7 @@ def test_evictable_chunks_come_by_rank_and_only_while_evictable() -> None:
 
 
 def test_a_million_chunks_take_little_memory() -> None:
-    """At most 50 bytes per chunk, so 1.5 million fit beside the engine's other books."""
+    """The table takes at most 50 bytes per chunk, so 1.5 million fit beside the engine's other tables."""
     table = ChunkTable()
     keys = np.random.default_rng(0).integers(0, 256, (1_000_000, 16), dtype=np.uint8)
     table.intern(to_keys(keys), np.full(len(keys), 1), np.zeros(len(keys), np.int16))
@@ -150,7 +152,7 @@ def test_a_million_chunks_take_little_memory() -> None:
 
 @pytest.mark.parametrize("quota_share", [0.0, 0.3, 0.999, 1.0, 2.0])
 def test_few_chunks_are_selected_as_many_are(quota_share: float) -> None:
-    """By the sums of their costs from the highest rank down; equal bins of ranks go together."""
+    """Chunks are selected by the sums of their costs from the highest rank down; equal bins of ranks go together."""
     random, table = np.random.default_rng(4), ChunkTable()
     group = table.group("few")
     group.rows = table.rows_of(random.bytes(16 * 500), random.integers(1, 1 << 20, 500), group)

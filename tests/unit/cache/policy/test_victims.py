@@ -1,4 +1,4 @@
-"""Candidates for eviction, in order; who is not taken after all can be found again."""
+"""Candidates for eviction: their order, and that a candidate that is not taken can be found again."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ COST = 100
 
 
 def kept(table: ChunkTable, name: str, ranks: list[int]) -> ChunkGroup:
-    """A dataset of kept, evictable chunks with these ranks."""
+    """Makes a dataset of kept, evictable chunks with these ranks."""
     group = table.group(name)
     keys = to_keys([f"{name}{number}".encode().ljust(16, b"\0") for number in range(len(ranks))])
     count = len(ranks)
@@ -34,7 +34,7 @@ def table() -> ChunkTable:
 
 
 def test_as_many_as_needed_by_rank(table: ChunkTable) -> None:
-    """No more leave than the bytes ask for; none when none are needed."""
+    """Victims are collected by rank until the bytes suffice; none are when none are needed."""
     group, victims = kept(table, "a", [30, 10, 20]), Victims(table)
     assert victims.collect(0, victims.evictable(group)) == []
     found = victims.collect(COST + 1, victims.evictable(group))
@@ -43,21 +43,21 @@ def test_as_many_as_needed_by_rank(table: ChunkTable) -> None:
 
 
 def test_what_did_not_suffice_is_found_again(table: ChunkTable) -> None:
-    """Candidates that together are too few go back: lost, they could never be evicted."""
+    """Candidates that together are too few go back to the queue, so that they can be evicted later."""
     group, victims = kept(table, "a", [30, 10, 20]), Victims(table)
     assert victims.collect(4 * COST, victims.evictable(group)) is None
     assert ranks_of(table, list(victims.evictable(group))) == [10, 20, 30]
 
 
 def test_a_chunk_that_comes_up_twice_counts_once(table: ChunkTable) -> None:
-    """As evictable and as kept: its bytes are freed once."""
+    """A chunk that is a candidate twice is collected once, and its bytes count once."""
     group, victims = kept(table, "a", [10, 20]), Victims(table)
     rows = group.rows.tolist()
     assert victims.collect(2 * COST, [rows[0], rows[0], rows[1]]) == rows
 
 
 def test_the_richest_gives_first_and_no_more_than_its_surplus(table: ChunkTable) -> None:
-    """Live datasets above their quota, by how much they are above it; each keeps its quota."""
+    """Live datasets above their quota give chunks in the order of their surplus, and each keeps its quota."""
     victims = Victims(table)
     for name, ranks, quota in (("a", [1, 2, 3], 2), ("b", [4, 5, 6], 1), ("c", [7], 1)):
         group = kept(table, name, ranks)
@@ -69,7 +69,7 @@ def test_the_richest_gives_first_and_no_more_than_its_surplus(table: ChunkTable)
 
 
 def test_datasets_without_a_job_go_in_order_of_their_last_use(table: ChunkTable) -> None:
-    """The longest unused first, live ones not at all."""
+    """Idle datasets are evicted in the order of their last use; datasets of a live job are not among them."""
     victims = Victims(table)
     for name, rank, used in (("a", 1, 7), ("b", 2, 3), ("c", 3, 1)):
         kept(table, name, [rank]).last_used = used
@@ -79,7 +79,7 @@ def test_datasets_without_a_job_go_in_order_of_their_last_use(table: ChunkTable)
 
 
 def test_only_lower_ranks_of_the_same_dataset_are_outranked(table: ChunkTable) -> None:
-    """A used transit chunk takes the place of those below it."""
+    """A used transit chunk takes the place of chunks of lower rank in its own dataset only."""
     victims = Victims(table)
     group = kept(table, "a", [10, 20, 30])
     kept(table, "b", [1])
@@ -89,7 +89,7 @@ def test_only_lower_ranks_of_the_same_dataset_are_outranked(table: ChunkTable) -
 
 
 def test_a_chosen_chunk_is_never_outranked(table: ChunkTable) -> None:
-    """Two selected ones would only change places: one would be fetched again for the other."""
+    """A selected chunk never takes the place of another selected one, which would have to be fetched again."""
     victims = Victims(table)
     group = kept(table, "a", [10, 20, 30])
     group.least_rank = 20
@@ -99,7 +99,8 @@ def test_a_chosen_chunk_is_never_outranked(table: ChunkTable) -> None:
 
 
 def test_held_chunks_that_are_not_chosen_are_found_by_who_holds_them(table: ChunkTable) -> None:
-    """Kept ones of the same dataset; not the selected one, nor one that a running epoch has still ahead."""
+    """Demotable chunks are kept and referenced ones of the same dataset, neither selected nor scheduled by an
+    epoch."""
     victims = Victims(table)
     group, other = kept(table, "a", [10, 20, 25, 30, 40]), kept(table, "b", [1])
     group.least_rank = other.least_rank = 30

@@ -1,3 +1,6 @@
+"""The cost of an index that is under way: the lines of its progress, and the refusal of one that takes too long.
+Sizes and seconds are given; nothing is read."""
+
 from __future__ import annotations
 
 import pytest
@@ -10,7 +13,7 @@ MB = 10**6
 
 
 class Run:
-    """An index of 100 GB whose limit is ten minutes."""
+    """Stands for an index of 100 GB with a limit of ten minutes: real cost, given clock, texts collected."""
 
     def __init__(self, read_bytes: int = 100_000 * MB) -> None:
         self.texts: list[str] = []
@@ -19,12 +22,14 @@ class Run:
         self.cost.take_estimate(IndexEstimate(100, 100_000 * MB, read_bytes, 12_000, 8 << 20))
 
     def at(self, seconds: float, done: int) -> None:
+        """Reports so many bytes as read at this second."""
         self.seconds = 1000.0 + seconds
         self.cost.take_progress(BuildProgress(0, 100, done, 100_000 * MB, done, 0))
 
 
 def test_the_rate_of_the_index_is_said_once():
-    """After 64 MiB and two seconds, from the first window on: a store that answers late is not a slow one."""
+    """The rate of an index is told once, after 64 MiB and two seconds from the first bytes on: a late store is not
+    a slow one."""
     run = Run()
     run.at(300, 8 * MB)
     run.at(301, 508 * MB)
@@ -35,7 +40,7 @@ def test_the_rate_of_the_index_is_said_once():
 
 
 def test_an_index_that_takes_too_long_is_refused():
-    """With the figures and what to do; before that much is read nobody knows."""
+    """An index that would exceed `max_seconds` at its measured rate is refused with the figures and what to do."""
     run = Run()
     run.at(0, 8 * MB)
     run.at(3, 70 * MB)
@@ -47,7 +52,7 @@ def test_an_index_that_takes_too_long_is_refused():
 
 
 def test_a_listing_that_is_enough_is_never_refused():
-    """Files are not read."""
+    """An index that needs only the listing is never refused, since it reads no files."""
     run = Run(read_bytes=0)
     run.at(0, 0)
     run.at(10_000, 70 * MB)
@@ -55,7 +60,7 @@ def test_a_listing_that_is_enough_is_never_refused():
 
 
 def test_a_short_index_of_one_object_is_told_in_seconds():
-    """It said "1 objects" and 0.0 min."""
+    """The progress of a short index has seconds and singular words (it said "1 objects" and 0.0 min)."""
     run = Run()
     run.cost.take_estimate(IndexEstimate(1, 600 * MB, 600 * MB, 12_000, 8 << 20))
     for seconds, done in ((0, 0), (3, 300 * MB)):
@@ -66,14 +71,14 @@ def test_a_short_index_of_one_object_is_told_in_seconds():
 
 
 def test_an_index_that_is_over_is_not_refused():
-    """It took as long as it took."""
+    """An index that has read everything is not refused, however long it took."""
     run = Run()
     run.at(0, 8 * MB)
     run.at(1000, 100_000 * MB)
 
 
 def test_what_an_earlier_manifest_knows_takes_no_time():
-    """99 of 100 GB are known: the rest is soon read."""
+    """Bytes that an earlier manifest knows do not count: with 99 of 100 GB known only 1 GB is estimated."""
     run = Run()
     run.cost.take_estimate(IndexEstimate(100, 100_000 * MB, 1000 * MB, 120, 8 << 20, known_bytes=99_000 * MB))
     run.at(0, 99_008 * MB)

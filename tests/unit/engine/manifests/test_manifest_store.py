@@ -1,4 +1,5 @@
-"""The manifests on the disk: which answer belongs to which request, and what leaves."""
+"""The store of manifests in a real folder: which answer belongs to which request, and which manifests are removed.
+Clocks are those of the files."""
 
 from __future__ import annotations
 
@@ -22,11 +23,13 @@ def store(tmp_path: Path) -> ManifestStore:
 
 
 def digest_of(number: int) -> str:
+    """Returns a made-up digest of a manifest."""
     return f"{number:032x}"
 
 
 def place(root: Path, number: int, used_at: float = NOW - 2 * QUIET_SECONDS, size: int = 10_000) -> Path:
-    """A manifest folder, as far as the store looks."""
+    """Makes a folder that counts as a manifest, as far as the store looks: a root.json of some bytes and a time of
+    use."""
     folder = root / digest_of(number)
     folder.mkdir()
     (folder / "root.json").write_bytes(bytes(size))
@@ -35,7 +38,7 @@ def place(root: Path, number: int, used_at: float = NOW - 2 * QUIET_SECONDS, siz
 
 
 def test_the_last_answer_to_a_request_stays_and_the_others_leave(tmp_path: Path, store: ManifestStore) -> None:
-    """A hundred listings of a bucket that changes: one manifest and one source are left."""
+    """The store keeps the last manifest of each request and removes the earlier ones, as of a bucket that changes."""
     for number in range(100):
         place(tmp_path, number)
         store.remember(("s3://b",), f"listing{number}", digest_of(number))
@@ -48,7 +51,7 @@ def test_the_last_answer_to_a_request_stays_and_the_others_leave(tmp_path: Path,
 
 
 def test_who_is_used_or_was_lately_stays(tmp_path: Path, store: ManifestStore) -> None:
-    """By a session; or named in an answer just now, perhaps by an engine that was killed since."""
+    """A manifest stays while a session uses it and for a quiet time after it was last used."""
     for number in range(3):
         place(tmp_path, number)
     store.use(digest_of(0))
@@ -58,7 +61,7 @@ def test_who_is_used_or_was_lately_stays(tmp_path: Path, store: ManifestStore) -
 
 
 def test_logs_of_an_index_leave_with_its_answer_or_after_a_week(tmp_path: Path, store: ManifestStore) -> None:
-    """Those of other requests stay."""
+    """Logs of an index are removed when its request has an answer, or after a week."""
     one, other, old = (store.log_folder((name,)) for name in ("one", "other", "old"))
     for folder, age in ((one, 0.0), (other, LOG_SECONDS - 1), (old, LOG_SECONDS + 1)):
         folder.mkdir(parents=True)
@@ -70,7 +73,7 @@ def test_logs_of_an_index_leave_with_its_answer_or_after_a_week(tmp_path: Path, 
 
 
 def test_who_is_held_by_a_reader_stays(tmp_path: Path, store: ManifestStore) -> None:
-    """A trainer between two epochs, of which a new engine knows nothing."""
+    """A manifest that a reader has locked stays: a trainer between two epochs, of which a new engine knows nothing."""
     folder = place(tmp_path, 1)
     reader = os.open(folder, os.O_RDONLY)
     reader_lock.fcntl.flock(reader, reader_lock.fcntl.LOCK_SH)
@@ -80,7 +83,7 @@ def test_who_is_held_by_a_reader_stays(tmp_path: Path, store: ManifestStore) -> 
 
 
 def test_unused_manifests_take_their_share(tmp_path: Path, store: ManifestStore) -> None:
-    """Those unused for longest leave; what is in use does not count."""
+    """Unused manifests above their share of bytes are removed, the longest unused first; those in use do not count."""
     for number in range(6):
         place(tmp_path, number, used_at=NOW - (10 - number) * QUIET_SECONDS, size=100_000)
         store.remember((number,), "listing", digest_of(number))
@@ -90,7 +93,8 @@ def test_unused_manifests_take_their_share(tmp_path: Path, store: ManifestStore)
 
 
 def test_what_is_made_of_a_manifest_leaves_after_it(tmp_path: Path, store: ManifestStore) -> None:
-    """Files and folders; of two manifests after either. Who has a file mapped keeps it."""
+    """Files and folders made of a manifest are removed after it, those of two manifests after either; mapped ones
+    stay readable."""
     for number in range(3):
         place(tmp_path, number)
         store.remember((number,), "listing", digest_of(number))
@@ -109,7 +113,8 @@ def test_what_is_made_of_a_manifest_leaves_after_it(tmp_path: Path, store: Manif
 
 
 def test_what_a_join_has_arranged_stays_with_its_table(tmp_path: Path, store: ManifestStore) -> None:
-    """No source names it; it leaves after either side."""
+    """The manifest that a join has made stays with its table, though no source names it, and is removed after
+    either side."""
     for number in range(3):
         place(tmp_path, number)
     for number in range(2):
@@ -126,7 +131,7 @@ def test_what_a_join_has_arranged_stays_with_its_table(tmp_path: Path, store: Ma
 
 
 def test_what_is_made_of_a_manifest_counts_with_it(tmp_path: Path, store: ManifestStore) -> None:
-    """A small manifest with a large table is what leaves first."""
+    """The bytes of a manifest's tables count with it: a small manifest with a large table is removed first."""
     for number in range(2):
         place(tmp_path, number, used_at=NOW - (10 - number) * QUIET_SECONDS)
         store.remember((number,), "listing", digest_of(number))
@@ -137,20 +142,20 @@ def test_what_is_made_of_a_manifest_counts_with_it(tmp_path: Path, store: Manife
 
 
 def test_what_was_made_since_the_removal_began_stays(tmp_path: Path, store: ManifestStore) -> None:
-    """A rank arranges the rows of a join, which no source names, while the engine looks."""
+    """A manifest made after the removal began stays, as that of a join that a rank makes while the engine looks."""
     place(tmp_path, 1, used_at=NOW + 0.5)
     assert store.remove_idle([], 0, NOW) == []
 
 
 def test_a_clock_that_was_set_back_keeps_nothing_for_ever(tmp_path: Path, store: ManifestStore) -> None:
-    """A manifest from the future is used by nobody."""
+    """A manifest whose time of use lies in the future is removed like an unused one."""
     place(tmp_path, 1, used_at=NOW + 1e6)
     assert store.remove_idle([], 0, NOW) == [digest_of(1)]
 
 
 @pytest.mark.parametrize("content", ["", "torn", "listing ../../etc", f"listing {digest_of(5)}", "\udcff x"])
 def test_a_source_that_names_nothing_is_removed(tmp_path: Path, store: ManifestStore, content: str) -> None:
-    """Torn, foreign, or of a manifest that is gone; so is what a kill left of one."""
+    """A source that is torn, foreign or names a missing manifest is removed, and so is what a kill left of one."""
     (tmp_path / "sources").mkdir()
     for name in (digest_of(3), digest_of(3) + ".new"):
         (tmp_path / "sources" / name).write_text(content, errors="surrogateescape")
@@ -159,7 +164,7 @@ def test_a_source_that_names_nothing_is_removed(tmp_path: Path, store: ManifestS
 
 
 def test_what_killed_writers_and_removers_left_is_removed(tmp_path: Path, store: ManifestStore) -> None:
-    """SIGKILL while one was built, or removed."""
+    """Folders and locks that a killed writer or remover of manifests left are removed."""
     (tmp_path / ".removed-1").mkdir()
     (tmp_path / ".building-2").mkdir()
     (tmp_path / ".building-2.lock").touch()
@@ -168,13 +173,13 @@ def test_what_killed_writers_and_removers_left_is_removed(tmp_path: Path, store:
 
 
 def test_an_empty_folder_is_tidy(tmp_path: Path) -> None:
-    """Also one that is not there yet."""
+    """A store whose folder does not exist yet has no manifests, and removes none."""
     assert ManifestStore(tmp_path / "none").remove_idle([], 0, NOW) == []
     assert ManifestStore(tmp_path / "none").digests() == set()
 
 
 def test_a_manifest_that_is_not_there_is_not_found(tmp_path: Path, store: ManifestStore) -> None:
-    """Its source is right, its folder empty: it is built again."""
+    """`find` returns None for an unknown request and for one whose manifest is not complete."""
     assert store.find(("s3://b",), "listing") is None
     place(tmp_path, 1)
     store.remember(("s3://b",), "listing", digest_of(1))

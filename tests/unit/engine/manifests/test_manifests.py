@@ -1,4 +1,4 @@
-"""Which manifest answers a request: found, built, and what it says of objects that were left out."""
+"""Manifests of a real engine over local files: found or built for a request, and their notes on objects left out."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ async def engine(tmp_path: Path) -> AsyncIterator[Engine]:
 
 @pytest.fixture
 def files(tmp_path: Path) -> str:
-    """Nine pictures of three classes, and a README."""
+    """Makes nine images of three classes, and a README."""
     for number in range(9):
         path = tmp_path / "files" / f"c{number % 3}" / f"{number}.jpg"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -55,7 +55,7 @@ def files(tmp_path: Path) -> str:
 
 @pytest.fixture
 def tars(tmp_path: Path) -> str:
-    """Three tars, the second one cut off."""
+    """Makes three tars, the second one cut off."""
     (tmp_path / "tars").mkdir()
     for number in range(3):
         raw = tar_of([(f"{number}-{i}.txt", b"text") for i in range(5)])
@@ -64,7 +64,7 @@ def tars(tmp_path: Path) -> str:
 
 
 class TogetherStore(LocalStore):
-    """Answers none of the first requests before 24 of them are under way."""
+    """A local store that answers none of the first requests before 24 of them are under way."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -79,7 +79,7 @@ class TogetherStore(LocalStore):
 
 
 async def test_an_index_asks_for_as_much_as_the_link_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """More than the 16 requests that are right for fast connections: the fetcher decides how many are sent."""
+    """An index sends as many requests as the fetcher allows, more than the 16 that are right for fast connections."""
     for number in range(40):
         (tmp_path / f"{number}.tar").write_bytes(tar_of([(f"{number}.txt", b"text")]))
     monkeypatch.setattr(url_allowlist, "open_root", lambda root, **rest: TogetherStore())
@@ -91,7 +91,7 @@ async def test_an_index_asks_for_as_much_as_the_link_takes(tmp_path: Path, monke
 
 
 async def found(engine: Engine, url: str, **choices: object) -> tuple[Manifest, list[str], bool]:
-    """The manifest, its notes, and whether it was built for this request."""
+    """Returns the manifest, its notes, and whether it was built for this request."""
     request = GetManifest(0, [url], "auto", **choices)
     steps: list[str] = []
     digest = await engine.manifest(request, lambda text, done, total: steps.append(text))
@@ -100,7 +100,7 @@ async def found(engine: Engine, url: str, **choices: object) -> tuple[Manifest, 
 
 
 async def test_notes_are_kept_with_the_answer(engine: Engine, files: str) -> None:
-    """Who asks later is told, too; another choice of samples has another answer."""
+    """Notes on files that are not samples are kept with the manifest of each choice, for later requests too."""
     first, notes, built = await found(engine, files)
     assert (first.samples, built) == (9, True)
     (note,) = notes
@@ -112,7 +112,7 @@ async def test_notes_are_kept_with_the_answer(engine: Engine, files: str) -> Non
 
 
 async def test_what_was_indexed_by_other_rules_is_not_used(engine: Engine, files: str) -> None:
-    """An answer of the time when every file was a sample: the listing is the same, the samples are not."""
+    """A manifest that was indexed by other rules for samples is not used, though its listing is the same."""
     old, _, _ = await found(engine, files, extensions=("jpg", "md"))
     request = GetManifest(0, [files], "auto")
     (source,) = engine.manifests.store._all_sources()
@@ -122,7 +122,8 @@ async def test_what_was_indexed_by_other_rules_is_not_used(engine: Engine, files
 
 
 async def test_names_are_looked_through_beside_the_loop(engine: Engine, files: str, monkeypatch) -> None:
-    """A million names take 0.3 s, in which an engine would serve nobody else."""
+    """The names of a listing are looked through in a thread: a million take 0.3 s, in which the engine must serve
+    others."""
     threads: list[threading.Thread] = []
 
     def look(keys: list[str]) -> None:
@@ -136,7 +137,7 @@ async def test_names_are_looked_through_beside_the_loop(engine: Engine, files: s
 
 
 async def test_each_order_of_files_has_its_manifest(engine: Engine, files: str) -> None:
-    """In the order of the keys, and by their hash; both are kept and found."""
+    """Each order of files, that of the keys and that of their hash, has its own manifest; both are kept and found."""
     ordered, _, _ = await found(engine, files, in_key_order=True)
     assert [ordered.name(i).object_key for i in range(9)] == sorted(f"c{i % 3}/{i}.jpg" for i in range(9))
     hashed, _, built = await found(engine, files)
@@ -146,7 +147,8 @@ async def test_each_order_of_files_has_its_manifest(engine: Engine, files: str) 
 
 
 async def test_tars_are_read_once_for_both_orders(engine: Engine, tars: str) -> None:
-    """What is said of raw files does not index containers again."""
+    """The order of files does not matter for tars: a request in key order finds the manifest that was built
+    without."""
     (Path(tars) / "1.tar").unlink()
     first, _, built = await found(engine, tars)
     assert (first.samples, built) == (10, True)
@@ -157,7 +159,7 @@ async def test_tars_are_read_once_for_both_orders(engine: Engine, tars: str) -> 
 async def test_chunks_of_a_damaged_tar_have_no_owner(
     engine: Engine, tars: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They were read for the index, and would be kept for a dataset that does not have them."""
+    """Chunks of a damaged tar that were kept while it was indexed belong to no dataset."""
     adopted: dict[str, set[bytes]] = {}
     monkeypatch.setattr(engine, "adopt", lambda digest, kept: adopted.update({digest: set(kept)}))
     raw = tar_of([(f"big{i}.bin", bytes([i]) * 3_000_000) for i in range(4)])
@@ -168,7 +170,8 @@ async def test_chunks_of_a_damaged_tar_have_no_owner(
 
 
 async def test_a_damaged_tar_is_an_error_or_left_out(engine: Engine, tars: str) -> None:
-    """As asked for; that one answer was to leave it out does not hide it from who did not ask."""
+    """A damaged tar is an error unless `skip_damaged` leaves it out with notes; neither answer serves the other
+    request."""
     with pytest.raises(ManifestError, match=r"1\.tar is damaged: cut off"):
         await found(engine, tars)
     for expected in (True, False):
@@ -181,7 +184,9 @@ async def test_a_damaged_tar_is_an_error_or_left_out(engine: Engine, tars: str) 
 
 
 async def test_only_new_manifests_are_measured(engine: Engine, files: str, tars: str) -> None:
-    """Walking the folder for each of 200 members took 2 of the 3 s of their start (2026-11-23)."""
+    """Only a newly built manifest makes the engine measure its folder: for 200 members each walk took 2 of the 3 s
+    of their start
+    (2026-11-23)."""
     await found(engine, files)
     before = engine.cache.space.overhead_bytes
     (engine.cache.root / "manifests" / "sources" / "beside").write_bytes(b"x" * 100_000)
@@ -192,14 +197,14 @@ async def test_only_new_manifests_are_measured(engine: Engine, files: str, tars:
 
 
 def add_tar(url: str, number: int) -> int:
-    """Returns its size."""
+    """Writes a tar of `number` samples, and returns its size."""
     path = Path(url) / f"{number}.tar"
     path.write_bytes(tar_of([(f"{number}-{i}.txt", b"text") for i in range(number)]))
     return path.stat().st_size
 
 
 async def test_of_tars_that_are_added_only_these_are_read(engine: Engine, tars: str) -> None:
-    """The rows of the others are those of the last manifest."""
+    """Indexing a dataset again reads only the added tars; the rows of the others come from the last manifest."""
     (Path(tars) / "1.tar").unlink()
     await found(engine, tars)
     before = engine.manifests.traffic.read_bytes
@@ -210,7 +215,8 @@ async def test_of_tars_that_are_added_only_these_are_read(engine: Engine, tars: 
 
 
 async def test_a_manifest_beside_the_data_is_used(tmp_path: Path, tars: str) -> None:
-    """Another engine reads nothing but the manifest and what is new; the manifest itself is no data."""
+    """An engine that finds a manifest beside the data reads only that and new tars; the manifest's own folder is no
+    data."""
     (Path(tars) / "1.tar").unlink()
     async with engine_in(tmp_path / "one") as one:
         first, _, _ = await found(one, tars)
@@ -229,7 +235,7 @@ async def test_a_manifest_beside_the_data_is_used(tmp_path: Path, tars: str) -> 
 
 
 async def test_data_below_a_folder_of_that_name(engine: Engine, tmp_path: Path) -> None:
-    """Are data."""
+    """Files in a folder that lies below one named .streamer are data when the url names it."""
     (tmp_path / ".streamer" / "data").mkdir(parents=True)
     url = f"{tmp_path}/.streamer/data/"
     add_tar(url, 3)
@@ -239,7 +245,7 @@ async def test_data_below_a_folder_of_that_name(engine: Engine, tmp_path: Path) 
 async def test_a_damaged_manifest_beside_the_data_is_left_alone(
     engine: Engine, tars: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The data are indexed; the log says why."""
+    """A damaged manifest beside the data is not used: the data are indexed, and the log tells why."""
     (Path(tars) / "1.tar").unlink()
     (Path(tars) / ".streamer").mkdir()
     (Path(tars) / ".streamer" / "root.json").write_text("{}")
@@ -248,7 +254,7 @@ async def test_a_damaged_manifest_beside_the_data_is_left_alone(
 
 
 class FullCache:
-    """A cache whose disk refuses all chunks."""
+    """Stands for a cache with bytes to spare whose disk refuses all chunks; it stores nothing."""
 
     def room_bytes(self) -> int:
         return 1 << 40
@@ -261,7 +267,7 @@ class FullCache:
 
 
 async def test_chunks_that_are_not_kept_are_two_lines_of_the_log(caplog: pytest.LogCaptureFixture) -> None:
-    """A disk that is full filled the log with a line for each chunk of an index."""
+    """Chunks of an index that a full disk refuses are two lines of the log (it was a line for each chunk)."""
     caplog.set_level("INFO")
     warmed = KeptChunks(FullCache())
     for number in range(100):

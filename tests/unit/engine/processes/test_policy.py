@@ -1,4 +1,4 @@
-"""How many fetch processes there are, and who of them takes chunks: decisions over time, without a process."""
+"""How many fetch processes there are, and which of them take chunks: decisions over time; no process is started."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ QUIET = Load(loop_share=0.0, process_share=0.0, fetching=False, waiting=False, i
 
 
 def after(count: ProcessCount, load: Load, running: int, seconds: float, start: float = 0.0) -> int:
-    """What is wanted after a load of so many seconds, looked at twice a second."""
+    """Returns how many processes are wanted after a load of so many seconds, looked at twice a second."""
     wanted = running
     for half in range(int(2 * seconds) + 1):
         wanted = count.decide(load, running, start + half / 2)
@@ -33,19 +33,20 @@ def after(count: ProcessCount, load: Load, running: int, seconds: float, start: 
 
 @pytest.mark.parametrize(("cores", "most"), [(1, 0), (2, 0), (3, 0), (4, 1), (8, 2), (16, 4), (64, 8), (256, 8)])
 def test_a_process_for_four_cores_and_none_on_small_machines(cores: int, most: int) -> None:
-    """The rest of the cores decodes."""
+    """A machine may have one fetch process for four cores, up to eight, and none below four cores; the others
+    decode."""
     assert count_max_processes(cores) == most
 
 
 def test_a_fixed_number_is_there_all_the_time() -> None:
-    """Before the first chunk, and after a long pause; 0 turns them off whatever the load is."""
+    """A configured number of processes is wanted before the first chunk and after a long pause; 0 turns them off."""
     assert after(ProcessCount(3, 8), QUIET, 0, 0) == 3
     assert after(ProcessCount(3, 8), QUIET, 3, 2 * IDLE_SECONDS) == 3
     assert after(ProcessCount(0, 8), BUSY, 0, 100) == 0
 
 
 def test_a_busy_loop_gets_a_process_after_some_seconds() -> None:
-    """Not at the first look: a start of an epoch is over sooner."""
+    """A busy loop gets a process only after some seconds, since the start of an epoch is over sooner."""
     assert after(ProcessCount(None, 4), BUSY, 0, BUSY_SECONDS - 0.5) == 0
     assert after(ProcessCount(None, 4), BUSY, 0, BUSY_SECONDS) == 1
 
@@ -54,19 +55,19 @@ def test_a_busy_loop_gets_a_process_after_some_seconds() -> None:
     "change", [{"loop_share": 0.4}, {"waiting": False}, {"idle_cores": 0.9}], ids=["idle loop", "no queue", "no core"]
 )
 def test_no_process_without_its_reasons(change: dict[str, float]) -> None:
-    """The loop is busy, ranges wait, and a core is left: all three."""
+    """A process is started only while the loop is busy, ranges wait, and a core is idle."""
     assert after(ProcessCount(None, 4), msgspec.structs.replace(BUSY, **change), 0, 60) == 0
 
 
 def test_busy_processes_get_another_one_up_to_the_most() -> None:
-    """The loop is idle by then: the processes count."""
+    """Busy processes get another one up to the maximum, though the loop is idle by then."""
     load = Load(loop_share=0.1, process_share=0.9, fetching=True, waiting=True, idle_cores=3.0)
     assert after(ProcessCount(None, 4), load, 1, BUSY_SECONDS) == 2
     assert after(ProcessCount(None, 4), load, 4, 60) == 4
 
 
 def test_a_pause_in_the_load_begins_the_seconds_anew() -> None:
-    """Two seconds, a quiet look, two seconds."""
+    """A quiet moment restarts the seconds that a loop must be busy before it gets a process."""
     count = ProcessCount(None, 4)
     assert after(count, BUSY, 0, 2) == 0
     count.decide(QUIET, 0, 2.5)
@@ -74,7 +75,7 @@ def test_a_pause_in_the_load_begins_the_seconds_anew() -> None:
 
 
 def test_idle_processes_end_after_a_minute() -> None:
-    """Not before."""
+    """Idle processes end after a minute, not before."""
     count = ProcessCount(None, 4)
     count.decide(BUSY, 2, 0.0)
     assert count.decide(QUIET, 2, IDLE_SECONDS - 1) == 2
@@ -82,7 +83,8 @@ def test_idle_processes_end_after_a_minute() -> None:
 
 
 def test_refusals_leave_one_process_that_takes_chunks() -> None:
-    """It finds the limit by itself, and stays alone as long as it keeps to it."""
+    """Refusals by the store leave one process that takes chunks, as long as it is limited and for a trial after
+    that."""
     refusals = Refusals()
     assert not refusals.look(1000, 10, False, False, 0.0)  # 1 % is chance
     assert refusals.look(1000, 30, False, False, 0.5)
@@ -93,7 +95,8 @@ def test_refusals_leave_one_process_that_takes_chunks() -> None:
 
 
 def test_refusals_by_chance_are_not_tried_again_at_once() -> None:
-    """The one process was not limited, and was refused as many: the others take chunks again, for a while at least."""
+    """Refusals that one process alone meets as often are chance: the others take chunks again for a while before a
+    new trial."""
     refusals = Refusals()
     assert refusals.look(1000, 50, False, False, 0.0)
     assert refusals.look(1000, 50, False, False, TRIAL_SECONDS - 0.5)
@@ -103,7 +106,7 @@ def test_refusals_by_chance_are_not_tried_again_at_once() -> None:
 
 
 def test_the_others_go_on_as_soon_as_chance_is_found() -> None:
-    """The one process holds requests back while it returns to full speed, which shows no limit."""
+    """The other processes take chunks again as soon as the single one has found that refusals are chance."""
     refusals = Refusals()
     assert refusals.look(1000, 50, False, False, 0.0)
     assert refusals.look(1000, 50, True, False, 0.5)
@@ -113,7 +116,8 @@ def test_the_others_go_on_as_soon_as_chance_is_found() -> None:
 
 
 def test_a_limit_that_begins_after_chance_was_found_is_tried_at_once() -> None:
-    """Of 100 requests chance refuses 5, or 10 now and then; the store that begins to limit them refuses 30."""
+    """More refusals than chance showed before start a trial at once: of 100 requests chance refuses 5 to 10, a
+    limit 30."""
     refusals = Refusals()
     assert refusals.look(1000, 50, False, False, 0.0)
     assert not refusals.look(1000, 50, False, False, TRIAL_SECONDS)
@@ -122,13 +126,14 @@ def test_a_limit_that_begins_after_chance_was_found_is_tried_at_once() -> None:
 
 
 def test_single_refusals_change_nothing() -> None:
-    """Three of four requests are refused: too few to say anything."""
+    """A few requests change nothing: three refusals of four requests are too few to show a limit."""
     assert not Refusals().look(4, 3, False, False, 0.0)
 
 
 @pytest.mark.parametrize("processes", [1, 2, 4, 8, 64])
 def test_all_bounds_together_are_those_of_one_fetcher(processes: int) -> None:
-    """Windows and memory, of the loop and all processes; each has some."""
+    """Windows and memory of the loop and all processes together are at most those of one fetcher, and each has
+    some."""
     whole = FetchLimits(256, 1 << 30)
     parts = [limit_loop(whole, processes), *[limit_process(whole, processes, single=False)] * processes]
     assert min(part.window_max for part in parts) >= 1
@@ -137,13 +142,14 @@ def test_all_bounds_together_are_those_of_one_fetcher(processes: int) -> None:
 
 
 def test_without_processes_the_loop_has_everything() -> None:
-    """As before there were any."""
+    """Without processes the loop has the whole window and memory."""
     assert limit_loop(FetchLimits(256, 1 << 30), 0) == FetchLimits(256, 1 << 30)
 
 
 @pytest.mark.parametrize("processes", [1, 2, 8])
 def test_a_process_alone_asks_for_as_much_as_all(processes: int) -> None:
-    """The others still hold their memory until their chunks have ended."""
+    """A process that takes chunks alone has the window of all, and its own memory, since the others still hold
+    theirs."""
     whole = FetchLimits(256, 1 << 30)
     alone = limit_process(whole, processes, single=True)
     assert alone.window_max == limit_process(whole, 1, single=False).window_max
