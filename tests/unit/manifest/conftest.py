@@ -1,4 +1,4 @@
-"""A store in memory, and datasets in it."""
+"""Fixtures of the manifest's tests: a store in memory, and datasets of tars and of files in it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from tests.tars import tar_of
 
 
 class MemoryStore:
-    """Lister and reader over a dict of urls; counts, and may finish its reads in any order."""
+    """Stands for a store: lists and reads a dict of urls, counts its reads, and may finish them in any order.
+    Its versions are checksums of the bytes; nothing fails unless a test makes it."""
 
     def __init__(self, objects: dict[str, bytes], *, delays: Callable[[Extent], int] | None = None) -> None:
         self.objects = objects
@@ -50,7 +51,7 @@ class MemoryStore:
 
 
 def filled(seed: int, length: int) -> bytes:
-    """Bytes that name their sample."""
+    """Returns bytes that repeat the number of their sample."""
     return (seed.to_bytes(4, "big") * (length // 4 + 1))[:length]
 
 
@@ -61,7 +62,7 @@ def store() -> type[MemoryStore]:
 
 @pytest.fixture(scope="session")
 def tars() -> dict[str, bytes]:
-    """12 tars with 30 samples of two fields each."""
+    """Makes 12 tars with 30 samples of two fields each."""
     return {
         f"s3://b/tars/{t:02d}.tar": tar_of(
             [
@@ -76,7 +77,7 @@ def tars() -> dict[str, bytes]:
 
 @pytest.fixture(scope="session")
 def files() -> dict[str, bytes]:
-    """400 files in 5 classes, some of 0 bytes, one large, and things that are no samples."""
+    """Makes 400 files in 5 classes, some of 0 bytes, one large, and objects that are no samples."""
     found = {f"s3://b/files/c{i % 5}/{i:04d}.JPG": filled(i, (i * 131) % 2000) for i in range(400)}
     return {
         **found,

@@ -1,3 +1,5 @@
+"""Tables of a manifest as Arrow IPC streams: written, mapped, and compared with pyarrow."""
+
 from __future__ import annotations
 
 import numpy as np
@@ -37,7 +39,7 @@ def values(found: dict) -> dict[str, list]:
 
 @pytest.mark.parametrize("rows", [0, 1, 7, 1000])
 def test_what_is_written_is_mapped(tmp_path, rows):
-    """Names, types and values survive, and the length returned is the file's."""
+    """A written table is mapped with the same names, types and values, and its returned length is the file's."""
     path = tmp_path / "t.arrows"
     assert write_table(path, table(rows)) == path.stat().st_size
     assert values(map_table(path, SCHEMA)) == values(table(rows))
@@ -45,7 +47,7 @@ def test_what_is_written_is_mapped(tmp_path, rows):
 
 @pytest.mark.parametrize("rows", [0, 1000])
 def test_pyarrow_reads_the_same(tmp_path, rows):
-    """Any Arrow library opens the file."""
+    """pyarrow reads a written table with the same values."""
     path = tmp_path / "t.arrows"
     write_table(path, table(rows))
     with pa.OSFile(str(path)) as file:
@@ -54,7 +56,7 @@ def test_pyarrow_reads_the_same(tmp_path, rows):
 
 
 def test_what_pyarrow_writes_is_mapped(tmp_path):
-    """The reader follows the format, not one writer; wide offsets, too."""
+    """A stream that pyarrow wrote is mapped, also with offsets of 64 bits."""
     path = tmp_path / "t.arrows"
     batch = pa.record_batch(
         {"name": pa.array([b"a", b"", b"ccc"], pa.large_binary()), "size": pa.array([1, 2, 3], pa.int64())}
@@ -67,7 +69,7 @@ def test_what_pyarrow_writes_is_mapped(tmp_path):
 
 
 def test_columns_are_read_only_views(tmp_path):
-    """Nobody changes a manifest by accident, and the mapping is not copied."""
+    """Mapped columns are read-only views of the file and no copies."""
     path = tmp_path / "t.arrows"
     write_table(path, table(5))
     column = map_table(path, SCHEMA)["size"]
@@ -84,7 +86,7 @@ def test_columns_are_read_only_views(tmp_path):
     ],
 )
 def test_another_schema_is_refused(tmp_path, schema, reason):
-    """A file with other columns or types is named."""
+    """A table with other columns or types than expected raises ManifestCorruptError that names them."""
     path = tmp_path / "t.arrows"
     write_table(path, table(5))
     with pytest.raises(ManifestCorruptError, match=reason):
@@ -92,7 +94,7 @@ def test_another_schema_is_refused(tmp_path, schema, reason):
 
 
 def test_no_file_or_an_empty_one(tmp_path):
-    """What cannot be mapped is corrupt."""
+    """A missing or empty table raises ManifestCorruptError when it is mapped."""
     (tmp_path / "empty").touch()
     for name in ("missing", "empty"):
         with pytest.raises(ManifestCorruptError, match="cannot be mapped"):
@@ -100,7 +102,7 @@ def test_no_file_or_an_empty_one(tmp_path):
 
 
 def test_digest_covers_names_types_and_values(tmp_path):
-    """Anything else gives another digest; the written file the same, whatever the width of its offsets."""
+    """The digest of a table depends on names, types and values, and not on the file or the width of its offsets."""
     base = {"a": np.array([1, 2], np.int64), "b": BinaryColumn.of([b"xy", b"z"])}
     wide = BinaryColumn(base["b"].offsets.astype(np.int64), base["b"].content)
     others = [

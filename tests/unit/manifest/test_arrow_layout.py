@@ -1,3 +1,5 @@
+"""The layout of an Arrow IPC stream: where each buffer lies, and which streams are refused."""
+
 from __future__ import annotations
 
 import numpy as np
@@ -16,7 +18,7 @@ def raw(tmp_path):
 
 
 def test_names_types_and_places(raw):
-    """The walk finds each buffer where its values are."""
+    """`read_layout` returns the rows, names and types of a stream and where each buffer lies."""
     layout = read_layout(raw, "t")
     assert (layout.rows, [(f.name, f.kind) for f in layout.fields]) == (3, [("a", "int64"), ("b", "uint32")])
     start, stop = layout.buffers[1]
@@ -25,7 +27,7 @@ def test_names_types_and_places(raw):
 
 @pytest.mark.parametrize("cut", [0, 4, 8, 100, -1])
 def test_cut_off(raw, cut):
-    """A file that ends too early is corrupt; only the end mark may be missing."""
+    """A stream that ends too early raises ManifestCorruptError; only its end mark may be missing."""
     end = max(stop for _, stop in read_layout(raw, "t").buffers)
     content = raw[: end + cut] if cut < 0 else raw[:cut]
     with pytest.raises(ManifestCorruptError, match=r"^t: "):
@@ -33,7 +35,7 @@ def test_cut_off(raw, cut):
 
 
 def test_foreign_files():
-    """Text, zeros and a huge length are no streams."""
+    """Text, zeros and a message with a huge length raise ManifestCorruptError as broken streams."""
     for content in (b"PAR1" * 100, bytes(1000), b"\xff\xff\xff\xff\xff\xff\xff\x7f" + bytes(100)):
         with pytest.raises(ManifestCorruptError, match="broken message prefix"):
             read_layout(content, "t")
@@ -47,19 +49,19 @@ def stream(batch: pa.RecordBatch, **options: object) -> bytes:
 
 
 def test_compressed_batches_are_refused():
-    """Compressed buffers are not the values."""
+    """A stream with compressed buffers raises ManifestCorruptError."""
     content = stream(pa.record_batch({"a": pa.array(range(1000), pa.int64())}), compression="zstd")
     with pytest.raises(ManifestCorruptError, match="compressed"):
         read_layout(content, "t")
 
 
 def test_other_types_have_a_name():
-    """A type that no manifest has is passed on, for the error of whoever expected another."""
+    """A type that no manifest has is returned by its number, for the error that expects another type."""
     assert read_layout(stream(pa.record_batch({"a": pa.array([1.5])})), "t").fields[0].kind == "type 3"
 
 
 def test_schema_without_batch():
-    """A stream that ends after its schema has nothing to map."""
+    """A stream that ends after its schema raises ManifestCorruptError."""
     batch = pa.record_batch({"a": pa.array([1])})
     content = batch.schema.serialize().to_pybytes() + b"\xff\xff\xff\xff\0\0\0\0"
     with pytest.raises(ManifestCorruptError, match="broken message prefix"):

@@ -1,4 +1,5 @@
-"""Datasets of blocks: surveyed through an index file, cut into chunks, published as manifests of version 2."""
+"""Datasets of blocks: surveyed through an index file, cut into chunks, published as manifests of version 2.
+The format is made up for the tests; the build is the real one, over a store in memory."""
 
 from __future__ import annotations
 
@@ -24,7 +25,9 @@ PREFIX = "s3://b/packed/"
 
 
 class Packed(Format, frozen=True):
-    """Shards of which an index says how many blocks of ten samples each has; names of the blocks are in a sidecar."""
+    """A made-up format of blocks: an index says how many blocks of ten samples each shard has, a sidecar their
+    names.
+    Its blocks are never decoded."""
 
     name = "packed"
     revision = 3
@@ -74,7 +77,7 @@ async def built(store, objects, root, packed=None, **options):
 
 
 async def test_survey_and_blocks_make_a_manifest(store, tmp_path):
-    """Sources in the survey's order; chunks of whole blocks; hints, facts and options are kept."""
+    """A manifest of blocks has the survey's order of sources, chunks of whole blocks, hints, facts and options."""
     estimates = []
     manifest, source = await built(store, shards(3, 12), tmp_path, on_estimate=estimates.append)
     assert (manifest.samples, manifest.chunks, manifest.objects) == (360, 9, 3)
@@ -95,7 +98,7 @@ async def test_survey_and_blocks_make_a_manifest(store, tmp_path):
 
 
 async def test_samples_have_a_chunk_but_no_place_in_it(store, tmp_path):
-    """The chunk file says where they begin; errors name the range of the chunk."""
+    """A sample of a block has a chunk but no offsets in it, and errors name the range of the chunk."""
     manifest, _ = await built(store, shards(1, 12), tmp_path)
     chunk, start, stop = manifest.locate(np.array([0, 50, 119]))
     assert (chunk.tolist(), start.tolist(), stop.tolist()) == ([0, 1, 2], [-1] * 3, [-1] * 3)
@@ -104,7 +107,7 @@ async def test_samples_have_a_chunk_but_no_place_in_it(store, tmp_path):
 
 
 async def test_what_the_records_follow_from_is_in_the_keys(store, tmp_path):
-    """Another option, revision, hint or version is another chunk; a second build is the same manifest."""
+    """Another option, revision, hint or version gives another chunk key; a second build gives the same manifest."""
     objects = shards(2, 4)
     plain, _ = await built(store, objects, tmp_path / "0")
     assert (await built(store, objects, tmp_path / "1"))[0].digest == plain.digest
@@ -124,7 +127,7 @@ async def test_what_the_records_follow_from_is_in_the_keys(store, tmp_path):
 
 
 async def test_out_and_in_again(store, tmp_path):
-    """A copy of the manifest is verified, hints included."""
+    """An exported manifest of blocks is installed with the same digest and the same chunks, hints included."""
     manifest, _ = await built(store, shards(2, 12), tmp_path / "from")
     copy = install_files(export_files(manifest), tmp_path / "to")
     assert copy.digest == manifest.digest
@@ -140,7 +143,8 @@ async def test_out_and_in_again(store, tmp_path):
     ],
 )
 async def test_a_block_that_is_too_large(store, tmp_path, block, reason):
-    """It names the object and says what to do."""
+    """A block with too many bytes, records or hints raises ManifestError that names the object and asks for smaller
+    blocks."""
 
     class Large(Packed, frozen=True):
         def index(self, source, facts, start=0):
@@ -151,7 +155,8 @@ async def test_a_block_that_is_too_large(store, tmp_path, block, reason):
 
 
 async def test_a_survey_that_names_other_objects(store, tmp_path):
-    """Formats come from other packages, too."""
+    """A survey that names an object that was not listed raises ManifestError, since formats come from other
+    packages, too."""
 
     class Wrong(Packed, frozen=True):
         def survey(self, accepted, others):
@@ -163,7 +168,7 @@ async def test_a_survey_that_names_other_objects(store, tmp_path):
 
 
 def test_blocks_are_cut_without_looking_ahead():
-    """A chunk is as long as was asked for, or one block; what follows changes nothing before it."""
+    """Chunks of blocks are as long as asked for or one block, and do not depend on the blocks that follow."""
     blocks = [Block(((0, size),), 1, 1) for size in (400, 600, 1, 2000, 1, 999, 1)]
     assert cut_blocks(blocks, 1000).tolist() == [0, 2, 3, 4, 6, 7]
     for count in range(1, len(blocks)):
@@ -175,7 +180,7 @@ def test_blocks_are_cut_without_looking_ahead():
 
 
 async def test_blocks_and_samples_do_not_mix(store, tmp_path):
-    """One dataset is read in one way."""
+    """A dataset in which some objects have blocks and others samples raises ManifestError."""
 
     class Mixed(Packed, frozen=True):
         def index(self, source, facts, start=0):
@@ -189,7 +194,7 @@ async def test_blocks_and_samples_do_not_mix(store, tmp_path):
 
 
 class Joined(Packed, frozen=True):
-    """Each shard but the last one is decoded with the beginning of the next one."""
+    """A made-up format whose shards, but for the last, are decoded with the beginning of the next one."""
 
     def survey(self, accepted, others):
         yield from ()
@@ -203,7 +208,8 @@ class Joined(Packed, frozen=True):
 
 
 async def test_blocks_of_several_objects(store, tmp_path, monkeypatch):
-    """Their ranges name these, their keys follow from all of them; the parts of a manifest have each object once."""
+    """A block may have ranges of several objects: its key depends on all of them, and each part of a manifest has
+    them once."""
     monkeypatch.setattr(ManifestRows.parts, "__defaults__", (10,))
     objects = {f"{PREFIX}{number}.packed": bytes(100 + number) for number in range(4)}
     manifest, _ = await built(store, objects, tmp_path / "0", Joined())
@@ -218,7 +224,7 @@ async def test_blocks_of_several_objects(store, tmp_path, monkeypatch):
 
 
 async def test_a_block_of_an_object_that_is_no_source(store, tmp_path):
-    """Is an error of the format."""
+    """A block with bytes of an object that is not a source raises ManifestError that names format and object."""
 
     class Wrong(Packed, frozen=True):
         def index(self, source, facts, start=0):

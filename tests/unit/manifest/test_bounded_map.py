@@ -1,3 +1,5 @@
+"""`map_concurrently`: order, bound and errors of work on many items in one loop."""
+
 from __future__ import annotations
 
 import asyncio
@@ -8,7 +10,7 @@ from streamer.base.concurrency import map_concurrently
 
 
 async def test_results_keep_the_order_and_the_bound():
-    """At most so many at once; results by place, whatever ends first."""
+    """Results have the order of their items, whichever ends first, and at most the given number run at once."""
     running = most = 0
 
     async def work(item: int) -> int:
@@ -26,7 +28,7 @@ async def test_results_keep_the_order_and_the_bound():
 
 
 async def test_the_first_error_arrives_as_itself():
-    """No ExceptionGroup around it, its cause kept, the others cancelled."""
+    """The first error is raised without an ExceptionGroup and with its cause, and the other items are cancelled."""
     cancelled: list[int] = []
 
     async def work(item: int) -> None:

@@ -1,3 +1,5 @@
+"""Builds of manifests over a store in memory: what is read, what is written, and which objects are left out."""
+
 from __future__ import annotations
 
 import json
@@ -13,7 +15,7 @@ from tests.tars import tar_of
 
 
 async def test_the_result_does_not_depend_on_what_ends_first(build_it, store, tars, tmp_path):
-    """Any concurrency, any order of completion, any root: the same digest and the same files."""
+    """A build has the same digest and files with any concurrency, any order of completion and any root."""
     first = await build_it(store(tars), "s3://b/tars/", root=tmp_path / "a")
     slow_first = store(tars, delays=lambda extent: 2000 - 4 * int(extent.object.url[-6:-4]))
     second = await build_it(slow_first, "s3://b/tars/", root=tmp_path / "b", concurrency=12)
@@ -25,14 +27,14 @@ async def test_the_result_does_not_depend_on_what_ends_first(build_it, store, ta
 
 
 async def test_folders_do_not_depend_on_the_order_of_the_listing(build_it, store, files, tmp_path):
-    """A store may list in any order."""
+    """A dataset of files has the same digest in whatever order the store lists them."""
     first = await build_it(store(files), "s3://b/files/", root=tmp_path / "a")
     second = await build_it(store(dict(reversed(files.items()))), "s3://b/files/", root=tmp_path / "b")
     assert first.digest == second.digest
 
 
 async def test_the_spelling_of_the_url_does_not_matter(build_it, store, files):
-    """With or without the last slash it is the same listing, so the same dataset."""
+    """A url with or without its last slash gives the same dataset."""
     with_slash = await build_it(store(files), "s3://b/files/")
     without = await build_it(store(files), "s3://b/files")
     assert with_slash.digest == without.digest
@@ -40,7 +42,7 @@ async def test_the_spelling_of_the_url_does_not_matter(build_it, store, files):
 
 
 async def test_a_changed_object_is_another_dataset(build_it, store, tars):
-    """Versions are part of the identity, and only the changed object's chunks get other keys."""
+    """A changed object gives another digest, and other keys for its own chunks only."""
     changed = dict(tars)
     changed["s3://b/tars/03.tar"] = tars["s3://b/tars/03.tar"].replace(b"\x00\x00\x0b\xbd", b"\x01\x00\x0b\xbd")
     before = await build_it(store(tars), "s3://b/tars/")
@@ -52,7 +54,7 @@ async def test_a_changed_object_is_another_dataset(build_it, store, tars):
 
 
 async def test_nothing_of_time_or_machine_is_written(build_it, store, tars):
-    """root.json has what the dataset is, and nothing else."""
+    """A manifest's root.json contains only what the dataset is, and nothing of time or machine."""
     manifest = await build_it(store(tars), "s3://b/tars/")
     root = json.loads((manifest.path / "root.json").read_text())
     assert root.keys() == {"magic", "version", "digest", "urls", "file_bytes", "content"}
@@ -63,7 +65,7 @@ async def test_nothing_of_time_or_machine_is_written(build_it, store, tars):
 
 
 async def test_every_byte_of_a_tar_is_read_once(build_it, store, tars):
-    """Small members: one pass over the object, no byte twice."""
+    """A build reads each byte of a tar of small members once, in one pass over the object."""
     source = store(tars)
     await build_it(source, "s3://b/tars/")
     assert sum(e.length for e in source.reads) == sum(map(len, tars.values()))
@@ -71,14 +73,14 @@ async def test_every_byte_of_a_tar_is_read_once(build_it, store, tars):
 
 
 async def test_files_are_never_read(build_it, store, files):
-    """The listing is enough."""
+    """A build of a dataset of files reads only the listing."""
     source = store(files)
     await build_it(source, "s3://b/files/")
     assert source.reads == []
 
 
 async def test_all_chunks_of_small_members_are_offered(build_it, store, tars):
-    """What warms the cache is what the manifest names: keys, offsets and bytes."""
+    """A build offers each chunk of small members with the key, offsets and bytes that the manifest names."""
     offered = {}
 
     async def on_chunk(chunk, parts):
@@ -95,7 +97,7 @@ async def test_all_chunks_of_small_members_are_offered(build_it, store, tars):
 
 
 async def test_an_error_of_on_chunk_stops_the_build(build_it, store, tars):
-    """What the cache raises is not swallowed."""
+    """An error of `on_chunk` stops the build and is raised."""
 
     async def on_chunk(chunk, parts):
         raise OSError("no space")
@@ -105,7 +107,7 @@ async def test_an_error_of_on_chunk_stops_the_build(build_it, store, tars):
 
 
 async def test_estimate_and_progress(build_it, store, tars, files):
-    """The cost is known after the listing and is an upper bound; progress ends at the whole."""
+    """The estimate after the listing is an upper bound of the cost, and progress rises to the whole."""
     estimates: list[IndexEstimate] = []
     steps: list[BuildProgress] = []
     total = sum(map(len, tars.values()))
@@ -123,7 +125,7 @@ async def test_estimate_and_progress(build_it, store, tars, files):
 
 
 async def test_bytes_that_are_jumped_over_count_as_done(build_it, store):
-    """Progress of an archive of large members goes to its end, though little of it is read."""
+    """Bytes of large members that are skipped count as done but not as read."""
     size = 20 << 20
     content = tar_of([(f"{i}.bin", bytes(size)) for i in range(3)])
     steps: list[BuildProgress] = []
@@ -134,7 +136,7 @@ async def test_bytes_that_are_jumped_over_count_as_done(build_it, store):
 
 
 async def test_an_estimate_may_stop_the_build(build_it, store, tars):
-    """Too dear: nothing is read."""
+    """An error of `on_estimate` stops the build before anything is read."""
     source = store(tars)
 
     def refuse(estimate: IndexEstimate) -> None:
@@ -146,7 +148,7 @@ async def test_an_estimate_may_stop_the_build(build_it, store, tars):
 
 
 async def test_a_truncated_tar_names_itself(build_it, store, tars, tmp_path):
-    """One bad tar among many: a typed error with object and offset, no manifest, no leftovers."""
+    """A truncated tar raises ManifestError with its url and offset, and leaves no manifest."""
     url = "s3://b/tars/05.tar"
     with pytest.raises(ManifestError, match=r"s3://b/tars/05\.tar is damaged: cut off") as caught:
         await build_it(store({**tars, url: tars[url][:10_000]}), "s3://b/tars/")
@@ -156,7 +158,7 @@ async def test_a_truncated_tar_names_itself(build_it, store, tars, tmp_path):
 
 
 async def test_damaged_tars_can_be_left_out(build_it, store, tars, tmp_path):
-    """With names, reasons and counts; the rest is the same dataset as without their urls."""
+    """Damaged tars can be left out with a note for each; the dataset is the same as without their urls."""
     bad = {f"s3://b/tars/{t:02d}.tar": tars[f"s3://b/tars/{t:02d}.tar"][: 10_000 + t] for t in (9, 5)}
     notes: list[str] = []
     manifest = await build_it(store({**tars, **bad}), "s3://b/tars/", on_damage=notes.append)
@@ -168,7 +170,7 @@ async def test_damaged_tars_can_be_left_out(build_it, store, tars, tmp_path):
 
 
 async def test_of_many_damaged_tars_some_are_named(build_it, store, tars):
-    """A line for each of 10, and how many more there are."""
+    """Of many damaged tars ten are named, and the others are counted."""
     bad = {f"s3://b/tars/{t}.tar": b"x" * 600 for t in range(100, 170)}
     notes: list[str] = []
     await build_it(store({**tars, **bad}), "s3://b/tars/", on_damage=notes.append)
@@ -177,7 +179,8 @@ async def test_of_many_damaged_tars_some_are_named(build_it, store, tars):
 
 
 async def test_where_nothing_is_left_there_is_an_error(build_it, store, tars):
-    """Whatever was asked for; a tar of another kind than the others is left out as a damaged one."""
+    """A dataset of which nothing is left is an error even if damage may be skipped; a compressed tar counts as
+    damaged."""
     notes: list[str] = []
     with pytest.raises(ManifestError, match=r"a\.tar is damaged: .*Index\(damaged='skip'\)"):
         await build_it(store({"s3://b/a.tar": b"x" * 600}), "s3://b/", on_damage=notes.append)
@@ -191,7 +194,8 @@ async def test_where_nothing_is_left_there_is_an_error(build_it, store, tars):
 
 
 async def test_files_in_the_order_of_their_keys(build_it, store, files, tmp_path):
-    """Asked for, ordinals count keys in order, and urls in theirs; the samples are the same, in other chunks."""
+    """With `in_key_order` ordinals follow the keys below a prefix, or the order of a list of urls; the samples are
+    the same."""
     manifest = await build_it(store(files), "s3://b/files/", in_key_order=True)
     keys = [manifest.name(ordinal).object_key for ordinal in range(manifest.samples)]
     assert keys == sorted(keys)
@@ -204,30 +208,30 @@ async def test_files_in_the_order_of_their_keys(build_it, store, files, tmp_path
 
 
 async def test_containers_know_no_other_order(build_it, store, tars):
-    """So that a dataset of tars has one manifest, whether it is shuffled or not."""
+    """A dataset of tars has one manifest, with or without `in_key_order`."""
     found = {(await build_it(store(tars), "s3://b/tars/", in_key_order=order)).digest for order in (False, True)}
     assert len(found) == 1
 
 
 async def test_archives_without_a_sample(build_it, store):
-    """Nothing to train on is an error."""
+    """Archives without a sample raise ManifestError that counts them."""
     with pytest.raises(ManifestError, match="1 objects below s3://b/ have no sample in them"):
         await build_it(store({"s3://b/a.tar": bytes(10240)}), "s3://b/")
 
 
 async def test_no_urls(build_it, store):
-    """An empty list is refused."""
+    """An empty list of urls raises ConfigError."""
     with pytest.raises(ConfigError, match="urls is empty"):
         await build_it(store({}), [])
 
 
 async def test_a_root_that_cannot_be_written(build_it, store, tars, tmp_path):
-    """A file where the folder should be."""
+    """A root that is a file raises ManifestError."""
     (tmp_path / "file").touch()
     with pytest.raises(ManifestError, match="cannot write a manifest below"):
         await build_it(store(tars), "s3://b/tars/", root=tmp_path / "file")
 
 
 def test_defaults():
-    """The documented bound: 16 containers of two windows."""
+    """By default a build reads with a concurrency of 16 and at most 256 MiB of memory."""
     assert (BuildOptions().concurrency, BuildOptions().memory_bytes) == (16, 256 << 20)

@@ -1,4 +1,4 @@
-"""Keys of chunks are computed from what the manifest says of them, not believed."""
+"""Keys of chunks are computed from what the manifest says of them, and a manifest with other keys is refused."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ GOLDEN = Path("tests/golden/manifest-v1")
 
 
 def with_keys(manifest: Manifest, target: Path, keys: np.ndarray) -> Path:
-    """A copy with other keys, and digests that fit them, as who may write to a bucket can make it."""
+    """Copies a manifest with other keys and digests that fit them, as anyone who may write to a bucket can."""
     shutil.copytree(manifest.path, target)
     chunks = {**manifest.tables[0]["chunks"], "key": keys}
     name = file_name("chunks", 0)
@@ -56,7 +56,8 @@ async def manifest(request, tmp_path, tar_manifest, file_manifest) -> Manifest:
 
 @pytest.mark.parametrize("row", [0, -1])
 def test_a_foreign_key_is_refused(manifest, tmp_path, row):
-    """Its bytes would be kept under the name of another dataset's chunk; every digest and checksum is right."""
+    """A manifest with a foreign chunk key is refused even if all digests fit: its bytes would get another dataset's
+    name."""
     keys = manifest.chunk_keys.copy()
     keys[row] = np.arange(16)
     forged = with_keys(manifest, tmp_path / "forged", keys)
@@ -70,7 +71,8 @@ def test_a_foreign_key_is_refused(manifest, tmp_path, row):
 
 
 def test_keys_are_checked_once_for_the_same_files(manifest, tmp_path, monkeypatch):
-    """Each at its first use where nothing says that they were, or where somebody has written to the folder since."""
+    """A chunk's key is checked at its first use unless a file beside the manifest shows that the same files were
+    checked."""
     copied = shutil.copytree(manifest.path, tmp_path / manifest.digest, copy_function=shutil.copy)
     checked = []
     monkeypatch.setattr(datasets, "check_key", lambda manifest, chunk: checked.append(chunk))
@@ -93,7 +95,7 @@ def test_keys_are_checked_once_for_the_same_files(manifest, tmp_path, monkeypatc
 
 
 def test_each_chunk_has_the_key_that_is_computed(manifest):
-    """Of whole objects, of containers, and of blocks; one by one, too."""
+    """The computed keys are those of the manifest, all at once and one by one, for files, containers and blocks."""
     assert list(base_keys(manifest)) == [key.tobytes() for key in manifest.chunk_keys]
     for chunk in range(manifest.chunks):
         check_key(manifest, chunk)
@@ -101,7 +103,7 @@ def test_each_chunk_has_the_key_that_is_computed(manifest):
 
 @pytest.mark.parametrize("kind", ["tars", "files"])
 async def test_several_parts_have_the_same_keys(build_it, tars, files, tmp_path, monkeypatch, kind):
-    """A manifest whose tables are cut into parts names the same chunks."""
+    """A manifest whose tables are cut into parts has the same chunk keys."""
     store = MemoryStore(tars if kind == "tars" else files)
     whole = await build_it(store, f"s3://b/{kind}/")
     in_parts = ManifestRows.parts
@@ -113,7 +115,8 @@ async def test_several_parts_have_the_same_keys(build_it, tars, files, tmp_path,
 
 
 def test_an_endpoint_is_part_of_the_keys(manifest, tmp_path):
-    """The same objects elsewhere are other chunks; without an endpoint nothing changes."""
+    """A manifest at another endpoint has other chunk keys and version 4; without an endpoint it is the same as
+    before."""
     root = tmp_path / "root"
     there = Manifest.open(publish_at(manifest, root, "endpoint http://there"))
     check_keys(there)
@@ -126,7 +129,7 @@ def test_an_endpoint_is_part_of_the_keys(manifest, tmp_path):
 
 
 def test_samples_of_a_chunk_are_part_of_its_key(manifest, tmp_path):
-    """Keys of a manifest whose samples begin elsewhere are not those of this one."""
+    """Chunks whose samples begin elsewhere have other keys."""
     if manifest.recoded:
         pytest.skip("its samples are in the chunk files")
     moved = Manifest.open(manifest.path)
@@ -136,12 +139,12 @@ def test_samples_of_a_chunk_are_part_of_its_key(manifest, tmp_path):
 
 @pytest.mark.parametrize("name", ["folder", "webdataset"])
 def test_keys_of_version_1_are_those_of_now(name):
-    """What earlier versions have cached stays in use."""
+    """Chunk keys of manifests of version 1 are the computed ones, so what is cached stays in use."""
     check_keys(Manifest.open(GOLDEN / name))
 
 
 def test_a_block_that_contradicts_its_row_is_refused(tmp_path):
-    """Samples of blocks are counted in the key; the row may not say another number."""
+    """A chunk of blocks whose row has another number of samples than its hints has no key."""
     case = _cases()[0]
     manifest = asyncio.run(built(Parquet(), Objects(case.objects), tmp_path / "parquet"))
     object.__setattr__(manifest, "chunk_first", np.append(manifest.chunk_first[:-1], manifest.samples + 1))

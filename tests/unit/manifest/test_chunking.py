@@ -1,3 +1,5 @@
+"""How objects, samples and ranges become chunks: sizes, cuts, extents and keys."""
+
 from __future__ import annotations
 
 from itertools import pairwise
@@ -33,13 +35,14 @@ MiB = 1 << 20
     ],
 )
 def test_auto_chunk_bytes(sizes, whole, chosen):
-    """8 MiB, halved to 256 KiB while there are < 512 chunks, doubled to 64 MiB while there are > 1.5 million."""
+    """The automatic chunk size is 8 MiB, halved to 256 KiB below 512 chunks, and doubled to 64 MiB above 1.5
+    million."""
     assert choose_chunk_bytes("auto", sizes.astype(np.int64), whole) == chosen
 
 
 @pytest.mark.parametrize("wanted", [0, -1, 1023, (1 << 30) + 1])
 def test_chunk_bytes_out_of_range(wanted):
-    """A wanted size is checked, and named."""
+    """A chunk size outside its range raises ConfigError that names it."""
     with pytest.raises(ConfigError, match=f"chunk_bytes={wanted} "):
         choose_chunk_bytes(wanted, np.array([1], np.int64), True)
 
@@ -51,7 +54,7 @@ def pack(sizes: list[int], chunk_bytes: int) -> list[list[int]]:
 
 
 def test_small_objects_share_chunks_of_about_the_size():
-    """All chunks of many small objects lie within 0.5 and 1.5 of what was asked; every object is in one."""
+    """Chunks of many small objects have between 0.5 and 1.5 of the wanted size, and each object is in one of them."""
     chunks = pack([1000] * 20_000, 100_000)
     assert sorted(i for chunk in chunks for i in chunk) == list(range(20_000))
     lengths = [1000 * len(chunk) for chunk in chunks]
@@ -60,12 +63,12 @@ def test_small_objects_share_chunks_of_about_the_size():
 
 
 def test_at_most_512_objects_share_a_chunk():
-    """Tiny objects, and those of 0 bytes, are bounded by number."""
+    """At most 512 objects share a chunk, also when they are empty."""
     assert max(len(chunk) for chunk in pack([0] * 5000, 1 << 20)) <= OBJECTS_PER_CHUNK
 
 
 def test_large_objects_are_alone():
-    """An object above chunk_bytes is a chunk, and does not tear the others apart."""
+    """An object larger than a chunk is a chunk of its own, and the small ones still share one."""
     chunks = pack([10] * 50 + [2000, 3000], 1000)
     assert [c for c in chunks if 50 in c or 51 in c] == chunks[-2:]
     assert all(len(c) == 1 for c in chunks[-2:])
@@ -74,12 +77,12 @@ def test_large_objects_are_alone():
 
 @pytest.mark.parametrize("sizes", [[], [0], [5], [5000]])
 def test_few_objects(sizes):
-    """None and one are packed, too."""
+    """A dataset of no object or of one object is packed without an error."""
     assert sorted(i for c in pack(sizes, 1000) for i in c) == list(range(len(sizes)))
 
 
 def test_equal_hashes_stay_together():
-    """Objects that no bit tells apart end in one chunk instead of a loop."""
+    """Objects with equal hashes are packed into one chunk without an endless loop."""
     order, first = pack_objects(np.zeros(3, np.uint64), np.full(3, 900, np.int64), 1000)
     assert (sorted(order.tolist()), first.tolist()) == ([0, 1, 2], [0, 3])
 
@@ -94,19 +97,19 @@ def spans(*lengths: int, gap_after: int | None = None) -> tuple[np.ndarray, np.n
 
 
 def test_an_object_is_cut_into_equal_slices():
-    """1,000 bytes at 300 per chunk are four slices of 250, not three and a rest."""
+    """An object is cut into equal slices: 1,000 bytes at 300 per chunk are four of 250, not three and a rest."""
     starts, stops = spans(*[50] * 20)
     assert cut_spans(starts, stops, 1000, 300).tolist() == [0, 5, 10, 15]
 
 
 def test_a_large_sample_is_alone():
-    """A sample above chunk_bytes has a chunk of its own."""
+    """A sample larger than a chunk is a chunk of its own."""
     starts, stops = spans(10, 10, 500, 10, 10)
     assert cut_spans(starts, stops, 540, 100).tolist() == [0, 2, 3]
 
 
 def test_cuts_do_not_change_when_more_samples_follow():
-    """A chunk may be handed out as soon as the next one begins."""
+    """Cuts do not depend on the samples that follow, so a chunk is complete as soon as the next one begins."""
     starts, stops = spans(*[(i * 37) % 400 + 1 for i in range(100)])
     whole = cut_spans(starts, stops, int(stops[-1]), 500).tolist()
     for known in range(1, 100):
@@ -114,7 +117,7 @@ def test_cuts_do_not_change_when_more_samples_follow():
 
 
 def test_extents_join_samples_that_touch():
-    """A gap opens an extent, not a chunk; starts count within the chunk, without the gap."""
+    """Adjacent samples share an extent; a gap begins an extent, not a chunk, and starts count without it."""
     starts, stops = spans(10, 10, 10, 10, gap_after=1)
     cut = cut_object(starts, stops, 50, 1000)
     assert cut.first_sample.tolist() == [0, 4]
@@ -125,14 +128,14 @@ def test_extents_join_samples_that_touch():
 
 
 def test_no_samples_no_chunks():
-    """An archive without samples is cut into nothing."""
+    """An archive without samples is cut into no chunks."""
     nothing = np.empty(0, np.int64)
     cut = cut_object(nothing, nothing, 1024, 1000)
     assert (cut.chunks, cut.first_sample.tolist(), cut.first_extent.tolist()) == (0, [0], [0])
 
 
 def test_chunk_key_follows_from_everything():
-    """Format, url, version, range, cuts and codec each change the key; nothing can be moved between fields."""
+    """A chunk's key depends on format, url, version, range and cuts, and nothing can be moved between these fields."""
     ranges, starts = np.array([[0, 10]], np.int64), np.array([0, 4], np.uint32)
     base = ("f", [(b"u", b"v")], ranges, starts)
     variants = [

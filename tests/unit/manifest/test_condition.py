@@ -1,4 +1,4 @@
-"""Conditions: what is allowed, and that nothing else is, whatever it tries."""
+"""Conditions of `where=`: which texts select which rows, and that all other texts are refused."""
 
 from __future__ import annotations
 
@@ -46,7 +46,8 @@ def chosen(text: str) -> list[int]:
     ],
 )
 def test_conditions(text, expected):
-    """A missing value is neither true nor false; NaN is a value."""
+    """A condition selects the rows for which it is true; a missing value is neither true nor false, and NaN is a
+    value."""
     assert chosen(text) == expected
 
 
@@ -90,7 +91,7 @@ def test_conditions(text, expected):
     ],
 )
 def test_other_texts_are_refused(text, message):
-    """With an error that names the condition; nothing is executed."""
+    """A text outside the language of conditions raises ConfigError with a reason and is not executed."""
 
     def column_of_name(name: str):
         if name not in COLUMNS:
@@ -102,7 +103,7 @@ def test_other_texts_are_refused(text, message):
 
 
 def test_columns_have_one_type():
-    """Numbers, texts or truth values."""
+    """A column has numbers, texts or truth values; any mixture and larger numbers raise ConfigError."""
     for values in (["a", 1], [True, 1], [b"x"], [{"a": 1}], [2**63, -1], [2**64]):
         with pytest.raises(ConfigError, match="column 'c'"):
             column_of("c", values)

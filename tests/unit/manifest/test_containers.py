@@ -1,3 +1,6 @@
+"""The indexing of one container: what is read, what is read ahead, which chunks are offered, and the log.
+Store and indexer are scripted; the reading in between is the real one."""
+
 from __future__ import annotations
 
 import asyncio
@@ -37,7 +40,7 @@ MiB, GiB = 1 << 20, 1 << 30
     ],
 )
 def test_budget(memory, concurrency, objects, size, kept, expected):
-    """Memory and concurrency are divided among containers first, then among windows ahead; never below one."""
+    """Memory and concurrency are divided among containers first, then among windows ahead, never below one."""
     budget = Budget.divide(memory, concurrency, np.full(objects, size), kept)
     assert budget == expected
     held = budget.parallel_objects * min((2 + budget.ahead) * WINDOW_BYTES + kept, size)
@@ -46,7 +49,7 @@ def test_budget(memory, concurrency, objects, size, kept, expected):
 
 
 class Scripted:
-    """An indexer that does what it is told."""
+    """Stands for a format: yields the given needs and spans, and keeps the answers; it looks at no bytes."""
 
     name, whole_objects, options = "scripted", False, {}
 
@@ -78,7 +81,7 @@ async def run(indexer, source, *, ahead=0, on_chunk=None, chunk_bytes=1000):
 
 
 async def test_needs_are_answered_with_their_bytes(store):
-    """Each need gets exactly its range, and is counted."""
+    """Each need of an indexer is answered with its exact range, and is counted."""
     source = store({URL: bytes(range(100))})
     indexer = Scripted([Need(0, 10), Span(0, 8), Need(50, 60), Span(50, 60)])
     cut, read = await run(indexer, source)
@@ -88,7 +91,7 @@ async def test_needs_are_answered_with_their_bytes(store):
 
 
 async def test_windows_are_read_ahead_and_only_once(store):
-    """Once an indexer goes straight on, the next windows are on their way; no byte is asked for twice."""
+    """Windows of a container that is read straight on are read ahead, and no byte is read twice."""
     count = 6
     source = store({URL: bytes(count * WINDOW_BYTES)}, delays=lambda extent: 3)
     needs = [Need(i * WINDOW_BYTES, (i + 1) * WINDOW_BYTES) for i in range(count)]
@@ -98,7 +101,7 @@ async def test_windows_are_read_ahead_and_only_once(store):
 
 
 async def test_a_jump_gives_up_what_was_read_ahead(store):
-    """Requests for bytes that are jumped over are cancelled, and nothing is left running."""
+    """A jump in a container cancels the requests for bytes that were read ahead, and none is left running."""
     size = 10 * WINDOW_BYTES
     source = store({URL: bytes(size)}, delays=lambda extent: 10_000 if WINDOW_BYTES <= extent.start < size - 10 else 0)
     indexer = Scripted([Need(0, WINDOW_BYTES), Need(size - 10, size)])
@@ -107,7 +110,7 @@ async def test_a_jump_gives_up_what_was_read_ahead(store):
 
 
 async def test_closed_chunks_are_offered_with_their_bytes(store):
-    """A chunk is offered as soon as the next begins, with key, offsets and the bytes of its extents."""
+    """A chunk is offered as soon as the next one begins, with key, offsets and the bytes of its extents."""
     raw = bytes(i % 251 for i in range(4000))
     source = store({URL: raw})
     spans = [Span(i * 100, (i + 1) * 100) for i in range(40)]
@@ -127,7 +130,7 @@ async def test_closed_chunks_are_offered_with_their_bytes(store):
 
 
 async def test_a_chunk_that_was_not_read_whole_is_not_offered(store):
-    """Bytes that were jumped over cannot warm a cache."""
+    """A chunk of which bytes were skipped is not offered."""
     source = store({URL: bytes(10_000)})
     indexer = Scripted(
         [Need(0, 100), Span(0, 900), Need(900, 1000), Span(900, 1000), Need(1000, 2000), Span(1000, 2000)]
@@ -142,7 +145,7 @@ async def test_a_chunk_that_was_not_read_whole_is_not_offered(store):
 
 
 async def test_what_is_held_is_bounded(store, monkeypatch):
-    """However large a sample is, no more than two chunks and the windows at both ends are held back for it."""
+    """At most two chunks and the windows at both ends are held for a chunk, however large a sample is."""
     count, most = 100, 0
     source = store({URL: bytes(count * 1000)})
     indexer = Scripted([*(Need(i * 1000, (i + 1) * 1000) for i in range(count)), Span(0, count * 1000)])
@@ -166,7 +169,8 @@ async def test_what_is_held_is_bounded(store, monkeypatch):
 
 
 async def test_a_chunk_over_the_edge_of_two_windows_is_offered(store, monkeypatch):
-    """Its first part is in a window that is much longer than two chunks: 23 % of the chunks were fetched again."""
+    """A chunk across two windows is offered, also where a window is much longer than a chunk.
+    (23 % of the chunks were fetched again.)"""
     monkeypatch.setattr(containers, "WINDOW_BYTES", 8000)
     raw = bytes(i % 251 for i in range(24_000))
     needs = {starts: Need(starts, starts + 8000) for starts in (0, 8000, 16_000)}
@@ -185,7 +189,8 @@ async def test_a_chunk_over_the_edge_of_two_windows_is_offered(store, monkeypatc
 
 
 async def test_what_the_log_has_is_not_read_again(store, tmp_path):
-    """An index that failed goes on at its open chunk; a finished one reads nothing; the cut is the same."""
+    """An index that failed goes on at its open chunk by its log; a finished one reads nothing, and the cuts are the
+    same."""
     files = [(f"{i:04}.bin", bytes([i % 251]) * (700 + 13 * i)) for i in range(60)]
     source = store({URL: tar_of(files)})
     size = len(source.objects[URL])
@@ -224,7 +229,7 @@ async def test_what_the_log_has_is_not_read_again(store, tmp_path):
 
 
 async def test_an_indexers_error_arrives_as_itself(store):
-    """No ExceptionGroup around it."""
+    """An error of the indexer is raised without an ExceptionGroup."""
 
     class Failing(Scripted):
         def index(self, source, facts, start=0):
@@ -236,7 +241,7 @@ async def test_an_indexers_error_arrives_as_itself(store):
 
 
 async def test_a_readers_error_closes_the_indexer(store):
-    """A failed request ends the indexing and frees the generator."""
+    """A failed request ends the indexing with its error and closes the indexer."""
 
     class Broken(store):
         async def read(self, extent):

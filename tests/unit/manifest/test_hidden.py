@@ -1,4 +1,4 @@
-"""Hidden files and folders: what is no part of a dataset, whatever its format."""
+"""Hidden files and folders are no part of a dataset, whatever its format."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ HIDDEN_FOLDERS = [
 
 @pytest.mark.parametrize("folder", HIDDEN_FOLDERS)
 def test_a_file_is_hidden_by_any_folder_that_it_is_in(folder: str) -> None:
-    """At every depth, and whatever the file is called."""
+    """A file in a hidden folder is hidden, at every depth and whatever its name."""
     assert is_hidden(f"{folder}/0.jpg")
     assert is_hidden(f"cat/{folder}/0.jpg")
 
@@ -30,7 +30,7 @@ def test_a_file_is_hidden_by_any_folder_that_it_is_in(folder: str) -> None:
     "key", [".DS_Store", "a/._0.jpg", "a/", "", "a/Thumbs.db", "desktop.ini", ".streamer/root.json"]
 )
 def test_hidden_files(key: str) -> None:
-    """Names that begin with a dot, markers of empty folders, and what systems leave."""
+    """Names that begin with a dot, markers of empty folders and files that systems leave are hidden."""
     assert is_hidden(key)
 
 
@@ -38,7 +38,7 @@ def test_hidden_files(key: str) -> None:
     "key", ["a.jpg", "./a.jpg", "a/./b.jpg", "a/../b.jpg", "a.b/c.jpg", "a//b.jpg", "_x/a.jpg", "…/a"]
 )
 def test_visible_files(key: str) -> None:
-    """A dot inside of a name hides nothing, nor do parts that only say where."""
+    """A dot inside a name hides no file, and neither do the parts . and .. of a path."""
     assert not is_hidden(key)
 
 
@@ -64,7 +64,8 @@ FILES = {
 @pytest.mark.parametrize("hidden", [".snapshot/d", ".git", "x/.ipynb_checkpoints"])
 @pytest.mark.parametrize("kind", FILES)
 async def test_copies_in_hidden_folders_are_no_part_of_a_dataset(store, kind: str, hidden: str) -> None:
-    """Neither objects nor index files of it, in any format; many of them do not make it another kind."""
+    """Copies in hidden folders are neither objects nor index files of a dataset and do not change its detected
+    format."""
     own = [f"s3://b/t/{name}" for name in FILES[kind]]
     copies = [f"s3://b/t/{hidden}{number}/{name}" for number in range(9) for name in (*FILES[kind], "z.metadata")]
     alone = await list_objects(["s3://b/t/"], store(dict.fromkeys(own, b"1")), detect.chooser("auto"), 4)
@@ -75,7 +76,8 @@ async def test_copies_in_hidden_folders_are_no_part_of_a_dataset(store, kind: st
 
 
 async def test_copies_of_macs_beside_tars_are_no_shards(store) -> None:
-    """`._0.tar` has 4 KiB of attributes in it, `.1.tar` is an upload that was cut off."""
+    """Files such as `._0.tar` (4 KiB of attributes) and `.1.tar` (an upload that was cut off) beside tars are no
+    shards."""
     names = ["s3://b/t/0.tar", "s3://b/t/._0.tar", "s3://b/t/.1.tar"]
     for kind in ("auto", "webdataset"):
         found = await list_objects(["s3://b/t/"], store(dict.fromkeys(names, b"1")), detect.chooser(kind), 4)
@@ -83,7 +85,7 @@ async def test_copies_of_macs_beside_tars_are_no_shards(store) -> None:
 
 
 async def test_what_the_user_names_himself_is_not_hidden(store) -> None:
-    """A hidden folder as the url, and a hidden file."""
+    """A hidden folder or file that the url itself names is not hidden."""
     names = ["s3://b/.h/cat/1.jpg", "s3://b/.h/dog/2.jpg"]
     found = await list_objects(["s3://b/.h/"], store(dict.fromkeys(names, b"1")), detect.chooser("auto"), 4)
     assert found.listing.classes == ("cat", "dog")
@@ -92,7 +94,7 @@ async def test_what_the_user_names_himself_is_not_hidden(store) -> None:
 
 
 async def test_braces_name_each_object(tmp_path: Path) -> None:
-    """As a list of the urls does: none of them is hidden. A pattern hides what is hidden."""
+    """Objects that braces name are not hidden, as in a list of urls; a pattern leaves hidden ones out."""
     for folder in ("a", ".b"):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "0.tar").write_bytes(b"")
@@ -103,7 +105,7 @@ async def test_braces_name_each_object(tmp_path: Path) -> None:
 
 
 async def test_a_dataset_of_hidden_files_is_told(store) -> None:
-    """With the way out."""
+    """A dataset of hidden files only raises ManifestError that says to name their folder in the url."""
     with pytest.raises(ManifestError, match=r"all 2 objects below s3://b/t/ are in hidden folders, as \.git/1 is.*url"):
         await list_objects(
             ["s3://b/t/"], store({"s3://b/t/.git/1": b"", "s3://b/t/.git/2": b""}), detect.chooser("auto"), 4
@@ -111,5 +113,5 @@ async def test_a_dataset_of_hidden_files_is_told(store) -> None:
 
 
 def test_every_format_has_a_case() -> None:
-    """But those that are only named, or share their files with another one."""
+    """Every built-in format has a case here, except those that are only named or share files with another format."""
     assert streamer.formats.BUILT_IN.keys() - FILES.keys() == {"audio", "video", "lerobot", "npy", "raw"}

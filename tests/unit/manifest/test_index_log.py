@@ -1,3 +1,5 @@
+"""The log of a container's index on the disk: appended, cut off, damaged, refused, and of another version."""
+
 from __future__ import annotations
 
 import msgspec
@@ -31,7 +33,7 @@ def log(tmp_path) -> IndexLog:
 
 
 def test_what_was_appended_is_read(log, tmp_path):
-    """Over any number of processes, to the end of the container."""
+    """Records that several processes appended are read in order, up to the end of the container."""
     after = IndexLog(tmp_path / "logs" / "one")
     assert after.read() == found(5)
     append(after, 5, 6, finished=True)
@@ -40,7 +42,7 @@ def test_what_was_appended_is_read(log, tmp_path):
 
 @pytest.mark.parametrize("lost", [1, 30, 57])
 def test_a_record_that_was_cut_off_is_removed(log, tmp_path, lost):
-    """The next record follows the last good one."""
+    """A record that was cut off is removed, and the next one follows the last complete one."""
     path = tmp_path / "logs" / "one"
     path.write_bytes(path.read_bytes()[:-lost])
     after = IndexLog(path)
@@ -51,7 +53,7 @@ def test_a_record_that_was_cut_off_is_removed(log, tmp_path, lost):
 
 @pytest.mark.parametrize("place", [0, 4, 20, 40])
 def test_a_damaged_record_is_never_believed(log, tmp_path, place):
-    """One wrong bit in checksum, head or samples of the first record: nothing is known."""
+    """A log whose first record has a wrong bit is emptied, and nothing of it is used."""
     path = tmp_path / "logs" / "one"
     content = bytearray(path.read_bytes())
     content[place] ^= 1
@@ -61,7 +63,7 @@ def test_a_damaged_record_is_never_believed(log, tmp_path, place):
 
 
 def test_records_of_two_writers_are_not_mixed(log, tmp_path):
-    """A second writer that began at the same place adds nothing: its records do not follow the first one's."""
+    """A second writer that began at the same place appends nothing to the first one's records."""
     path = tmp_path / "logs" / "one"
     second = IndexLog(path)
     append(second, 0, 4)
@@ -69,7 +71,7 @@ def test_records_of_two_writers_are_not_mixed(log, tmp_path):
 
 
 def test_a_disk_that_refuses_costs_only_the_log(tmp_path, caplog):
-    """The index goes on."""
+    """A disk that refuses the log costs a line in the program's log, and the index goes on."""
     (tmp_path / "logs").write_text("not a folder")
     log = IndexLog(tmp_path / "logs" / "one")
     assert log.read() == LoggedSamples()
@@ -78,7 +80,7 @@ def test_a_disk_that_refuses_costs_only_the_log(tmp_path, caplog):
 
 
 def test_another_version_is_another_log(tmp_path):
-    """A log is another one for another version, sidecar, format, revision, chunk size, or other facts of the survey."""
+    """Another version, sidecar, format, revision, chunk size or other facts of the survey have another log."""
     logs, record = IndexLogs(tmp_path), ObjectRecord("s3://b/a", 100, "etag:1")
     source, tars, chunk_bytes = Source(record), WebDataset(), 1 << 20
     append(logs.open_log(source, tars, Facts(), chunk_bytes), 0, 3)

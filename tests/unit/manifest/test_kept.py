@@ -1,3 +1,5 @@
+"""Files and folders that are kept beside a manifest or in a fallback folder: made once, under a lock."""
+
 from __future__ import annotations
 
 import errno
@@ -21,7 +23,7 @@ def kept(tmp_path: Path) -> KeptFiles:
 
 
 def read(path: Path) -> str:
-    """Raises for a file that is damaged."""
+    """Reads a kept file, and raises for one that is damaged or incomplete."""
     if path.is_dir():
         path /= "part"
     if not path.is_file():
@@ -46,7 +48,7 @@ def fail(path: Path) -> None:
 
 @pytest.mark.parametrize("write", [write_file, write_folder])
 def test_it_is_made_once(kept, write):
-    """Beside the manifest; nothing else is left there but the lock."""
+    """A kept file or folder is made once beside the manifest, and only its lock is left elsewhere."""
     assert kept.open_or_make(NAME, read, write) == "content"
     assert kept.open_or_make(NAME, read, fail) == "content"
     assert find_made(kept.beside) == {DIGEST: [kept.beside / NAME]}
@@ -57,7 +59,7 @@ def test_it_is_made_once(kept, write):
 @pytest.mark.parametrize("write", [write_file, write_folder])
 @pytest.mark.parametrize("damage", ["other content", "no part"])
 def test_what_is_damaged_is_made_again(kept, write, damage, caplog):
-    """A line names it, unless it is only incomplete."""
+    """A damaged kept file is made again with one warning; an incomplete one without."""
     kept.open_or_make(NAME, read, write)
     path = kept.beside / NAME
     part = path / "part" if path.is_dir() else path
@@ -74,7 +76,8 @@ def test_what_is_damaged_is_made_again(kept, write, damage, caplog):
 
 @pytest.mark.parametrize("write", [write_file, write_folder])
 def test_the_fallback_folder_is_for_read_only_ones(kept, write, monkeypatch):
-    """It is found in either folder; another error of the disk is an error."""
+    """Where the manifest's folder is read-only, kept files are made in the fallback folder; a full disk is an
+    error."""
     refuse_writes(monkeypatch, kept.beside)
     kept.open_or_make(NAME, read, write)
     assert not (kept.beside / NAME).exists()
@@ -91,7 +94,7 @@ def test_the_fallback_folder_is_for_read_only_ones(kept, write, monkeypatch):
 
 
 def test_the_folder_of_locks_may_be_refused(kept, monkeypatch, tmp_path):
-    """They are then beside the manifest."""
+    """The lock lies beside the manifest where the fallback folder cannot be made."""
     kept.beside.mkdir()
     mkdir = Path.mkdir
 
@@ -106,7 +109,7 @@ def test_the_folder_of_locks_may_be_refused(kept, monkeypatch, tmp_path):
 
 
 def test_others_wait_for_who_makes_it(kept):
-    """Those of the same manifest and ending."""
+    """A process that makes a kept file holds the lock of that manifest and ending, and no other lock."""
 
     def make(path: Path) -> None:
         with (kept.fallback_dir / f"{DIGEST}.test.lock").open("rb") as file, pytest.raises(BlockingIOError):

@@ -1,4 +1,4 @@
-"""Tables of keys: the samples of each, sorted on the disk; and what is no key."""
+"""Tables of keys on the disk: the samples of each key, sorted; and which values are no keys."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from streamer.manifest.keys import KeyTable, build_keys, hash_values, number_key
 
 
 def table(folder: Path, *batches: Sequence[object]) -> KeyTable:
-    """A table of the keys of consecutive samples."""
+    """Builds a table of the keys of consecutive samples."""
     folder.mkdir()
     firsts = np.cumsum([0, *map(len, batches)]).tolist()
     build_keys(zip(firsts, map(hash_values, batches), strict=False), folder)
@@ -21,7 +21,7 @@ def table(folder: Path, *batches: Sequence[object]) -> KeyTable:
 
 
 def test_texts(tmp_path: Path):
-    """Each finds its samples, in their order; others find none; a null is no key."""
+    """Each text key finds its samples in order, other keys find none, and a null is no key."""
     found = table(tmp_path / "keys", ["b", "a", None], ["", "a", "ä" * 1000, b"b"])
     rows = {key: found.rows_of(key).tolist() for key in ("a", "b", "", "ä" * 1000, "c", None, 1)}
     assert rows == {"a": [1, 4], "b": [0, 6], "": [3], "ä" * 1000: [5], "c": [], None: [], 1: []}
@@ -30,7 +30,7 @@ def test_texts(tmp_path: Path):
 
 
 def test_numbers(tmp_path: Path):
-    """Negative ones and those beyond 63 bits are told apart; texts of the same digits are others."""
+    """Negative numbers and those beyond 63 bits are distinct keys, and a text of the same digits is another key."""
     keys = [0, -1, 2**63, 1, np.int32(5), 2**64 - 2]
     found = table(tmp_path / "keys", keys)
     assert [found.rows_of(key).tolist() for key in keys] == [[number] for number in range(6)]
@@ -38,7 +38,7 @@ def test_numbers(tmp_path: Path):
 
 
 def test_many(tmp_path: Path):
-    """A hundred thousand keys, ten rows each, in any order, found at once."""
+    """A hundred thousand keys of ten rows each, in any order, are found with all their rows in one call."""
     numbers = np.random.default_rng(0).permutation(np.repeat(np.arange(100_000), 10))
     (tmp_path / "keys").mkdir()
     parts = np.array_split(numbers, 7)
@@ -54,7 +54,7 @@ def test_many(tmp_path: Path):
 
 
 def test_equal_first_halves(tmp_path: Path):
-    """Rows whose hashes differ in the second half only are told apart."""
+    """Keys whose hashes differ in the second half only are told apart."""
     keys = hash_values([f"key {number}" for number in range(9)])
     keys.high[:] = np.repeat(keys.high[::3], 3)
     build_keys([(0, keys)], tmp_path)
@@ -65,13 +65,14 @@ def test_equal_first_halves(tmp_path: Path):
 
 @pytest.mark.parametrize("value", [1.0, float("nan"), True, [1], {"a": 1}])
 def test_what_is_no_key(value: object):
+    """Floats, truth values, lists and dicts are no keys: ManifestError names the sample."""
     with pytest.raises(ManifestError, match="keys are texts or whole numbers") as caught:
         hash_values([None, value])
     assert caught.value.details["index"] == 1
 
 
 def test_two_kinds(tmp_path: Path):
-    """Within a batch and between two."""
+    """Texts and numbers as keys of one table raise ManifestError, within a batch and between two."""
     for mixed in ([1, "a"], ["a", 1]):
         with pytest.raises(ManifestError, match="after keys of the other kind"):
             hash_values(mixed)
@@ -80,11 +81,12 @@ def test_two_kinds(tmp_path: Path):
 
 
 def test_nothing(tmp_path: Path):
+    """A table of nulls only finds no samples."""
     assert table(tmp_path / "keys", [None, None]).rows_of("a").tolist() == []
 
 
 def test_keys_in_their_order(tmp_path: Path):
-    """As they were written."""
+    """Written keys are read in the order of their samples, with the missing ones marked."""
     batches = [hash_values(["a", None, "b"]), hash_values([None]), hash_values(["c"])]
     write_keys(batches, tmp_path)
     (found,) = read_keys(tmp_path, 5)
@@ -94,6 +96,7 @@ def test_keys_in_their_order(tmp_path: Path):
 
 
 def test_a_file_that_is_cut_off(tmp_path: Path):
+    """A table of keys with a file that is cut off is corrupt, and a missing one is a ManifestError."""
     found = table(tmp_path / "keys", [str(number) for number in range(10)])
     (found.path / "low.u64").write_bytes(bytes(8))
     with pytest.raises(ManifestCorruptError, match=r"low\.u64 has 1 numbers, expected 10"):

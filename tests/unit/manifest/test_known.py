@@ -1,4 +1,4 @@
-"""An index that is built again reads the objects that are new."""
+"""An index that is built again reads only the objects that are new."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ URL = "s3://b/tars/"
 
 
 def tars(numbers: range, version: int = 0) -> dict[str, bytes]:
-    """Tars of different numbers of samples; between some samples there is a gap of 70 KB."""
+    """Makes tars of different numbers of samples; between some samples there is a gap of 70 KB."""
     found = {}
     for number in numbers:
         entries = [(f"{i:02d}.bin", bytes([number, version]) * (i * 400)) for i in range(number % 5 + 1)]
@@ -33,7 +33,8 @@ def read_objects(store) -> set[str]:
 
 @pytest.fixture
 def rebuilt(store, build_it, tmp_path):
-    """Builds from what is known, and from nothing: the manifest, and the names of the objects that were read."""
+    """Builds from what is known and from nothing, compares both, and returns the names of the objects that were
+    read."""
 
     async def run(objects: dict[str, bytes], known: list[Manifest], **options: object) -> set[str]:
         some, all_of_it = store(objects), store(objects)
@@ -45,7 +46,7 @@ def rebuilt(store, build_it, tmp_path):
 
 
 async def test_new_tars_alone_are_read(store, build_it, rebuilt):
-    """30 tars, 3 added, one replaced, one removed; the digest is that of a full build."""
+    """A build with a known manifest reads only added and replaced tars and has the digest of a full build."""
     first = await build_it(store(tars(range(30))), URL)
     objects = {**tars(range(33)), **tars(range(7, 8), version=1)}
     del objects[f"{URL}03.tar"]
@@ -53,7 +54,7 @@ async def test_new_tars_alone_are_read(store, build_it, rebuilt):
 
 
 async def test_nothing_is_read_where_all_is_known(store, build_it, rebuilt):
-    """From two manifests together, cut to another size."""
+    """A build whose objects are all known, from two manifests together, reads nothing, for any chunk size."""
     first = await build_it(store(tars(range(4))), URL)
     second = await build_it(store(tars(range(4, 9))), URL)
     for chunk_bytes in (1024, 8192, 1 << 20):
@@ -61,7 +62,7 @@ async def test_nothing_is_read_where_all_is_known(store, build_it, rebuilt):
 
 
 async def test_the_estimate_is_of_the_rest(store, build_it):
-    """What is known will not be read."""
+    """The estimate of a build counts only the bytes that are not known."""
     first = await build_it(store(tars(range(4))), URL)
     objects = tars(range(6))
     told: list[IndexEstimate] = []
@@ -72,7 +73,7 @@ async def test_the_estimate_is_of_the_rest(store, build_it):
 
 
 class Shards(Format, frozen=True):
-    """Blocks of 100 bytes and i % 7 samples, in two ranges."""
+    """A made-up format with blocks of 100 bytes and i % 7 + 1 samples, in two ranges; it decodes nothing."""
 
     name = "shards"
     wide: bool = False
@@ -93,7 +94,7 @@ async def shards_built(store, root: Path, chosen: Format, known=(), chunk_bytes=
 
 
 async def test_blocks(store, tmp_path):
-    """Taken over with their hints for the same chunk_bytes and options; else read again."""
+    """Known blocks are taken over with their hints for the same chunk size and options, and read again otherwise."""
     objects = {f"{URL}{i}": bytes(100 * (20 + i)) for i in range(4)}
     first = await shards_built(store(objects), tmp_path, Shards())
     objects[f"{URL}4"] = bytes(3000)
@@ -106,13 +107,13 @@ async def test_blocks(store, tmp_path):
 
 
 async def test_a_raw_file_manifest_says_nothing_of_containers(store, build_it, rebuilt):
-    """Another format's rows are not taken."""
+    """A known manifest of another format saves no reads."""
     files = await build_it(store(tars(range(3))), URL, kind="folder")
     assert await rebuilt(tars(range(3)), [files]) == {"00.tar", "01.tar", "02.tar"}
 
 
 async def test_ten_of_a_thousand(store, build_it, rebuilt):
-    """1,000 tars, 10 added: 10 are read, to the digest of a full build."""
+    """A build of 1,010 tars of which 1,000 are known reads ten, with the digest of a full build."""
     content = tar_of([("0.txt", b"text")])
     first = await build_it(store({f"{URL}{number:04d}.tar": content for number in range(1000)}), URL)
     read = await rebuilt({f"{URL}{number:04d}.tar": content for number in range(1010)}, [first])

@@ -1,3 +1,5 @@
+"""The root.json of a manifest: its digest, its version, and which contradictions are refused."""
+
 from __future__ import annotations
 
 import msgspec
@@ -27,7 +29,7 @@ def changed(**fields: object) -> bytes:
 
 
 def test_round_trip():
-    """What is written is read, and the digest is that of the content alone: not of the urls' spelling, nor of files."""
+    """A root that is written is read again, and its digest is that of the content alone, not of urls or files."""
     root = decode_root(encode_root(CONTENT, URLS, FILES), "root.json")
     assert (root.content, root.file_bytes, root.digest) == (CONTENT, FILES, CONTENT.digest())
     other_files = dict.fromkeys(FILES, 501)
@@ -35,7 +37,7 @@ def test_round_trip():
 
 
 def test_every_field_of_the_content_is_in_the_digest():
-    """A change anywhere is another dataset."""
+    """A change of any field of the content changes the digest."""
     changes = [
         {"format": "webdataset"},
         {"base": "s3://c/"},
@@ -50,7 +52,7 @@ def test_every_field_of_the_content_is_in_the_digest():
 
 
 def test_another_version_says_which():
-    """A manifest of the future is not read as corrupt."""
+    """A manifest of a later version raises ManifestVersionError with both versions."""
     with pytest.raises(
         ManifestVersionError, match=r"r\.json: manifest of version 99, streamer \S+ reads 1 to 4"
     ) as caught:
@@ -71,13 +73,13 @@ def test_another_version_says_which():
     ],
 )
 def test_contradictions(fields, reason):
-    """What does not fit together is corrupt, and the error says what."""
+    """A root whose fields contradict each other raises ManifestCorruptError with the reason."""
     with pytest.raises(ManifestCorruptError, match=reason):
         decode_root(changed(**fields), "root.json")
 
 
 def test_parts_must_follow_each_other():
-    """A part that is missing or twice is noticed."""
+    """A root whose parts do not follow each other raises ManifestCorruptError."""
     content = msgspec.structs.replace(CONTENT, parts=[PART, PART])
     files = {file_name(table, i): 500 for table in PART.tables for i in (0, 1)}
     with pytest.raises(ManifestCorruptError, match="do not follow each other"):
@@ -86,13 +88,13 @@ def test_parts_must_follow_each_other():
 
 @pytest.mark.parametrize("raw", [b"", b"{", b"[]", b"\xff\xfe", b'{"magic": 1}', b"[" * 100_000])
 def test_garbage(raw):
-    """Not JSON, or deep JSON, is corrupt."""
+    """A root that is not JSON, or is nested too deep, raises ManifestCorruptError."""
     with pytest.raises(ManifestCorruptError, match=r"root\.json"):
         decode_root(raw, "root.json")
 
 
 def test_root_has_a_limit():
-    """Neither written nor read beyond 16 MiB; the message says what to do."""
+    """A root beyond 16 MiB is neither written nor read, and the error advises a prefix or a glob."""
     with pytest.raises(ManifestError, match="name a prefix or a glob"):
         encode_root(CONTENT, ["s3://bucket/" + "x" * 1000] * 17_000, FILES)
     with pytest.raises(ManifestCorruptError, match="more than"):

@@ -1,3 +1,5 @@
+"""Listings of a dataset's objects: keys, classes, labels and order, over a store in memory."""
+
 from __future__ import annotations
 
 import os
@@ -32,14 +34,14 @@ async def test_keys_and_classes_below_a_prefix(store):
 
 
 async def test_one_class_folder_keeps_its_name(store):
-    """The folder comes from the url, not from what the objects have in common."""
+    """A single class keeps its name, since keys begin below the url and not below what objects have in common."""
     for url in ("s3://b/t/", "s3://b/t"):
         listing, _ = await listed(store, [url], ["s3://b/t/cat/1.jpg", "s3://b/t/cat/2.jpg"])
         assert (listing.base, listing.classes) == ("s3://b/t/", ("cat",))
 
 
 async def test_several_urls_share_classes(store):
-    """Labels are numbered over all urls; keys begin below what they have in common."""
+    """Labels are numbered over all urls, and keys begin below what the urls have in common."""
     names = ["s3://b/val/cat/1.jpg", "s3://b/train/dog/1.jpg", "s3://b/train/cat/1.jpg"]
     listing, _ = await listed(store, ["s3://b/val/", "s3://b/train/"], names)
     assert listing.base == "s3://b/"
@@ -48,14 +50,14 @@ async def test_several_urls_share_classes(store):
 
 
 async def test_urls_without_anything_in_common(store):
-    """Two buckets have no base; classes still come from each url."""
+    """Urls of two buckets have an empty base, and classes are still the folders below each url."""
     listing, _ = await listed(store, ["s3://a/x/", "s3://b/y/"], ["s3://a/x/cat/1.jpg", "s3://b/y/dog/1.jpg"])
     assert (listing.base, listing.classes) == ("", ("cat", "dog"))
     assert listing.record(1).url == "s3://b/y/dog/1.jpg"
 
 
 async def test_tars_keep_the_order_of_the_urls(store):
-    """A list of containers is taken as it is written."""
+    """Containers named one by one keep the order of their urls."""
     urls = ["s3://b/2.tar", "s3://b/1.tar"]
     listing, chosen = await listed(store, urls, urls)
     assert [listing.record(i).url for i in (0, 1)] == urls
@@ -64,7 +66,7 @@ async def test_tars_keep_the_order_of_the_urls(store):
 
 @pytest.mark.parametrize("scheme", ["", "file://"])
 async def test_a_local_path_may_be_relative(store, tmp_path, monkeypatch, scheme):
-    """Stores list absolute paths, with or without file://; the class is still below what the user named."""
+    """A relative path lists absolute ones, and classes are still the folders below what the user named."""
     monkeypatch.chdir(tmp_path)
     absolute = f"{scheme}{Path.cwd()}/data"
 
@@ -78,7 +80,7 @@ async def test_a_local_path_may_be_relative(store, tmp_path, monkeypatch, scheme
 
 
 async def test_what_the_format_does_not_take_is_left_out(store):
-    """Hidden files and folder markers of a folder, other files beside named tars."""
+    """Hidden files, markers of folders and files that the format does not take are left out of the listing."""
     listing, _ = await listed(store, ["s3://b/"], ["s3://b/.x", "s3://b/c/", "s3://b/c/1.jpg"])
     assert listing.keys == [b"c/1.jpg"]
     listing, _ = await listed(store, ["s3://b/"], ["s3://b/a.tar", "s3://b/a.json"], "webdataset")
@@ -86,38 +88,38 @@ async def test_what_the_format_does_not_take_is_left_out(store):
 
 
 async def test_an_object_named_by_its_user_is_taken(store):
-    """Whatever its name is."""
+    """An object that the url names is taken, whatever its name."""
     listing, _ = await listed(store, ["s3://b/shard-0"], ["s3://b/shard-0"], "webdataset")
     assert (listing.base, listing.keys) == ("s3://b/", [b"shard-0"])
 
 
 async def test_an_empty_prefix_says_so(store):
-    """Point 6 of the bad input: empty prefix."""
+    """A prefix without objects raises ManifestError with the url."""
     with pytest.raises(ManifestError, match="no objects below s3://b/nothing/; is the prefix right") as caught:
         await listed(store, ["s3://b/nothing/"], ["s3://b/x.jpg"])
     assert caught.value.details == {"url": "s3://b/nothing/"}
 
 
 async def test_a_prefix_without_fitting_objects(store):
-    """The error names the format, the number and an example."""
+    """A prefix without objects of the format raises ManifestError with format, number and an example."""
     with pytest.raises(ManifestError, match=r"none of the 2 objects below s3://b/ fits format 'webdataset'.*a\.jpg"):
         await listed(store, ["s3://b/"], ["s3://b/a.jpg", "s3://b/b.jpg"], "webdataset")
 
 
 async def test_a_mixture_is_a_config_error(store):
-    """Over all urls together."""
+    """Tars and other files together, over all urls, raise ConfigError."""
     with pytest.raises(ConfigError, match="1 tars and other files"):
         await listed(store, ["s3://b/x/", "s3://b/y/"], ["s3://b/x/a.tar", "s3://b/y/a.jpg"])
 
 
 async def test_an_object_twice_is_an_error(store):
-    """Urls that overlap would train on some samples twice."""
+    """An object that two urls name raises ManifestError, since its samples would be trained on twice."""
     with pytest.raises(ManifestError, match=r"s3://b/x/a\.jpg is named by more than one of the 2 urls"):
         await listed(store, ["s3://b/x/", "s3://b/"], ["s3://b/x/a.jpg", "s3://b/b.jpg"])
 
 
 async def test_classes_whose_names_are_not_utf_8(tmp_path: Path):
-    """Folders that were unpacked on another system: the names are those of `os.listdir`, in the manifest, too."""
+    """Class folders whose names are not UTF-8 have the names of `os.listdir`, in the written manifest as well."""
     names = sorted(["cat", os.fsdecode("数据".encode("gbk")), "数据"])
     for name in names:
         (tmp_path / "d" / name).mkdir(parents=True)
@@ -137,14 +139,15 @@ async def test_classes_whose_names_are_not_utf_8(tmp_path: Path):
 
 
 async def test_a_url_that_is_not_utf_8_is_refused(store):
-    """It is part of what is written and sent."""
+    """A url that is not UTF-8 raises ConfigError, since urls are written and sent."""
     with pytest.raises(ConfigError, match=r"'/d/\\udcff' is not UTF-8; name the folder above it by a pattern"):
         await listed(store, ["/d/\udcff"], ["/d/\udcff/1.jpg"])
 
 
 @pytest.mark.parametrize("extensions", [None, ["jpg"]])
 async def test_classes_that_are_given(store, extensions: list[str] | None):
-    """A validation set that lacks a class has the labels of the training set; a folder of no class is an error."""
+    """Given classes fix the labels, so that a validation set has those of the training set; other folders are an
+    error."""
     names = ["s3://b/val/dog/1.jpg", "s3://b/val/bird/1.jpg", "s3://b/val/README.md"]
     options = {"classes": ["bird", "cat", "dog"]}
     for choose in (
@@ -162,13 +165,15 @@ async def test_classes_that_are_given(store, extensions: list[str] | None):
 
 @pytest.mark.parametrize("classes", ["ab", [], [1], ["a", "a"], 3])
 def test_classes_that_are_none(classes: object):
-    """A text is not a list of names, and each name has one number."""
+    """Classes that are not a list of distinct names raise ConfigError."""
     with pytest.raises(ConfigError, match="classes="):
         Folder(classes=classes)  # type: ignore[arg-type]
 
 
 async def test_an_object_that_is_listed_twice_is_refused():
-    """Pages of an S3-like store that overlap: its samples came twice, without a word."""
+    """An object that comes twice in one listing raises ManifestError, as with pages of an S3-like store that
+    overlap.
+    (Its samples came twice, without a word.)"""
     records = [ObjectRecord(f"s3://b/t/{number}.jpg", 3, "v") for number in range(6)]
 
     class Overlapping:

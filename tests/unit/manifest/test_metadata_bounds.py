@@ -1,4 +1,4 @@
-"""Metadata that others wrote are read within bounds that follow the memory and the data."""
+"""Metadata that others wrote is read within bounds that follow the memory and the data."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ URL = "s3://b/train/.streamer/"
 
 
 class _Bucket:
-    """Has files, says how long they are, and keeps what was read at once."""
+    """Stands for a bucket of files that may claim other sizes, and notes which are read and how much at once."""
 
     def __init__(self, files: dict[str, bytes], **sizes: int) -> None:
         self.files = files
@@ -42,7 +42,7 @@ class _Bucket:
 
 
 async def test_a_manifest_is_copied_in_pieces(tar_manifest, tmp_path, monkeypatch):
-    """No more of a table is in memory than one piece, and the copy is verified."""
+    """A manifest is copied in pieces, one in memory at a time, and the copy is verified."""
     monkeypatch.setattr("streamer.engine.manifests.manifest_copy._PIECE_BYTES", 1000)
     bucket = _Bucket(dict(export_files(tar_manifest)))
     copied = await copy_manifest(bucket.records, tmp_path / "copies", URL, bucket)
@@ -57,7 +57,7 @@ async def test_a_manifest_is_copied_in_pieces(tar_manifest, tmp_path, monkeypatc
     [(b"{}", 2, "not a manifest"), (b"{}", 1 << 30, "more than 16777216"), (None, None, "root.json says")],
 )
 async def test_of_a_wrong_manifest_only_the_root_is_read(tar_manifest, tmp_path, root, size, text):
-    """Tables beside it may be as long as their writer likes."""
+    """A manifest with a wrong root is refused before any table is read, however long the tables are."""
     files = dict(export_files(tar_manifest))
     sizes = {"objects-00000.arrows": 1500 << 20}
     if root is not None:
@@ -70,7 +70,7 @@ async def test_of_a_wrong_manifest_only_the_root_is_read(tar_manifest, tmp_path,
 
 
 async def test_what_an_index_holds_at_once_is_bounded():
-    """Longer ranges are refused before they are read, others wait; short ones follow the number of objects."""
+    """An index holds at most its memory: a longer range is refused before it is read, others wait for theirs."""
     memory = IndexMemory(1 << 20)
     record = ObjectRecord("s3://b/index.json", 300 << 20, "v")
     with pytest.raises(ManifestError, match=r"more than the 1\.0 MB that an index may hold"):
@@ -93,7 +93,7 @@ async def test_what_an_index_holds_at_once_is_bounded():
 
 
 def test_an_index_beside_an_object_follows_its_size():
-    """An object of 10 kB has no index of 150 MB."""
+    """An index file much larger than its object is refused: an object of 10 kB has no index of 150 MB."""
     source = Source(ObjectRecord("s3://b/a.tar", 10_240, "v"), sidecar=ObjectRecord("s3://b/a.tar.idx", 150 << 20, "v"))
     with pytest.raises(ManifestError, match=r"is not an index of s3://b/a\.tar"):
         next(read_sidecar(source))
@@ -103,7 +103,7 @@ def test_an_index_beside_an_object_follows_its_size():
     ("count", "size"), [((1 << 25) - 10, 1 << 25), ((1 << 16) + 1, 8 << 16), ((1 << 22) + 1, 1 << 40)]
 )
 def test_packets_follow_the_bytes_of_the_file(count, size):
-    """A table of 12 bytes may claim any number of packets."""
+    """A table that claims more packets than its file has bytes is refused before they are allocated."""
     tables = Tables()
     tables.read(b"stsz", memoryview(bytes(4) + struct.pack(">II", 1, count)))
     with pytest.raises(DamagedError, match="samples are read"):
@@ -112,7 +112,8 @@ def test_packets_follow_the_bytes_of_the_file(count, size):
 
 
 async def test_a_reader_that_looks_for_pointers_passes_the_bound_on():
-    """Every index reads through it; without the bound 1.2 GB of metadata were in memory at once."""
+    """The reader that refuses pointers passes ranges on to the memory bound of the reader below it.
+    (Without the bound 1.2 GB of metadata were in memory at once.)"""
     held: list[Extent] = []
 
     class Bounded(_Bucket):

@@ -1,3 +1,5 @@
+"""Mapped files: how long a mapping lives, and that it is read-only."""
+
 from __future__ import annotations
 
 import gc
@@ -15,7 +17,7 @@ def mapped(path: Path) -> bool:
 
 
 def test_views_keep_the_mapping_alive(tmp_path):
-    """The mapping goes with the last view of it, and no sooner; no descriptor stays open."""
+    """A mapping lives until its last view is gone, and keeps no descriptor open."""
     path = tmp_path / "file"
     path.write_bytes(bytes(range(256)) * 100)
     before = len(os.listdir("/proc/self/fd"))
@@ -32,7 +34,7 @@ def test_views_keep_the_mapping_alive(tmp_path):
 
 
 def test_read_only(tmp_path):
-    """A write is refused in Python, not by a signal."""
+    """A mapped file is read-only, so that a write is an exception and not a signal."""
     path = tmp_path / "file"
     path.write_bytes(b"abc")
     view = map_file(path)
@@ -41,7 +43,7 @@ def test_read_only(tmp_path):
 
 
 def test_what_cannot_be_mapped(tmp_path):
-    """A missing file and an empty one are OSErrors."""
+    """A missing or empty file raises OSError when it is mapped."""
     (tmp_path / "empty").touch()
     for name in ("missing", "empty"):
         with pytest.raises(OSError):

@@ -1,4 +1,4 @@
-"""Pointers of Git LFS in place of files: a clone without git-lfs has them."""
+"""Pointers of Git LFS in place of files, as a clone without git-lfs has them, in every format that is indexed."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ FILES = {
 
 @pytest.mark.parametrize("kind", FILES)
 async def test_an_index_names_them(store, tmp_path: Path, kind: str) -> None:
-    """In every format, and not as damage of that format."""
+    """An index that meets a pointer of Git LFS raises ManifestError that names it, in every format."""
     objects = store({f"s3://b/t/{name}": POINTER for name in FILES[kind]})
     with pytest.raises(ManifestError, match=r"s3://b/t/.* is a pointer of Git LFS.*git lfs pull") as caught:
         await build(["s3://b/t/"], tmp_path, lister=objects, reader=objects, choose_format=detect.chooser(kind))
@@ -40,7 +40,7 @@ async def test_an_index_names_them(store, tmp_path: Path, kind: str) -> None:
 
 
 async def test_they_are_left_out_where_damage_is(store, tmp_path: Path, tars: dict[str, bytes]) -> None:
-    """With a line that says what they are."""
+    """Pointers of Git LFS are left out like damaged objects where these are skipped, with a note."""
     lines: list[str] = []
     objects = store({**tars, f"{next(iter(tars)).rpartition('/')[0]}/z.tar": POINTER})
     url = f"{next(iter(tars)).rpartition('/')[0]}/"
@@ -57,7 +57,7 @@ async def test_they_are_left_out_where_damage_is(store, tmp_path: Path, tars: di
 
 
 def test_a_file_that_is_one_is_no_sample() -> None:
-    """A text of this beginning is not delivered as the text; a longer one is."""
+    """A pointer of Git LFS is not delivered as a text; a longer text that begins like one is."""
     with pytest.raises(DecodeError, match=r"a/1\.txt is a pointer of Git LFS"):
         Folder().open(memoryview(POINTER), SampleName("a/1.txt"))
     _, (field,) = Folder().open(memoryview(POINTER + bytes(1000)), SampleName("a/1.txt"))

@@ -1,3 +1,5 @@
+"""The publication of a manifest's folder: renames, leftovers of killed writers, and what is synced to the disk."""
+
 from __future__ import annotations
 
 import fcntl
@@ -14,7 +16,7 @@ from streamer.manifest.validation import open_and_verify
 
 
 async def test_publishing_twice_keeps_the_first(build_it, store, tars):
-    """The folder that is there stays, file for file."""
+    """Publishing a manifest again keeps the files that are there."""
     first = await build_it(store(tars), "s3://b/tars/")
     before = {p.name: p.stat().st_ino for p in first.path.iterdir()}
     await build_it(store(tars), "s3://b/tars/")
@@ -23,7 +25,7 @@ async def test_publishing_twice_keeps_the_first(build_it, store, tars):
 
 
 async def test_a_broken_folder_is_replaced(build_it, store, tars):
-    """Building again repairs a manifest with a missing or wrong file."""
+    """Building a manifest again replaces a folder with a missing file."""
     first = await build_it(store(tars), "s3://b/tars/")
     (first.path / "chunks-00000.arrows").unlink()
     with pytest.raises(ManifestCorruptError):
@@ -34,7 +36,7 @@ async def test_a_broken_folder_is_replaced(build_it, store, tars):
 
 
 async def test_an_open_manifest_outlives_its_folder(build_it, store, tars):
-    """Another program removes the files: the mapped tables are written again."""
+    """A mapped manifest whose folder was removed by another program is written again from its tables."""
     first = await build_it(store(tars), "s3://b/tars/")
     before = {path.name: path.read_bytes() for path in first.path.glob("*.arrows")}
     shutil.rmtree(first.path.parent)
@@ -44,7 +46,7 @@ async def test_an_open_manifest_outlives_its_folder(build_it, store, tars):
 
 
 def test_nothing_remains_of_a_failed_writer(tmp_path):
-    """An error in between leaves no folder and no lock."""
+    """A writer that fails leaves neither a folder nor a lock."""
 
     def fail():
         with workplace(tmp_path) as place:
@@ -66,14 +68,14 @@ def leftover(root, name):
 
 
 def test_leftovers_of_the_dead_are_swept(tmp_path):
-    """A lock that nobody holds belongs to a killed writer."""
+    """The folder and lock of a killed writer are removed."""
     folder, lock = leftover(tmp_path, "dead")
     assert set(sweep(tmp_path)) == {folder, lock}
     assert list(tmp_path.iterdir()) == []
 
 
 def test_the_living_are_left_alone(tmp_path):
-    """A writer at work keeps its folder, whoever sweeps."""
+    """The folder of a writer that holds its lock is not removed."""
     folder, lock = leftover(tmp_path, "alive")
     with lock.open("rb") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -85,7 +87,7 @@ def test_the_living_are_left_alone(tmp_path):
 
 
 def test_a_lock_without_folder_is_swept(tmp_path):
-    """A writer may die before it made its folder, or after its rename."""
+    """A lock without a folder, as a writer killed before it made one leaves, is removed."""
     (tmp_path / ".building-x.lock").touch()
     assert len(sweep(tmp_path)) == 1
     assert list(tmp_path.iterdir()) == []
@@ -93,7 +95,7 @@ def test_a_lock_without_folder_is_swept(tmp_path):
 
 @pytest.mark.parametrize("durable", [True, False])
 async def test_what_is_to_last_is_on_the_disk_before_it_has_its_name(tar_manifest, tmp_path, monkeypatch, durable):
-    """All files and their folder, then the name. A copy waits for no disk."""
+    """A durable manifest syncs all files and their folder before its rename; other copies sync nothing."""
     place, target, synced = tmp_path / "place", tmp_path / "target", []
     shutil.copytree(tar_manifest.path, place)
     names = {str(path) for path in (place, *place.iterdir())}
@@ -105,7 +107,7 @@ async def test_what_is_to_last_is_on_the_disk_before_it_has_its_name(tar_manifes
 
 
 async def test_the_slower_of_two_writers_takes_the_others_folder(tar_manifest, tmp_path):
-    """Both publish the same digest; one rename wins."""
+    """The slower of two writers of one digest uses the folder of the other one."""
     place = tmp_path / "place"
     place.mkdir()
     assert settle(place, tar_manifest.path) == tar_manifest.path

@@ -1,4 +1,5 @@
-"""Who reads a manifest holds it: nobody removes it meanwhile, and nothing is left when the reader is killed."""
+"""Readers lock a manifest's folder: it is not removed meanwhile, and a killed reader leaves no lock.
+Locks are those of the kernel; one reader is a process that is killed."""
 
 from __future__ import annotations
 
@@ -30,12 +31,12 @@ sys.stdin.read()
 
 @pytest.fixture
 async def path(build_it, store) -> Path:
-    """The folder of a manifest that nobody holds."""
+    """Builds a manifest that no reader holds, and returns its folder."""
     return (await build_it(store({"s3://b/a/1.bin": b"1", "s3://b/a/2.bin": b"22"}), "s3://b/a/")).path
 
 
 def test_a_manifest_stays_while_somebody_holds_it(path: Path) -> None:
-    """Two readers: it goes after the last one."""
+    """A manifest is removed only when its last reader is gone."""
     one, other = open_held(path), open_held(path)
     assert not remove_unread(path)
     del one
@@ -48,7 +49,7 @@ def test_a_manifest_stays_while_somebody_holds_it(path: Path) -> None:
 
 
 def test_one_that_only_looks_does_not_hold(path: Path) -> None:
-    """Plain `Manifest.open`: its mapping is good after the files are gone."""
+    """Plain `Manifest.open` does not hold a manifest; its mapping stays readable after the files are removed."""
     looked = Manifest.open(path)
     assert remove_unread(path)
     assert looked.name(1).object_key == "2.bin"
@@ -58,7 +59,7 @@ def test_one_that_only_looks_does_not_hold(path: Path) -> None:
 
 @pytest.mark.process
 def test_a_killed_reader_holds_nothing(path: Path) -> None:
-    """The kernel has freed its lock."""
+    """A killed reader holds no lock, because the kernel releases it."""
     with subprocess.Popen(
         [sys.executable, "-c", HOLD, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as reader:
@@ -71,7 +72,7 @@ def test_a_killed_reader_holds_nothing(path: Path) -> None:
 
 
 def test_a_reader_that_comes_during_the_removal_finds_nothing(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It has the folder open and waits for the lock; then there is no manifest any more, not half of one."""
+    """A reader that waits for the lock during a removal finds no manifest, and not half of one."""
     waits, failed = threading.Event(), []
     flock = fcntl.flock
 
@@ -98,7 +99,7 @@ def test_a_reader_that_comes_during_the_removal_finds_nothing(path: Path, monkey
 
 
 def test_what_a_killed_remover_left_is_swept(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Killed between the new name and the end: no reader finds it, the next sweep removes it."""
+    """A manifest whose remover was killed after its rename is found by no reader, and the next sweep removes it."""
 
     def killed(folder: Path) -> None:
         raise KeyboardInterrupt
@@ -114,7 +115,7 @@ def test_what_a_killed_remover_left_is_swept(path: Path, monkeypatch: pytest.Mon
 
 
 def test_a_mount_without_locks_is_read_all_the_same(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As some virtual machines see their host's folders."""
+    """A manifest on a mount without locks, as some virtual machines have, is read without one."""
 
     def unsupported(descriptor: int, operation: int) -> None:
         raise OSError(errno.EOPNOTSUPP, "not supported")
@@ -124,7 +125,7 @@ def test_a_mount_without_locks_is_read_all_the_same(path: Path, monkeypatch: pyt
 
 
 def test_a_holder_has_one_descriptor(path: Path) -> None:
-    """Whatever the number of files; none is left when it is gone."""
+    """A reader holds one descriptor for a manifest, and none when it is gone."""
     before = os.listdir("/proc/self/fd")
     hold_folder = open_held(path)
     assert len(os.listdir("/proc/self/fd")) == len(before) + 1

@@ -1,3 +1,5 @@
+"""Manifests whose tables are cut into parts."""
+
 from __future__ import annotations
 
 import numpy as np
@@ -8,7 +10,7 @@ from streamer.manifest.validation import verify
 
 
 async def test_many_parts_are_one_manifest(build_it, store, tars, files, tmp_path, monkeypatch):
-    """A dataset in parts of 50 samples answers as one in a single part, object by object and sample by sample."""
+    """A dataset in parts of 50 samples answers like one in a single part, object by object and sample by sample."""
     for name, content in (("tars", tars), ("files", files)):
         whole = await build_it(store(content), f"s3://b/{name}/", root=tmp_path / "whole")
         with monkeypatch.context() as patch:

@@ -1,3 +1,5 @@
+"""Selections of a manifest's samples: by indices, sizes, labels, keys and fractions; their files and digests."""
+
 from __future__ import annotations
 
 import errno
@@ -17,7 +19,7 @@ def lengths(manifest) -> np.ndarray:
 
 
 def test_indices(tar_manifest):
-    """Sorted and once each; counted by chunk; mapped back to the manifest."""
+    """Selected indices are sorted and unique, counted by chunk, and mapped back to the manifest."""
     selection = Selection.create(tar_manifest, Where(indices=[300, 5, 5, 7]))
     assert selection.ordinals.tolist() == [5, 7, 300]
     assert selection.samples == 3
@@ -29,7 +31,7 @@ def test_indices(tar_manifest):
 
 
 def test_sizes(tar_manifest):
-    """Both bounds are inclusive, each may be open."""
+    """Both bounds of `sizes` are inclusive, and each may be open."""
     sizes = lengths(tar_manifest)
     for least, most in ((2048, 2560), (2560, None), (None, 2047)):
         selection = Selection.create(tar_manifest, Where(sizes=(least, most)))
@@ -38,7 +40,7 @@ def test_sizes(tar_manifest):
 
 
 def test_labels_and_keys(file_manifest):
-    """By class name or number, by glob; all conditions together."""
+    """`labels` selects by class name or number and `keys` by glob; conditions together must all hold."""
     names = [file_manifest.name(i) for i in range(file_manifest.samples)]
     by_name = Selection.create(file_manifest, Where(labels=["c1", 3]))
     assert by_name.ordinals.tolist() == [i for i, n in enumerate(names) if n.label in (1, 3)]
@@ -47,7 +49,7 @@ def test_labels_and_keys(file_manifest):
 
 
 def test_fractions_share_none_and_miss_none(tar_manifest, file_manifest):
-    """Adjacent parts are disjoint and together the whole; a seed draws others; sizes are about right."""
+    """Adjacent fractions are disjoint and together the whole, of about their sizes; another seed draws others."""
     for manifest in (tar_manifest, file_manifest):
         parts = [Selection.create(manifest, Where(fraction=f)).ordinals for f in ((0, 0.5), (0.5, 0.9), (0.9, 1))]
         assert sorted(np.concatenate(parts).tolist()) == list(range(manifest.samples))
@@ -57,7 +59,7 @@ def test_fractions_share_none_and_miss_none(tar_manifest, file_manifest):
 
 
 async def test_a_sample_stays_on_its_side_when_files_are_added(build_it, store, files):
-    """A split does not leak: what was in the training part stays there."""
+    """A sample stays in its fraction when files are added, so that a split does not leak."""
     more = {**files, **{f"s3://b/files/c9/{i}.JPG": b"new" for i in range(100)}}
     sides = []
     for content in (files, more):
@@ -69,7 +71,7 @@ async def test_a_sample_stays_on_its_side_when_files_are_added(build_it, store, 
 
 
 def test_it_lies_next_to_the_manifest_and_opens_again(tar_manifest):
-    """Same samples, same digest, same file; opened by digest, or unpickled, it maps that file."""
+    """A selection is one file beside its manifest; opened by digest or unpickled it maps that file."""
     first = Selection.create(tar_manifest, Where(indices=range(10)))
     again = Selection.from_ordinals(tar_manifest, np.arange(10))
     other = Selection.from_ordinals(tar_manifest, np.arange(11))
@@ -83,7 +85,7 @@ def test_it_lies_next_to_the_manifest_and_opens_again(tar_manifest):
 
 
 def test_a_selection_of_another_manifest_has_another_digest(tar_manifest, file_manifest):
-    """The base is part of the identity."""
+    """The same indices of another manifest have another digest."""
     assert (
         Selection.from_ordinals(tar_manifest, np.arange(3)).digest
         != Selection.from_ordinals(file_manifest, np.arange(3)).digest
@@ -91,7 +93,7 @@ def test_a_selection_of_another_manifest_has_another_digest(tar_manifest, file_m
 
 
 def test_damage(tar_manifest):
-    """A missing file, a foreign one and a wrong ordinal."""
+    """A selection with a missing or foreign file, or a wrong ordinal when verified, raises a typed error."""
     selection = Selection.from_ordinals(tar_manifest, np.arange(10))
     raw = selection.path.read_bytes()
     place = raw.index(np.arange(10, dtype="<i8").tobytes())
@@ -121,33 +123,34 @@ def test_damage(tar_manifest):
     ],
 )
 def test_what_cannot_be_selected(tar_manifest, where, reason):
-    """Each with its reason."""
+    """A selection that is empty or impossible raises ConfigError with the reason."""
     with pytest.raises(ConfigError, match=reason):
         Selection.create(tar_manifest, where)
 
 
 @pytest.mark.parametrize("label", ["c9", 5, -2])
 def test_unknown_labels(file_manifest, label):
-    """A misspelt class is an error, not an empty set."""
+    """A label that is not among the classes raises ConfigError and does not select nothing."""
     with pytest.raises(ConfigError, match="are not among the 5 classes"):
         Selection.create(file_manifest, Where(labels=[label]))
 
 
 def test_no_patterns_select_nothing(file_manifest):
-    """An empty list of patterns fits no key."""
+    """An empty list of patterns selects no sample, which is a ConfigError."""
     with pytest.raises(ConfigError, match="has none"):
         Selection.create(file_manifest, Where(keys=[]))
 
 
 @pytest.mark.parametrize("ordinals", [[], [1, 1], [2, 1], [-1, 0], [360]])
 def test_ordinals_must_ascend(tar_manifest, ordinals):
-    """`of` takes what it stores."""
+    """`from_ordinals` takes only ascending ordinals of the manifest."""
     with pytest.raises(ConfigError, match="ascending ordinals of the 360 samples"):
         Selection.from_ordinals(tar_manifest, np.array(ordinals, np.int64))
 
 
 def test_a_folder_mounted_read_only(tar_manifest, tmp_path, monkeypatch):
-    """As a sidecar's cache is for its trainers; another error of the disk is an error."""
+    """Where the manifest's folder is read-only, as for trainers of a sidecar, a selection lies in the fallback
+    folder."""
     fallback_dir = tmp_path / "fallback_dir"
     refuse_writes(monkeypatch, tar_manifest.path.parent, errno.EROFS)
     selection = Selection.from_ordinals(tar_manifest, np.arange(10), fallback_dir)
@@ -160,7 +163,7 @@ def test_a_folder_mounted_read_only(tar_manifest, tmp_path, monkeypatch):
 
 
 def test_a_damaged_selection_is_written_again(tar_manifest, caplog):
-    """What is intact is not."""
+    """A damaged selection is written again with one warning; an intact one is not."""
     path = Selection.from_ordinals(tar_manifest, np.arange(10)).path
     written = path.stat().st_ino
     assert Selection.from_ordinals(tar_manifest, np.arange(10)).path.stat().st_ino == written

@@ -1,3 +1,5 @@
+"""An opened manifest: its samples, chunks, extents and objects, compared with the data, and files that are damaged."""
+
 from __future__ import annotations
 
 import io
@@ -16,7 +18,7 @@ from streamer.manifest.validation import open_and_verify
 
 
 def opened(manifest, store) -> dict[str, dict[str, bytes]]:
-    """Every sample by key, read through chunks and offsets."""
+    """Reads every sample by key, through chunks and offsets."""
     kind = find_format(manifest.format)
     found = {}
     for c in range(manifest.chunks):
@@ -32,7 +34,7 @@ def opened(manifest, store) -> dict[str, dict[str, bytes]]:
 
 
 def test_every_tar_sample_is_where_the_manifest_says(tar_manifest, tars, store):
-    """Chunks and offsets lead to the members that tarfile finds."""
+    """Chunks and offsets of a manifest of tars lead to the members that tarfile finds."""
     expected: dict[str, dict[str, bytes]] = {}
     for raw in tars.values():
         with tarfile.open(fileobj=io.BytesIO(raw)) as archive:
@@ -44,7 +46,7 @@ def test_every_tar_sample_is_where_the_manifest_says(tar_manifest, tars, store):
 
 
 def test_every_file_is_a_sample(file_manifest, files, store):
-    """Path, label and bytes of each file, those of 0 bytes and the large one included."""
+    """A manifest of files has path, label and bytes of each file, of empty and large ones, too."""
     prefix = "s3://b/files/"
     expected = {url.removeprefix(prefix): {"jpg": raw} for url, raw in files.items() if url.endswith(".JPG")}
     assert opened(file_manifest, store(files)) == expected
@@ -56,7 +58,7 @@ def test_every_file_is_a_sample(file_manifest, files, store):
 
 
 def test_each_sample_has_its_own_object(file_manifest, tar_manifest, files, store, tars):
-    """Object and byte range of every sample; an empty file is not reported as its neighbour."""
+    """`extent_of` returns the object and byte range of each sample, also of an empty file."""
     for ordinal in range(file_manifest.samples):
         extent = file_manifest.extent_of(ordinal)
         assert extent.object.url == f"s3://b/files/{file_manifest.name(ordinal).object_key}"
@@ -70,7 +72,7 @@ def test_each_sample_has_its_own_object(file_manifest, tar_manifest, files, stor
 
 
 def test_locate_agrees_with_the_chunks(tar_manifest, file_manifest):
-    """Vectorised and one by one are the same, in any order and with repeats."""
+    """`locate` of many ordinals, in any order and with repeats, agrees with the offsets of each chunk."""
     for manifest in (tar_manifest, file_manifest):
         ordinals = np.random.default_rng(3).integers(0, manifest.samples, 1000)
         chunk, start, stop = manifest.locate(ordinals)
@@ -83,7 +85,7 @@ def test_locate_agrees_with_the_chunks(tar_manifest, file_manifest):
 
 
 def test_the_extents_of_a_sample_are_its_bytes(tar_manifest, file_manifest, tars, files, store):
-    """One sample can be read from the store without its chunk."""
+    """The extents of one sample read its bytes from the store without its chunk."""
     for manifest, source in ((tar_manifest, store(tars)), (file_manifest, store(files))):
         for ordinal in range(0, manifest.samples, 13):
             chunk, start, stop = (int(a[0]) for a in manifest.locate(np.array([ordinal])))
@@ -92,7 +94,7 @@ def test_the_extents_of_a_sample_are_its_bytes(tar_manifest, file_manifest, tars
 
 
 def test_a_sample_without_bytes_is_behind_the_one_before_it():
-    """In its object, whether it is the first of its chunk, the last one, or alone."""
+    """A sample without bytes lies behind the one before it, in the same object, wherever it is in its chunk."""
     one, other = (ObjectRecord(url, size, "1") for url, size in (("a", 6), ("b", 4)))
     chunk = Chunk(0, bytes(16), (Extent(one, 0, 6), Extent(other, 0, 4)), 0, 4, 10, 10)
     expected = {(0, 0): (one, 0, 0), (0, 6): (one, 0, 6), (6, 6): (one, 6, 6), (6, 10): (other, 0, 4)}
@@ -104,7 +106,7 @@ def test_a_sample_without_bytes_is_behind_the_one_before_it():
 
 
 def test_numbers_agree(tar_manifest, file_manifest):
-    """Prefix sums, sizes and keys fit each other, and the arrays cannot be written."""
+    """Prefix sums, sizes and keys of a manifest agree with each other, and its arrays are read-only."""
     for manifest in (tar_manifest, file_manifest):
         assert manifest.chunk_first[-1] == manifest.samples == manifest.chunk_samples.sum()
         assert (manifest.chunk_samples > 0).all()
@@ -117,7 +119,7 @@ def test_numbers_agree(tar_manifest, file_manifest):
 
 
 def test_objects_are_those_of_the_listing(tar_manifest, tars):
-    """Url, size and version of every object, in the order of the listing."""
+    """A manifest has url, size and version of every object, in the order of the listing."""
     records = [tar_manifest.object(i) for i in range(tar_manifest.objects)]
     assert [r.url for r in records] == sorted(tars)
     assert [r.size for r in records] == [len(tars[r.url]) for r in records]
@@ -129,27 +131,27 @@ def test_objects_are_those_of_the_listing(tar_manifest, tars):
 @pytest.mark.parametrize("method", ["chunk", "object", "name"])
 @pytest.mark.parametrize("index", [-1, 10_000])
 def test_out_of_range(tar_manifest, method, index):
-    """There is no wrapping around."""
+    """Indices below zero or beyond the end raise IndexError."""
     with pytest.raises(IndexError, match=str(index)):
         getattr(tar_manifest, method)(index)
 
 
 @pytest.mark.parametrize("ordinals", [[-1], [0, 360]])
 def test_locate_out_of_range(tar_manifest, ordinals):
-    """Ordinals outside of the dataset are refused, all together."""
+    """`locate` with an ordinal outside the dataset raises IndexError."""
     with pytest.raises(IndexError, match="of 360 samples"):
         tar_manifest.locate(np.array(ordinals))
 
 
 def test_a_pickled_manifest_opens_the_same_files(tar_manifest):
-    """Only the path crosses to a worker."""
+    """A pickled manifest contains its path, not its tables, and opens the same files."""
     raw = pickle.dumps(tar_manifest)
     assert len(raw) < 1000
     assert pickle.loads(raw).digest == tar_manifest.digest
 
 
 def test_bytes_per_sample(tar_manifest, file_manifest):
-    """At most 8 bytes per sample in tars, 120 per raw object: the tables that grow with the samples."""
+    """A manifest takes 4 bytes per sample in tars for their starts, and at most 120 per raw file."""
     tar_bytes = sum(part["samples"]["start"].nbytes for part in tar_manifest.tables)
     assert tar_bytes == 4 * tar_manifest.samples
     (part,) = file_manifest.tables
@@ -159,14 +161,14 @@ def test_bytes_per_sample(tar_manifest, file_manifest):
 
 
 def test_no_manifest(tmp_path):
-    """A folder without root.json is named."""
+    """Opening a folder without root.json raises ManifestError that names it."""
     with pytest.raises(ManifestError, match="no manifest at"):
         Manifest.open(tmp_path / "nothing")
 
 
 @pytest.mark.parametrize("damage", ["remove", "cut", "grow"])
 def test_lengths_are_checked_at_open(tar_manifest, damage):
-    """A file that is missing or has another length is found without reading it."""
+    """Opening a manifest finds a missing file or one of another length."""
     victim = tar_manifest.path / "samples-00000.arrows"
     if damage == "remove":
         victim.unlink()
@@ -177,7 +179,7 @@ def test_lengths_are_checked_at_open(tar_manifest, damage):
 
 
 def test_verify_finds_a_flipped_bit(tar_manifest):
-    """A wrong value of the right length is found by the digests, and by them only."""
+    """A flipped bit in a table is found by `open_and_verify`, and not by `open`."""
     victim = tar_manifest.path / "samples-00000.arrows"
     raw = bytearray(victim.read_bytes())
     raw[len(raw) // 2] ^= 1
@@ -188,7 +190,7 @@ def test_verify_finds_a_flipped_bit(tar_manifest):
 
 
 def test_exchanged_tables(tar_manifest):
-    """A file of the right length with other rows is refused."""
+    """Opening a manifest whose table has the right length and other columns raises ManifestCorruptError."""
     root = tar_manifest.path / "root.json"
     objects, samples = (tar_manifest.path / f"{name}-00000.arrows" for name in ("objects", "samples"))
     objects.write_bytes(samples.read_bytes().ljust(objects.stat().st_size, b"\0")[: objects.stat().st_size])
@@ -197,7 +199,7 @@ def test_exchanged_tables(tar_manifest):
 
 
 def test_version(tar_manifest):
-    """Another version of the format is told apart from damage."""
+    """Opening a manifest of a later version raises ManifestVersionError."""
     root = tar_manifest.path / "root.json"
     root.write_text(root.read_text().replace('"version": 1', '"version": 5'))
     with pytest.raises(ManifestVersionError, match="version 5"):

@@ -1,3 +1,5 @@
+"""Manifests exported as files and installed elsewhere: verified, complete, and under no foreign names."""
+
 from __future__ import annotations
 
 import pytest
@@ -7,7 +9,7 @@ from streamer.manifest.transfer import export_files, install_files
 
 
 async def test_out_and_in_again(tar_manifest, file_manifest, tmp_path):
-    """What was exported is installed under the same digest, file for file, in any order."""
+    """Exported files are installed under the same digest, byte for byte, in any order."""
     for manifest in (tar_manifest, file_manifest):
         files = list(export_files(manifest))
         assert files[-1][0] == "root.json"
@@ -18,7 +20,7 @@ async def test_out_and_in_again(tar_manifest, file_manifest, tmp_path):
 
 @pytest.mark.parametrize("name", ["root.json", "samples-00000.arrows"])
 def test_a_missing_file(tar_manifest, tmp_path, name):
-    """Nothing is installed from a part of the files."""
+    """A manifest with a missing file is not installed."""
     files = [item for item in export_files(tar_manifest) if item[0] != name]
     with pytest.raises(ManifestCorruptError, match=name.replace(".", r"\.")):
         install_files(files, tmp_path / "x", "s3://b/manifest")
@@ -27,7 +29,7 @@ def test_a_missing_file(tar_manifest, tmp_path, name):
 
 @pytest.mark.parametrize("name", ["../evil", "/etc/passwd", "samples-00000.arrows/../x", "a.sh", "samples-1.arrows\n"])
 def test_foreign_names(tar_manifest, tmp_path, name):
-    """A name that no manifest has is never written."""
+    """A file with a name that no manifest has is refused and never written."""
     with pytest.raises(ManifestCorruptError, match="is not a file of a manifest"):
         install_files([*export_files(tar_manifest), (name, b"x")], tmp_path / "x")
     assert list((tmp_path / "x").iterdir()) == []
@@ -46,7 +48,7 @@ def test_every_file_is_verified(tar_manifest, tmp_path):
 
 
 def test_another_version(tar_manifest, tmp_path):
-    """A manifest of another version is told apart."""
+    """A manifest of another version raises ManifestVersionError when it is installed."""
     files = dict(export_files(tar_manifest))
     files["root.json"] = files["root.json"].replace(b'"version": 1', b'"version": 7')
     with pytest.raises(ManifestVersionError, match="version 7"):

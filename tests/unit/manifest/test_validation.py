@@ -1,3 +1,5 @@
+"""Manifests with wrong values and digests that fit them, as a hostile url might serve them, are refused."""
+
 from __future__ import annotations
 
 import shutil
@@ -16,7 +18,7 @@ from streamer.manifest.validation import MAX_OBJECT_BYTES, open_and_verify, sums
 
 
 def forged(manifest: Manifest, target, table: str, column: str, row: int, value: int):
-    """A copy with one wrong value and digests that fit it, as a hostile url might serve it."""
+    """Copies a manifest with one wrong value and digests that fit it, as a hostile url might serve it."""
     shutil.copytree(manifest.path, target)
     path = target / file_name(table, 0)
     root = decode_root((target / ROOT_NAME).read_bytes(), "root")
@@ -57,7 +59,7 @@ def forged(manifest: Manifest, target, table: str, column: str, row: int, value:
     ],
 )
 def test_wrong_values_of_containers(tar_manifest, tmp_path, table, column, row, value, rule):
-    """One wrong value with a digest that fits: opening in full names the rule."""
+    """One wrong value in a table of containers with fitting digests is refused by the rule that it breaks."""
     path = forged(tar_manifest, tmp_path / "forged", table, column, row, value)
     with pytest.raises(ManifestCorruptError, match=rule):
         open_and_verify(path)
@@ -65,7 +67,8 @@ def test_wrong_values_of_containers(tar_manifest, tmp_path, table, column, row, 
 
 @pytest.mark.parametrize("place", ["base", "urls", "signed"])
 def test_a_manifest_with_a_login(tar_manifest, tmp_path, place):
-    """As versions up to 0.2 wrote it: it is not copied to the cache; the error says to index again, not the login."""
+    """A manifest with a login or signature in its urls, as versions up to 0.2 wrote it, is refused without showing
+    it."""
     shutil.copytree(tar_manifest.path, tmp_path / "old")
     root = decode_root((tmp_path / "old" / ROOT_NAME).read_bytes(), "root")
     urls = root.urls
@@ -90,20 +93,20 @@ def test_a_manifest_with_a_login(tar_manifest, tmp_path, place):
     ],
 )
 def test_wrong_values_of_files(file_manifest, tmp_path, table, column, row, value, rule):
-    """The same for whole objects."""
+    """One wrong value in a table of whole files with fitting digests is refused by the rule that it breaks."""
     path = forged(file_manifest, tmp_path / "forged", table, column, row, value)
     with pytest.raises(ManifestCorruptError, match=rule):
         open_and_verify(path)
 
 
 def test_a_forgery_without_a_change_passes(tar_manifest, tmp_path):
-    """The forger itself breaks nothing."""
+    """A copy with recomputed digests and no wrong value is accepted."""
     path = forged(tar_manifest, tmp_path / "forged", "samples", "start", 0, 0)
     assert np.array_equal(open_and_verify(path).chunk_first, tar_manifest.chunk_first)
 
 
 def _with(manifest: Manifest, target, **columns):
-    """A copy with other columns of several tables, each `table_column`, and digests that fit."""
+    """Copies a manifest with other columns of several tables, each `table_column`, and digests that fit."""
     path = manifest.path
     for number, (name, values) in enumerate(columns.items()):
         table, _, column = name.partition("_")
@@ -113,7 +116,8 @@ def _with(manifest: Manifest, target, **columns):
 
 
 def test_sums_that_wrap_around_are_no_lengths(tar_manifest, tmp_path):
-    """Extents of 2^62 bytes whose sum is 2^64 and the length of the chunk: the engine planned 2^41 ranges for it."""
+    """Objects of 2^62 bytes are refused, since sums of their extents wrap around to the length of a chunk.
+    (The engine planned 2^41 ranges for it.)"""
     big = (1 << 62) - 1
     objects = tar_manifest.objects
     path = _with(tar_manifest, tmp_path, objects_size=[big] * objects)
@@ -122,7 +126,7 @@ def test_sums_that_wrap_around_are_no_lengths(tar_manifest, tmp_path):
 
 
 def test_no_sum_of_lengths_wraps():
-    """Of 2^11 lengths below 2^53, which together are 2^64 and a little."""
+    """`sums_of` returns -1 for lengths below 2^53 whose sum does not fit 64 bits."""
     lengths = np.full(4096, MAX_OBJECT_BYTES - 1, np.int64)
     lengths[-1] = MAX_OBJECT_BYTES - 1
     wrapped = int(np.add.reduceat(lengths, np.array([0]))[0])
@@ -132,7 +136,7 @@ def test_no_sum_of_lengths_wraps():
 
 
 def test_numbers_that_ascend_by_wrapping_are_refused(tar_manifest, tmp_path):
-    """From 2^63 - 1 to -2^63 a difference is 1, but not a step forward."""
+    """Sample numbers that step from 2^63 - 1 to -2^63 are refused, though their difference is 1 in 64 bits."""
     path = _with(tar_manifest, tmp_path, chunks_first_sample=[0, (1 << 63) - 1, -(1 << 63)])
     with pytest.raises(ManifestCorruptError, match="have samples"):
         open_and_verify(path)
