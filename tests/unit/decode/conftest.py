@@ -1,4 +1,5 @@
-"""Images to decode, drawn here: smooth, so that lossy formats stay close."""
+"""Fixtures of the decoders' tests: images drawn here, smooth so that lossy formats stay close, and sets of
+libraries."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ Encode = Callable[..., bytes]
 
 @pytest.fixture(scope="session")
 def image() -> np.ndarray:
-    """60 x 80 RGB, smooth, every channel different."""
+    """Draws an RGB image of 60 x 80, smooth, with other values in every channel."""
     rows, columns = np.mgrid[0:60, 0:80]
     channels = [rows * 4, columns * 3, (rows + columns) * 2 % 256]
     return np.stack(channels, axis=2).clip(0, 255).astype(np.uint8)
@@ -22,7 +23,7 @@ def image() -> np.ndarray:
 
 @pytest.fixture(scope="session")
 def encode() -> Encode:
-    """Writes an array or a Pillow image as a file of some format."""
+    """Returns a function that writes an array or a Pillow image as a file of a format."""
 
     def write(image: np.ndarray | Image.Image, kind: str, **options: object) -> bytes:
         stream = io.BytesIO()
@@ -34,7 +35,7 @@ def encode() -> Encode:
 
 @pytest.fixture(params=["all", "cv2 and Pillow", "Pillow"])
 def installed(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Decoding as on machines where only some of the libraries are installed."""
+    """Makes decoding run as on machines where only some of the libraries are installed."""
     from streamer.decode import base, images
 
     found = images.library

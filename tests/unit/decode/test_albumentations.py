@@ -1,4 +1,4 @@
-"""Transforms of albumentations, passed as they are."""
+"""Transforms of albumentations, passed as they are; the library is the real one."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from streamer.decode.transforms import HorizontalFlip, OnField, Resize, make_tra
 
 @pytest.fixture(scope="module")
 def A() -> ModuleType:
-    """Imported here, not in the other processes of pytest: 1.5 s of CPU each (2026-11-26)."""
+    """Imports albumentations here, not in the other processes of pytest: 1.5 s of CPU each (2026-11-26)."""
     return importlib.import_module("albumentations")
 
 
 @pytest.fixture
 def left(A: ModuleType) -> Any:
-    """The left part of an image."""
+    """Makes a transform that cuts out the left part of an image."""
     return A.Crop(0, 0, 10, 20)
 
 
@@ -30,7 +30,8 @@ def rng() -> np.random.Generator:
 
 @pytest.mark.parametrize("composed", [True, False], ids=["composition", "single"])
 def test_as_a_step(image, A, left, composed):
-    """Alone, and between steps of this package; the field keeps its name."""
+    """A transform of albumentations works as a step of a field, alone and between others, and the field keeps its
+    name."""
     transform = A.Compose([left]) if composed else left
     made = OnField("jpg", transform)({"__key__": "a", "jpg": image, "label": 3}, rng=rng())
     assert list(made) == ["__key__", "jpg", "label"]
@@ -40,7 +41,7 @@ def test_as_a_step(image, A, left, composed):
 
 
 def test_as_the_transform_of_a_dataset(image, A, left):
-    """The image arrives as `image`, as everywhere in albumentations, and is delivered so; others are left alone."""
+    """As the transform of a dataset, one of albumentations gets the image as `image` and delivers it so."""
     made = make_transform(A.Compose([left]))({"__key__": "a", "png": image, "label": 3}, rng=rng())
     assert list(made) == ["__key__", "image", "label"]
     assert made["image"].shape == (20, 10, 3)
@@ -49,7 +50,7 @@ def test_as_the_transform_of_a_dataset(image, A, left):
 
 
 def test_masks_and_boxes_follow_the_image(image, A, left):
-    """Fields that the composition knows by their names, and additional targets by the name of the field."""
+    """Masks and boxes follow the image by the names that the composition knows and by its additional targets."""
     transform = A.Compose(
         [left],
         additional_targets={"seg.png": "mask"},

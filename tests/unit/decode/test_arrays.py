@@ -1,4 +1,4 @@
-"""Arrays in, arrays out; no pickle without permission."""
+"""Decoders of arrays: npy, npz, safetensors and torch files, with values compared; pickles need permission."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def saved(array: np.ndarray, **options: object) -> bytes:
     ],
 )
 def test_npy_comes_back_as_it_was_saved(array):
-    """Shape, type, byte order and values."""
+    """A decoded npy file has the type, byte order, shape and values that were saved, and is writable."""
     found = arrays.decode_npy(memoryview(bytearray(saved(array))))
     assert found.dtype == array.dtype
     assert found.flags.writeable
@@ -39,7 +39,7 @@ def test_npy_comes_back_as_it_was_saved(array):
 
 
 def test_npy_is_used_in_place_when_the_buffer_is_writable():
-    """No copy of a buffer that nobody else writes; a copy of one that is read-only."""
+    """An npy array is a view of a writable buffer, and a copy of a read-only one."""
     held = bytearray(saved(np.arange(8.0)))
     found = arrays.decode_npy(memoryview(held))
     held[-8:] = np.float64(99).tobytes()
@@ -49,19 +49,19 @@ def test_npy_is_used_in_place_when_the_buffer_is_writable():
 
 @pytest.mark.parametrize("cut", [3, 40, 130])
 def test_a_truncated_npy_is_an_error(cut):
-    """In the magic, the header and the numbers."""
+    """An npy file that is cut off in the magic, the header or the numbers raises ValueError."""
     with pytest.raises(ValueError, match=r"\w"):
         arrays.decode_npy(saved(np.arange(8.0))[:cut])
 
 
 def test_an_array_of_objects_is_refused():
-    """It would have to be unpickled."""
+    """An npy file of objects raises ValueError, since it would have to be unpickled."""
     with pytest.raises(ValueError, match="unpickled"):
         arrays.decode_npy(saved(np.array([{}], dtype=object), allow_pickle=True))
 
 
 def test_npz_gives_its_arrays_by_name():
-    """As numpy.savez named them, objects refused."""
+    """A decoded npz file has its arrays by name; one with objects raises ValueError."""
     stream = io.BytesIO()
     np.savez(stream, x=np.arange(3), y=np.ones((2, 2)))
     found = arrays.decode_npz(stream.getvalue())
@@ -79,7 +79,7 @@ def safetensors(header: dict[str, object], payload: bytes) -> bytes:
 
 
 def test_safetensors_give_their_arrays_by_name():
-    """Also when the numbers are not aligned in the file."""
+    """A decoded safetensors file has its arrays by name, also when their numbers are not aligned."""
     x, y = np.arange(6, dtype="<f4").reshape(2, 3), np.array([7], dtype="<i8")
     header = {
         "__metadata__": {"by": "a test"},
@@ -102,26 +102,26 @@ def test_safetensors_give_their_arrays_by_name():
     ],
 )
 def test_safetensors_that_contradict_themselves_are_refused(entry, reason):
-    """Shape, range and type are checked against the bytes that are there."""
+    """A safetensors file whose shape, range or type contradicts its bytes raises ValueError."""
     with pytest.raises(ValueError, match=reason):
         arrays.decode_safetensors(safetensors({"x": entry}, bytes(12)))
 
 
 def test_safetensors_with_a_wrong_length_are_refused():
-    """The header may not be longer than the file."""
+    """A safetensors file whose header is longer than the file raises ValueError."""
     with pytest.raises(ValueError, match="the header has"):
         arrays.decode_safetensors((1 << 40).to_bytes(8, "little") + b"{}")
 
 
 def test_pickles_are_refused_with_the_setting_that_allows_them():
-    """The stand-in names allow_pickle and the safe formats."""
+    """The default decoder of pickles raises ConfigError that names `allow_pickle`; the other one reads them."""
     with pytest.raises(ConfigError, match=r"decode=streamer.Decode\(allow_pickle=True\)"):
         arrays.refuse_pickle(pickle.dumps([1]))
     assert arrays.decode_pickle(pickle.dumps([1])) == [1]
 
 
 def test_torch_files_are_read_when_allowed():
-    """What torch.save wrote, as tensors."""
+    """The decoder of torch files returns what torch.save wrote, as tensors."""
     import torch
 
     stream = io.BytesIO()
@@ -132,7 +132,8 @@ def test_torch_files_are_read_when_allowed():
 
 
 def test_an_npz_that_decompresses_to_too_much_is_refused_by_its_directory(monkeypatch):
-    """Before memory is taken for its arrays; the error names the way to read larger ones."""
+    """An npz file above the limit is refused by its directory before memory is taken, and the error names the way
+    out."""
     stream = io.BytesIO()
     np.savez_compressed(stream, a=np.zeros(1000), b=np.zeros(1000))
     assert set(arrays.decode_npz(stream.getvalue())) == {"a", "b"}

@@ -1,4 +1,4 @@
-"""Audio files become samples: all of them, or a window."""
+"""`AudioClip`: whole audio files and windows of them, compared with a full decode by FFmpeg."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ from tests.recordings import RATE, decoded, encoded, flac, m4a, mp3, opus, sound
 
 @pytest.mark.parametrize("make", [lambda: wav(sound(3, 2)), flac, mp3, opus, m4a])
 def test_whole_files_and_windows_are_those_of_a_full_decode(make: Callable[[], bytes]):
-    """Every sample; a window has its length, with zeros behind the end."""
+    """AudioClip returns the samples of a full decode; a window has its length, with zeros behind the end of the
+    file."""
     content = make()
     wave, rate = decoded(content)
     if make is m4a:  # FFmpeg before that of PyAV 19 fills the last packet
@@ -46,13 +47,13 @@ def test_whole_files_and_windows_are_those_of_a_full_decode(make: Callable[[], b
 
 
 def test_the_values_are_those_of_the_numbers():
-    """16 bits are divided by 32,768."""
+    """Samples of 16 bits are divided by 32,768."""
     samples = np.array([[0, 1, -1, 32767, -32768]], "<i2")
     assert AudioClip()(wav(samples))["audio"].tolist() == (samples / 32768).tolist()
 
 
 def test_a_rule_decodes_a_field():
-    """As other decoders do; what is no audio is refused with the name of the sample."""
+    """A rule with AudioClip decodes the fields of its extension, and names sample and field of what is no audio."""
     decode = SampleDecoder({"flac": AudioClip(0.5)})
     sample = decode("a", [Field("flac", memoryview(flac())), Field("txt", memoryview(b"hello"))])
     assert sample["flac"]["audio"].shape == (2, RATE // 2)
@@ -62,7 +63,8 @@ def test_a_rule_decodes_a_field():
 
 
 def test_audio_of_an_unknown_codec_is_refused():
-    """As of a WAV with the tag of an extended head, 0xFFFE, which does not have one: PyAV gives it no decoder."""
+    """Audio of an unknown codec raises DecodeError, as a WAV with tag 0xFFFE and no extended head: PyAV has no
+    decoder for it."""
     content = wav(sound(1))
     content = content[:20] + b"\xfe\xff" + content[22:]
     with pytest.raises(DecodeError, match=r"sample 'a': field 'wav' .*no decoder of its audio: its head is damaged"):
@@ -70,7 +72,7 @@ def test_audio_of_an_unknown_codec_is_refused():
 
 
 def test_decoding_has_a_deadline_and_a_bound_of_memory(monkeypatch: pytest.MonkeyPatch):
-    """Files of which a decoder makes hours end with an error."""
+    """Decoding of audio ends with an error at its limits of memory and CPU time."""
     monkeypatch.setattr(audio, "_MAX_WAVE_BYTES", 1 << 20)
     content = encoded("pcm_s16be", "aiff", np.zeros((1, 1 << 20), "<i2"))
     silence = encoded("flac", "flac", np.zeros((1, 1 << 20), "<i2"))
@@ -86,7 +88,7 @@ def test_decoding_has_a_deadline_and_a_bound_of_memory(monkeypatch: pytest.Monke
 
 
 def test_a_flac_whose_blocks_of_metadata_cannot_be_followed_is_refused():
-    """It is not a recording of no samples, as a player takes it."""
+    """A FLAC file whose blocks of metadata cannot be followed raises ValueError, where a player finds no samples."""
     content = bytearray(flac())
     behind_info = 4 + 4 + 34
     content[behind_info + 1 : behind_info + 4] = (16).to_bytes(3, "big")
@@ -96,7 +98,7 @@ def test_a_flac_whose_blocks_of_metadata_cannot_be_followed_is_refused():
 
 
 def test_a_flac_of_larger_blocks_than_there_are_is_refused():
-    """Blocks of 65,536 samples, which the head of a frame can have, and STREAMINFO cannot."""
+    """A FLAC file with blocks of 65,536 samples, which STREAMINFO cannot state, raises ValueError."""
     content = bytearray(flac())
     content[8:12] = bytes(4)
     at = content.index(b"\xff\xf8")
@@ -112,7 +114,7 @@ def test_a_flac_of_larger_blocks_than_there_are_is_refused():
 
 
 def test_another_rate_than_the_file_says_is_refused():
-    """As of AAC whose packets alone tell that they have twice the rate: the window would be another one."""
+    """Packets of another rate than the file states raise ValueError, as of AAC at twice its stated rate."""
     content = memoryview(flac())
     recording = read_in_memory(read_recording(Source(ObjectRecord("", len(content), ""))), content)
     other = msgspec.structs.replace(recording, audio=msgspec.structs.replace(recording.audio, rate=2 * RATE))
@@ -121,7 +123,7 @@ def test_another_rate_than_the_file_says_is_refused():
 
 
 def test_without_pyav_only_wav_is_decoded(monkeypatch: pytest.MonkeyPatch):
-    """The error says what to install."""
+    """Without PyAV only WAV is decoded, and the error for other audio says what to install."""
     content = flac()
     monkeypatch.setattr("streamer.base.interpreter.find_spec", lambda name: None)
     monkeypatch.setitem(sys.modules, "av", None)
@@ -143,6 +145,6 @@ def test_without_pyav_only_wav_is_decoded(monkeypatch: pytest.MonkeyPatch):
     ],
 )
 def test_options_are_checked(options: dict[str, object], said: str):
-    """When the decoder is made."""
+    """Wrong options of AudioClip raise ConfigError when the decoder is made."""
     with pytest.raises(ConfigError, match=f"AudioClip: {said}"):
         AudioClip(**options)

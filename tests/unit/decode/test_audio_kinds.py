@@ -1,4 +1,5 @@
-"""Decoded audio is what was stored, whatever its number of channels and bits, and whatever surrounds it."""
+"""Decoded audio has the stored values, for any number of channels and bits and whatever surrounds the samples.
+Files are written by FFmpeg or byte by byte here."""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ CONTAINERS = {
 
 @pytest.mark.parametrize("container", CONTAINERS)
 def test_numbers_of_each_width_are_from_minus_1_to_1(container: str):
-    """Those of 8 bits, signed or not, and all others, in each container that FFmpeg writes."""
+    """Samples of every width, 8 bits with and without a sign included, are floats from -1 to 1, in each container
+    of FFmpeg."""
     for kind in CONTAINERS[container]:
         for channels in (1, 2):
             numbers, content = written(container, kind, channels)
@@ -40,7 +42,7 @@ def test_numbers_of_each_width_are_from_minus_1_to_1(container: str):
 
 
 def written(container: str, kind: str, channels: int) -> tuple[np.ndarray, bytes]:
-    """Numbers [channels, n] of this kind, and the file that FFmpeg makes of them."""
+    """Returns numbers [channels, n] of this kind, and the file that FFmpeg makes of them."""
     size = SIZES[kind]
     drawn = np.random.default_rng(size)
     numbers = drawn.integers(-(1 << 8 * size - 1), 1 << 8 * size - 1, (SAMPLES, channels))
@@ -62,7 +64,7 @@ def written(container: str, kind: str, channels: int) -> tuple[np.ndarray, bytes
 
 @pytest.mark.parametrize(("channels", "layout", "family"), [(8, "7.1", "1"), (16, "hexadecagonal", "255")])
 def test_audio_of_8_channels_and_more_are_decoded(channels: int, layout: str, family: str):
-    """The planes of a frame are not looked for behind the last one."""
+    """Audio of 8 and 16 channels is decoded whole and in windows, though frames have no more than 8 plane pointers."""
     file = io.BytesIO()
     tones = np.concatenate([sound(0.5, 1, 48_000) // (1 + number) for number in range(channels)])
     with av.open(file, "w", format="ogg") as out:
@@ -82,7 +84,8 @@ def test_audio_of_8_channels_and_more_are_decoded(channels: int, layout: str, fa
 
 @pytest.mark.parametrize("samples", [4_000, 4_096, 4_097, 100])
 def test_all_samples_of_alac_in_caf(samples: int):
-    """Regression: FFmpeg leaves out as many of the last ones as the last packet lacks."""
+    """ALAC in CAF is decoded to its last sample. Regression: as many as the last packet lacks were left out by
+    FFmpeg."""
     numbers = sound(1, 2, 8_000)[:, :samples]
     found = AudioClip()(encoded("alac", "caf", numbers, 8_000))["audio"]
     assert np.array_equal(found, (numbers / 2**15).astype(np.float32))
@@ -90,7 +93,7 @@ def test_all_samples_of_alac_in_caf(samples: int):
 
 @pytest.mark.parametrize("container", ["wav", "au"])
 def test_bits_that_ffmpeg_takes_in_another_order_are_refused(container: str):
-    """G.726, which libsndfile calls G.721 and G.723."""
+    """G.726, which libsndfile calls G.721 and G.723, raises ValueError that says to convert it."""
     codec = "adpcm_g726" if container == "wav" else "adpcm_g726le"
     content = encoded(codec, container, sound(1, 1, 8_000), 8_000)
     with pytest.raises(ValueError, match=r"G\.721, G\.723 or G\.726.* convert it"):
@@ -98,7 +101,7 @@ def test_bits_that_ffmpeg_takes_in_another_order_are_refused(container: str):
 
 
 def test_a_change_of_the_rate_is_refused():
-    """As where files of MP3 were joined; windows before it are delivered."""
+    """Audio whose rate changes, as joined MP3 files, raises ValueError; a window before the change is delivered."""
     joined = mp3(16_000) + mp3(24_000)
     assert AudioClip(0.5)(joined)["audio"].shape == (1, 8_000)
     with pytest.raises(ValueError, match="its packets are of 24000 Hz, its file says 16000"):
@@ -110,7 +113,7 @@ def test_a_change_of_the_rate_is_refused():
 
 
 def test_a_change_of_the_channels_is_refused():
-    """With both numbers."""
+    """Audio whose number of channels changes raises ValueError with both numbers."""
     with pytest.raises(ValueError, match="its number of channels changes from 1 to 2 within it"):
         AudioClip()(aac(16_000) + aac(16_000, 2))
 
@@ -126,7 +129,7 @@ def aac(rate: int, channels: int = 1) -> bytes:
 def riff(
     bits: int, stored: bytes, *, order: str = "<", magic: bytes = b"RIFF", length: int | None = None, **more: bytes
 ) -> bytes:
-    """A WAV of one channel; `before` and `behind` are chunks around its samples."""
+    """Makes a WAV of one channel; `before` and `behind` are chunks around its samples."""
     width = -(-bits // 8)
     form = struct.pack(f"{order}4sIHHIIHH", b"fmt ", 16, 1, 1, 8_000, 8_000 * width, width, bits)
     said = len(stored) if length is None else length
@@ -142,7 +145,8 @@ LIST = struct.pack("<4sI", b"LIST", 1_000) + b"INFO" + bytes(range(249)) * 4
 @pytest.mark.parametrize("order", "<>")
 @pytest.mark.parametrize("bits", [12, 16, 20, 24, 32])
 def test_wav_of_each_width_and_order(bits: int, order: str):
-    """Numbers of fewer bits fill the upper ones of their bytes; RIFX has the other order of bytes."""
+    """WAV samples of 12 to 32 bits are decoded exactly; fewer bits fill the upper ones of their bytes, RIFX is big-
+    endian."""
     width = -(-bits // 8)
     wide = NUMBERS >> 32 - bits << 32 - bits
     rows = wide.astype(">i4").view(np.uint8).reshape(-1, 4)[:, :width]
@@ -155,7 +159,7 @@ def test_wav_of_each_width_and_order(bits: int, order: str):
 
 
 def test_bw64_is_read():
-    """Its lengths are in another chunk, as those of RF64."""
+    """BW64, whose lengths are in a chunk of their own as those of RF64, is decoded to its last sample."""
     stored = NUMBERS[:2_000].tobytes()
     sizes = struct.pack("<4sIQQQI", b"ds64", 28, 0, len(stored), 0, 0)
     content = riff(32, stored, magic=b"BW64", length=0xFFFFFFFF, before=sizes, behind=LIST)
@@ -165,7 +169,8 @@ def test_bw64_is_read():
 
 @pytest.mark.parametrize("magic", [b"RIFF", b"RIFX"])
 def test_chunks_behind_no_samples_are_no_audio(magic: bytes):
-    """A data chunk of length 0 before others has none; before numbers it is that of a recorder that was killed."""
+    """A data chunk of length 0 before other chunks has no samples; before numbers it has those of a recorder that
+    was killed."""
     order = "<" if magic == b"RIFF" else ">"
     behind = struct.pack(f"{order}4sI", b"LIST", 1_000) + LIST[8:]
     assert AudioClip()(riff(16, b"", order=order, magic=magic, behind=behind))["audio"].shape == (1, 0)
@@ -182,7 +187,7 @@ def frames_in(content: bytes) -> list[bytes]:
 
 
 def flac_head(least: int | None = None, most: int | None = None, total: int | None = None) -> bytes:
-    """The STREAMINFO of the file with other sizes of blocks and another number of samples."""
+    """Returns the STREAMINFO of the file with other sizes of blocks and another number of samples."""
     head = bytearray(FLAC[:42])
     head[4] |= 0x80
     if least is not None:
@@ -208,7 +213,7 @@ def flac_head(least: int | None = None, most: int | None = None, total: int | No
 )
 @pytest.mark.parametrize("chunk_bytes", [8_000, 8 << 20])
 def test_flac_with_heads_of_other_writers(case: str, chunk_bytes: int):
-    """Whole files and windows have the samples of FFmpeg, wherever chunks begin."""
+    """FLAC files with heads of other writers have FFmpeg's samples, whole and in windows, wherever chunks begin."""
     frames = frames_in(FLAC)
     block = int.from_bytes(FLAC[8:10], "big")
     later = 3 * 8_000 - 2 * block
@@ -230,12 +235,12 @@ def test_flac_with_heads_of_other_writers(case: str, chunk_bytes: int):
 
 
 def test_a_tag_of_mp3_before_nothing_is_damaged():
-    """The error names no frame."""
+    """A file with a tag of MP3 and no frame is an error that says so."""
     with pytest.raises(StreamerError, match="it has no frame of MP3"):
         samples_in(Audio(), {"a.flac": b"ID3\4\0\0\0\0\0\x14" + bytes(20) + b"none"})
 
 
 def test_wav_of_8_bits_is_as_before():
-    """Numbers without a sign."""
+    """WAV samples of 8 bits are numbers without a sign around 128."""
     numbers = np.arange(256, dtype=np.uint8)[None]
     assert np.array_equal(AudioClip()(wav(numbers))["audio"][0], (np.arange(256) - 128) / 128)

@@ -1,4 +1,4 @@
-"""Which decoder a field gets."""
+"""`SampleDecoder`: which decoder a field gets, and how failures name it; decoders are the real ones."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ def field(name: str, content: bytes) -> Field:
 
 
 def test_auto_goes_by_the_last_extension(image, encode):
-    """In capitals or small letters, behind any number of dots; unknown ones stay bytes."""
+    """The automatic decoder goes by the last extension, in any case and behind any number of dots; others stay
+    bytes."""
     fields = [
         field("jpg", encode(image, "JPEG")),
         field("mask.PNG", encode(image, "PNG")),
@@ -42,21 +43,22 @@ def test_auto_goes_by_the_last_extension(image, encode):
 
 
 def test_rules_know_jpeg_and_jpg_as_one():
-    """Whichever the rule or the field says."""
+    """A rule for jpg or JPEG is for fields of either name."""
     for name in ("jpg", "JPEG"):
         decode = SampleDecoder({name: len})
         assert decode("k", [field("jpg", b"12345"), field("jpeg", b"1")]) == {"__key__": "k", "jpg": 5, "jpeg": 1}
 
 
 def test_a_rule_for_a_field_goes_before_one_for_its_extension():
-    """And is for that field only: images and masks of a sample are both PNG."""
+    """A rule for a field precedes one for its extension and is for that field only, as for PNG images beside PNG
+    masks."""
     fields = [field("png", b"1"), field("seg.PNG", b"22"), field("nii.gz", b"333")]
     rule = {"seg.png": len, ".png": None, "nii.gz": len}
     assert SampleDecoder(rule)("k", fields) == {"__key__": "k", "png": b"1", "seg.PNG": 2, "nii.gz": 3}
 
 
 def test_a_image_that_is_refused_is_named(encode):
-    """With sample, field and what to write."""
+    """An image that is refused is named with sample, field and mode to write; with mode="stored" it fills its row."""
     deep = encode(np.array([[0, 300]], np.uint16), "PNG")
     refusal = r"sample 'k': field 'depth.png' .* ImageDecoder\(mode='stored'\) keeps them, mode='rgb8' makes RGB"
     with pytest.raises(DecodeError, match=refusal):
@@ -68,7 +70,7 @@ def test_a_image_that_is_refused_is_named(encode):
 
 
 def test_gz_is_unpacked_and_decoded_by_the_extension_before():
-    """As WebDataset does, under the field's whole name; what has no decoder is unpacked bytes."""
+    """A .gz field is decompressed and decoded by the extension before, as WebDataset does, under its whole name."""
     fields = [
         field("txt.gz", gzip.compress(b"hel") + gzip.compress(b"lo")),
         field("json.gz", gzip.compress(b'{"a": 1}')),
@@ -84,7 +86,8 @@ def test_gz_is_unpacked_and_decoded_by_the_extension_before():
 
 
 def test_rules_reach_into_gz():
-    """A rule for the extension before .gz gets the unpacked bytes; one for gz the packed ones; pickles stay refused."""
+    """A rule for the extension before .gz gets the decompressed bytes, one for gz the compressed; pickles stay
+    refused."""
     packed = field("txt.gz", gzip.compress(b"hello"))
     assert SampleDecoder({"txt": lambda content: content[:2]})("k", [packed])["txt.gz"] == b"he"
     assert SampleDecoder({"gz": None})("k", [packed])["txt.gz"] == bytes(packed.content)
@@ -102,7 +105,7 @@ def test_rules_reach_into_gz():
     ids=["cut", "large", "no gzip"],
 )
 def test_bad_gz_is_refused(content, reason, monkeypatch):
-    """Damaged, cut off, or larger than the limit when unpacked; with the sample's name."""
+    """A .gz field that is damaged, cut off or larger than the limit raises DecodeError with the sample's name."""
     monkeypatch.setattr(dispatch, "MAX_BYTES", 100)
     with pytest.raises(DecodeError, match=rf"sample 'k': field 'txt.gz' .* by gunzip \+ decode_text: .*{reason}"):
         SampleDecoder()("k", [field("txt.gz", content)])
@@ -110,34 +113,34 @@ def test_bad_gz_is_refused(content, reason, monkeypatch):
 
 
 def test_none_gives_bytes():
-    """Even of fields that could be decoded."""
+    """`decode=None` returns the bytes of every field, also of those that could be decoded."""
     sample = SampleDecoder(None)("k", [field("cls", b"3"), field("jpg", b"no image")])
     assert sample == {"__key__": "k", "cls": b"3", "jpg": b"no image"}
     assert type(sample["cls"]) is bytes
 
 
 def test_a_function_is_given_name_and_bytes():
-    """For every field."""
+    """A function as the rule gets name and bytes of every field."""
     decode = SampleDecoder(lambda name, content: (name, type(content), len(content)))
     assert decode("k", [field("a.b", b"123")])["a.b"] == ("a.b", bytes, 3)
 
 
 def test_a_dict_replaces_some_decoders():
-    """By extension; None means bytes, and the others stay automatic."""
+    """A dict as the rule replaces decoders by extension, None means bytes, and others stay automatic."""
     decode = SampleDecoder({"JPG": lambda content: len(content), "txt": None})
     sample = decode("k", [field("jpg", b"12345"), field("txt", b"x"), field("cls", b"4")])
     assert sample == {"__key__": "k", "jpg": 5, "txt": b"x", "cls": 4}
 
 
 def test_an_image_decoder_in_a_dict_reads_the_buffer_itself(encode):
-    """Scaled decoding is chosen like any other decoder."""
+    """An ImageDecoder in a dict decodes at its scale."""
     content = encode(np.zeros((400, 400, 3), np.uint8), "JPEG")
     sample = SampleDecoder({"jpg": ImageDecoder(100, 100)})("k", [field("jpg", content)])
     assert np.shape(sample["jpg"]) == (100, 100, 3)
 
 
 def test_pickles_need_permission():
-    """Refused by default whatever on_error says; read when allowed."""
+    """Pickles are refused by default with ConfigError, and read with allow_pickle."""
     content = field("pkl", pickle.dumps({"a": 1}))
     with pytest.raises(ConfigError, match="allow_pickle"):
         SampleDecoder()("k", [content])
@@ -145,7 +148,7 @@ def test_pickles_need_permission():
 
 
 def test_a_failure_names_sample_field_and_decoder():
-    """And keeps the decoder's own error as the cause."""
+    """A DecodeError names sample, field, length and decoder, and has the decoder's own error as its cause."""
     with pytest.raises(DecodeError, match=r"sample 'a/7'.*field 'cls' \(3 bytes\).*decode_class") as caught:
         SampleDecoder()("a/7", [field("cls", b"dog")])
     assert caught.value.details == {"sample": "a/7", "field": "cls", "field_bytes": 3, "decoder": "decode_class"}
@@ -153,7 +156,7 @@ def test_a_failure_names_sample_field_and_decoder():
 
 
 def test_a_users_decoder_fails_the_same_way():
-    """Whatever it raises."""
+    """An error of a user's decoder becomes a DecodeError, whatever it raises."""
 
     def mine(content: bytes) -> object:
         raise KeyError("no such thing")
@@ -164,14 +167,14 @@ def test_a_users_decoder_fails_the_same_way():
 
 @pytest.mark.parametrize("rule", ["pil", 7, {"jpg": "pil"}])
 def test_what_is_no_rule_is_refused(rule):
-    """At construction, with what is allowed."""
+    """A value that is no rule raises ConfigError when the decoder is made."""
     with pytest.raises(ConfigError, match="decode"):
         SampleDecoder(rule)
 
 
 @pytest.mark.process
 def test_the_room_brings_neither_torch_nor_decoders():
-    """Workers start in milliseconds, and Pillow alone must do."""
+    """Importing streamer.decode imports neither torch nor any image library, so workers start in milliseconds."""
     code = (
         "import sys, streamer.decode, streamer.decode.transforms;"
         "print([m for m in ('torch', 'cv2', 'PIL', 'simplejpeg') if m in sys.modules])"
@@ -190,7 +193,7 @@ def _npy(array: np.ndarray) -> bytes:
 
 @pytest.mark.process
 def test_the_log_of_opencv_is_silent(image, encode):
-    """It names no sample; the error that is raised for what it says does."""
+    """OpenCV writes nothing to stderr for a damaged image, and the error that is raised names the sample."""
     content = encode(image, "TIFF", compression="tiff_lzw")
     program = (
         "import sys\nfrom streamer.decode import SampleDecoder\nfrom streamer.formats.base import Field\n"
@@ -210,7 +213,7 @@ def test_the_log_of_opencv_is_silent(image, encode):
 
 
 def test_damage_that_a_decoder_passes_over_is_told_with_its_sample(image, encode, caplog):
-    """In the log; the image is decoded."""
+    """Damage that a decoder passes over is one line of the log with the sample, and the image is decoded."""
     jpeg = encode(image, "JPEG")
     sample = SampleDecoder()("a/7", [field("jpg", jpeg[:-2] + bytes([0, 1, 2]) * 10 + jpeg[-2:])])
     assert np.asarray(sample["jpg"]).shape == image.shape
@@ -219,7 +222,8 @@ def test_damage_that_a_decoder_passes_over_is_told_with_its_sample(image, encode
 
 
 def test_a_gz_that_says_it_is_too_long_is_not_unpacked(monkeypatch):
-    """Its last bytes say its length; documents of JSON have a smaller limit, because their objects are larger."""
+    """A .gz whose stored length exceeds the limit is not decompressed; JSON has a smaller limit, as its objects are
+    larger."""
     monkeypatch.setattr(dispatch, "MAX_JSON_BYTES", 50)
     assert SampleDecoder()("k", [field("txt.gz", gzip.compress(b" " * 60))])["txt.gz"] == " " * 60
     with pytest.raises(DecodeError, match="decompresses to more than 50 bytes"):
@@ -231,7 +235,8 @@ def test_a_gz_that_says_it_is_too_long_is_not_unpacked(monkeypatch):
 
 
 def test_a_rule_that_no_field_has_is_named(caplog):
-    """Once, with the fields that there are; names, endings and kinds of fields are known ones."""
+    """A rule that no field has is one warning with the fields there are; names, endings and kinds of fields are
+    known."""
     fields = [FieldSpec("audio.bytes", "bytes"), FieldSpec("mask.PNG", "image"), FieldSpec("text", "txt")]
     rule = {"audio": None, "audio.bytes": None, "png": None, "txt": None, "image": None, "mask.png": None}
     SampleDecoder(rule).check(fields)

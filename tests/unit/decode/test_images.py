@@ -1,4 +1,4 @@
-"""What odd images become, with each set of installed libraries."""
+"""Decoded images of every kind, with each set of installed libraries, compared with Pillow or with what was stored."""
 
 from __future__ import annotations
 
@@ -37,19 +37,19 @@ def test_a_jpeg_is_the_same_with_every_decoder(image, encode, options):
 
 @pytest.mark.parametrize("kind", ["PNG", "BMP", "TIFF", "PPM"])
 def test_lossless_images_come_back_exactly(image, encode, kind):
-    """A lossless file gives the very pixels."""
+    """A lossless image is decoded to the same pixels that were written."""
     assert np.array_equal(decode_image(encode(image, kind)), image)
 
 
 def test_webp_and_gif_agree_with_pillow(image, encode):
-    """WebP within one level, a palette exactly."""
+    """WebP agrees with Pillow within one level, and a GIF's palette exactly."""
     webp, gif = encode(image, "WEBP"), encode(Image.fromarray(image).quantize(16), "GIF")
     assert close(decode_image(webp), pillow_rgb(webp), 1)
     assert close(decode_image(gif), pillow_rgb(gif), 0)
 
 
 def test_grey_and_black_and_white_become_rgb(image, encode):
-    """Three equal channels."""
+    """Grey and black-and-white images become RGB with three equal channels."""
     for mode, kind in (("L", "JPEG"), ("L", "PNG"), ("1", "PNG"), ("LA", "PNG")):
         content = encode(Image.fromarray(image).convert(mode), kind)
         found = decode_image(content)
@@ -58,7 +58,7 @@ def test_grey_and_black_and_white_become_rgb(image, encode):
 
 
 def test_cmyk_becomes_rgb(image, encode):
-    """A CMYK JPEG as Adobe's programs write it is not inverted, within one level of Pillow."""
+    """A CMYK JPEG as Adobe's programs write it is not inverted, and agrees with Pillow within one level."""
     content = encode(Image.fromarray(image).convert("CMYK"), "JPEG", quality=95)
     assert close(decode_image(content), pillow_rgb(content), 1)
     assert close(decode_image(content), image, 24)
@@ -68,7 +68,7 @@ VALUES = np.array([[0, 1, 255, 256, 300, 65535]], np.uint16)
 
 
 def deep_images() -> dict[str, tuple[bytes, np.ndarray]]:
-    """Images of more than 8 bits, and what is stored in them."""
+    """Returns images of more than 8 bits, and what is stored in them."""
     import cv2
 
     colours = np.stack([VALUES, VALUES // 2, VALUES // 3], axis=2)
@@ -98,7 +98,9 @@ def deep_images() -> dict[str, tuple[bytes, np.ndarray]]:
 
 @pytest.mark.parametrize("name", deep_images())
 def test_more_than_eight_bits_are_never_reduced_without_a_word(installed, name):
-    """Refused by default, with the way to have them; "stored" gives the values, or is an error where nothing can."""
+    """Images of more than 8 bits are refused by default with the mode that keeps them; mode="stored" returns their
+    values,
+    or is an error where no installed library can."""
     content, expected = deep_images()[name]
     with pytest.raises(ValueError, match=r"ImageDecoder\(mode='stored'\) keeps them") as refused:
         decode_image(content)
@@ -116,7 +118,7 @@ def test_more_than_eight_bits_are_never_reduced_without_a_word(installed, name):
 
 
 def test_sixteen_bits_become_eight_where_that_is_asked_for(image):
-    """16-bit grey and colour PNGs are not clipped to white; of floats there are no eight bits."""
+    """mode="rgb8" reduces 16-bit images to 8 bits without clipping; floats and 32-bit integers are refused."""
     import cv2
 
     reduce, deep = ImageDecoder(mode="rgb8"), image.astype(np.uint16) * 257
@@ -130,7 +132,7 @@ def test_sixteen_bits_become_eight_where_that_is_asked_for(image):
 
 
 def test_the_indices_of_a_palette_are_kept_where_that_is_asked_for(encode):
-    """Of a mask they are the numbers of the classes: of PNG, GIF and TIFF, with 1 to 8 bits."""
+    """mode="stored" returns the indices of a palette, which in a mask are the classes, for PNG, GIF and TIFF."""
     classes = np.arange(12, dtype=np.uint8).reshape(3, 4) % 7
     mask = Image.fromarray(classes).convert("P")
     mask.putpalette([200, 0, 0, 0, 200, 0, 0, 0, 200, 9, 9, 9, 8, 8, 8, 7, 7, 7, 6, 6, 6])
@@ -142,7 +144,7 @@ def test_the_indices_of_a_palette_are_kept_where_that_is_asked_for(encode):
 
 
 def test_eight_bits_as_they_are_stored(image, encode):
-    """Grey without colours, transparency, black and white as 0 and 255; CMYK as RGB; a JPEG at a smaller scale."""
+    """mode="stored" keeps grey without colours, transparency, and black and white as 0 and 255; CMYK becomes RGB."""
     stored = ImageDecoder(mode="stored")
     grey = Image.fromarray(image).convert("L")
     assert np.array_equal(stored(encode(grey, "PNG")), np.array(grey))
@@ -157,7 +159,7 @@ def test_eight_bits_as_they_are_stored(image, encode):
 
 
 def test_a_place_of_another_type_is_left_alone():
-    """A row that an image of 8 bits had is no place for 16."""
+    """An image of 16 bits is not written into a row of 8 bits."""
     content, expected = deep_images()["grey png"]
     place = np.full(VALUES.shape, 7, np.uint8)
     assert np.array_equal(ImageDecoder(mode="stored")(content, place), expected)
@@ -165,13 +167,13 @@ def test_a_place_of_another_type_is_left_alone():
 
 
 def test_a_mode_that_there_is_not():
-    """Names those that there are."""
+    """An unknown mode raises ConfigError that names the known ones."""
     with pytest.raises(ConfigError, match="mode='grey' must be one of rgb, rgb8, stored"):
         ImageDecoder(mode="grey")
 
 
 def test_values_as_stored_need_pillow(monkeypatch):
-    """OpenCV gives the colours of a palette, so it is not asked alone."""
+    """mode="stored" without Pillow raises ConfigError, since OpenCV alone returns the colours of a palette."""
     found = images.library
     for module in (images, base):
         monkeypatch.setattr(module, "library", lambda name: None if name == "PIL.Image" else found(name))
@@ -180,13 +182,13 @@ def test_values_as_stored_need_pillow(monkeypatch):
 
 
 def test_transparency_is_dropped_not_blended(image, encode):
-    """The colours under a transparent pixel come out as stored."""
+    """Transparency is dropped without blending: the colours under a transparent pixel are those stored."""
     clear = np.dstack([image, np.zeros(image.shape[:2], np.uint8)])
     assert np.array_equal(decode_image(encode(clear, "PNG")), image)
 
 
 def test_exif_orientation_is_not_applied(image, encode):
-    """The pixels come as stored, in their stored shape."""
+    """EXIF orientation is not applied: pixels and shape are those stored."""
     turned = Image.Exif()
     turned[0x0112] = 6
     for kind in ("JPEG", "PNG", "WEBP", "TIFF"):
@@ -196,12 +198,12 @@ def test_exif_orientation_is_not_applied(image, encode):
 
 
 def test_the_bytes_decide_not_the_name(image, encode):
-    """A PNG that is called .jpg is a PNG (one in ImageNet is)."""
+    """The bytes decide the format of an image, not its name: a PNG called .jpg is a PNG (one in ImageNet is)."""
     assert np.array_equal(decode_image(memoryview(bytearray(encode(image, "PNG")))), image)
 
 
 def test_an_odd_jpeg_falls_through_the_strict_decoders(image, encode):
-    """Bytes between two segments make simplejpeg refuse; another decoder reads the file."""
+    """A JPEG that simplejpeg refuses, with bytes between two segments, is read by another decoder."""
     content = encode(image, "JPEG")
     table = content.index(b"\xff\xdb", 4)
     odd = content[:table] + b"\x00\x00" + content[table:]
@@ -211,7 +213,7 @@ def test_an_odd_jpeg_falls_through_the_strict_decoders(image, encode):
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
 def test_a_truncated_image_is_an_error(image, encode, kind):
-    """Never an image with a grey rest; the message has each decoder's reason."""
+    """A truncated image raises ValueError with each decoder's reason, and is never an image with a grey rest."""
     content = encode(image, kind)
     with pytest.raises(ValueError, match="PIL"):
         decode_image(content[: len(content) // 2])
@@ -219,14 +221,14 @@ def test_a_truncated_image_is_an_error(image, encode, kind):
 
 @pytest.mark.parametrize("content", [b"", b"not an image", b"\xff\xd8\xff"])
 def test_what_is_no_image_is_an_error(content):
-    """Empty and foreign bytes are refused by all; no message names an object in memory."""
+    """Empty and foreign bytes raise ValueError without the address of an object in memory."""
     with pytest.raises(ValueError, match="PIL") as error:
         decode_image(content)
     assert "0x" not in str(error.value)
 
 
 def damaged_but_read(image: np.ndarray, encode) -> dict[str, bytes]:
-    """Images of which libpng and libjpeg write what they think, and which they read."""
+    """Returns images of which libpng and libjpeg write warnings, and which they read."""
     png, jpeg = encode(image, "PNG"), encode(image, "JPEG")
     at = png.index(b"IDAT") - 4
     gamma = struct.pack(">I4sII", 4, b"gAMA", 45455, 1)
@@ -240,7 +242,8 @@ def damaged_but_read(image: np.ndarray, encode) -> dict[str, bytes]:
 
 
 def test_decoders_write_nothing_of_a_image_that_is_read(installed, image, encode, capfd):
-    """Regression: libpng and libjpeg wrote lines to stderr that name no sample."""
+    """Decoders write nothing to stderr for an image that they read. Regression: lines of libpng and libjpeg named
+    no sample."""
     for name, content in damaged_but_read(image, encode).items():
         if installed == "Pillow" and "checksum" in name:  # it refuses these
             continue
@@ -253,7 +256,8 @@ def test_decoders_write_nothing_of_a_image_that_is_read(installed, image, encode
 
 @pytest.mark.parametrize("mode", ["L", "RGB"])
 def test_damage_of_a_jpeg_is_reported_in_stored_mode_too(installed, image, encode, mode):
-    """Regression: it was decoded by Pillow alone, which passes over it."""
+    """Damage of a JPEG is reported in mode="stored" as well. Regression: Pillow alone decoded it and passed over
+    it."""
     image = Image.fromarray(image).convert(mode)
     jpeg = encode(image, "JPEG")
     assert np.array_equal(ImageDecoder(mode="stored")(jpeg), np.array(Image.open(io.BytesIO(jpeg))))
@@ -262,7 +266,7 @@ def test_damage_of_a_jpeg_is_reported_in_stored_mode_too(installed, image, encod
 
 
 def test_out_is_written_when_it_fits(image, encode):
-    """The caller's array is filled and returned; another shape is left alone."""
+    """An array of the right shape is filled and returned; one of another shape is left alone."""
     for kind in ("JPEG", "PNG"):
         content = encode(image, kind)
         fits, other = np.zeros((60, 80, 3), np.uint8), np.full((61, 80, 3), 7, np.uint8)
@@ -273,7 +277,7 @@ def test_out_is_written_when_it_fits(image, encode):
 
 
 def test_out_may_be_a_strided_view(image, encode):
-    """A row of a padded slot is filled in place too."""
+    """A strided view, as a row of a padded slot, is filled in place."""
     slot = np.zeros((60, 100, 3), np.uint8)
     content = encode(image, "JPEG")
     assert decode_image(content, slot[:, :80]).base is slot
@@ -282,7 +286,8 @@ def test_out_may_be_a_strided_view(image, encode):
 
 
 def test_a_jpeg_is_decoded_at_a_smaller_scale(encode, request):
-    """With a least size the smallest scale that covers it is taken (OpenCV alone has none and gives the full size)."""
+    """A JPEG is decoded at the smallest scale that covers the least size (OpenCV alone has none and gives the full
+    size)."""
     content = encode(np.zeros((400, 640, 3), np.uint8), "JPEG")
     found = ImageDecoder(min_height=100, min_width=120)(content)
     assert found.shape[0] >= 100
@@ -294,7 +299,7 @@ def test_a_jpeg_is_decoded_at_a_smaller_scale(encode, request):
 @pytest.mark.parametrize("maxval", [1, 15, 100, 255])
 @pytest.mark.parametrize("letter", [b"P5", b"P6"])
 def test_white_is_white_for_every_maxval(letter, maxval):
-    """Regression: binary PGM and PPM of few levels were dark."""
+    """Binary PGM and PPM are scaled by their maxval to 8 bits. Regression: files of few levels were dark."""
     values = np.arange(2 * 3 * (1 if letter == b"P5" else 3), dtype=np.uint8) % np.uint16(maxval + 1)
     content = letter + b" # a comment\n3 2\n%d\n" % maxval + values.astype(np.uint8).tobytes()
     assert np.array_equal(decode_image(content), pillow_rgb(content))
@@ -304,7 +309,7 @@ def test_white_is_white_for_every_maxval(letter, maxval):
 
 
 def test_sixteen_bits_of_a_small_maxval_become_eight(image):
-    """Regression: the white of 12 bits was 15."""
+    """mode="rgb8" scales 16-bit values by their maxval. Regression: the white of 12 bits was 15."""
     deep = image.astype(np.uint16) * 16
     content = b"P6\n80 60\n4080\n" + deep.astype(">u2").tobytes()
     assert close(ImageDecoder(mode="rgb8")(content), image, 1)
@@ -312,7 +317,7 @@ def test_sixteen_bits_of_a_small_maxval_become_eight(image):
 
 
 def test_pam_keeps_its_order_of_colours(image):
-    """Regression: "stored" gave blue first."""
+    """PAM images keep their order of colours. Regression: "stored" gave blue first."""
     clear = np.dstack([image, image[:, :, 0]])
     for values, kind in ((image, b"RGB"), (clear, b"RGB_ALPHA")):
         head = b"P7\nWIDTH 80\nHEIGHT 60\nDEPTH %d\nMAXVAL 255\nTUPLTYPE %s\nENDHDR\n" % (values.shape[2], kind)
@@ -322,7 +327,8 @@ def test_pam_keeps_its_order_of_colours(image):
 
 @pytest.mark.parametrize("mode", ["rgb", "stored"])
 def test_a_png_with_a_wrong_checksum_is_an_error(encode, mode):
-    """Regression: what libpng refused came from Pillow with other pixels."""
+    """A PNG with a flipped bit in its data raises ValueError. Regression: what libpng refused came from Pillow with
+    other pixels."""
     rows, columns = np.mgrid[0:60, 0:80]
     classes = ((columns // 13 + rows // 11) % 5).astype(np.uint8)
     content = encode(classes, "PNG")
@@ -341,7 +347,8 @@ KINDS = ["JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM", "JPEG2000", "AVIF"]
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("mode", ["rgb", "stored"])
 def test_images_of_too_many_pixels_are_refused_by_their_header(image, encode, kind, mode):
-    """Before memory is taken for them; the error names the option that takes more."""
+    """An image of more than max_pixels is refused by its header before memory is taken, and the error names the
+    option."""
     content = encode(image, kind)
     with pytest.raises(
         ValueError, match=r"60 x 80 pixels, more than max_pixels=4,799 .* ImageDecoder\(max_pixels=\.\.\.\)"
@@ -352,7 +359,7 @@ def test_images_of_too_many_pixels_are_refused_by_their_header(image, encode, ki
 
 
 def test_the_limit_of_pixels_does_not_depend_on_pillows(installed, image, encode, monkeypatch):
-    """Pillow has one for all threads; it looks at it again for WebP."""
+    """Pillow's own limit of pixels, which is one for all threads, has no effect; Pillow checks it again for WebP."""
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 10)
     for kind in set(KINDS) - ({"WEBP"} if installed == "Pillow" else set()):
         assert decode_image(encode(image, kind)).shape == (60, 80, 3)
@@ -360,14 +367,14 @@ def test_the_limit_of_pixels_does_not_depend_on_pillows(installed, image, encode
 
 @pytest.mark.parametrize("limit", [0, -1, 1.5, True, None])
 def test_an_invalid_limit_of_pixels(limit):
-    """Refused where it is given."""
+    """An invalid max_pixels raises ConfigError when the decoder is made."""
     with pytest.raises(ConfigError, match="max_pixels"):
         ImageDecoder(max_pixels=limit)
 
 
 @pytest.mark.parametrize("kind", ["EPS", "TGA", "PCX", "ICO"])
 def test_other_formats_of_pillow_are_not_tried(image, encode, kind, monkeypatch):
-    """Of EPS it would start a program."""
+    """Formats beyond the documented ones are not tried: for EPS Pillow would start a program."""
     monkeypatch.setattr("subprocess.Popen", None)
     content = encode(image, kind)
     for mode in ("rgb", "stored"):
@@ -376,7 +383,7 @@ def test_other_formats_of_pillow_are_not_tried(image, encode, kind, monkeypatch)
 
 
 def test_no_image_depends_on_the_one_before(image, encode):
-    """Each alone and after every other kind: the same to the bit."""
+    """Each image is decoded to the same bits alone and after any other image."""
     contents = [encode(image, kind) for kind in KINDS]
     contents += [encode(Image.fromarray(image).convert(mode), "PNG") for mode in ("1", "L", "LA", "P", "RGBA")]
     contents += [encode(Image.fromarray(image).convert("CMYK"), kind) for kind in ("JPEG", "TIFF")]
@@ -396,7 +403,7 @@ def test_no_image_depends_on_the_one_before(image, encode):
 
 
 def test_no_decoder_at_all_says_what_to_install(monkeypatch):
-    """A machine without any library gets the command."""
+    """Without any image library the error says what to install."""
     monkeypatch.setattr(images, "library", lambda name: None)
     with pytest.raises(ConfigError, match=r"streamer-data\[images\]"):
         decode_image(b"\xff\xd8\xff")
@@ -415,7 +422,8 @@ FLAT_JPEG_2000 = base64.b64decode(
 
 
 def test_jpeg_2000_of_other_depths_than_eight(installed):
-    """Almost white does not become black, as it does in Pillow, and white of 4 bits is 255."""
+    """JPEG 2000 of 12 and 4 bits keeps its values or is scaled; Pillow, which makes almost white black, is not
+    used."""
     ramp = np.arange(16).reshape(4, 4)
     deep = np.dstack([np.full((4, 4), 4095), np.full((4, 4), 4090), ramp * 273])
     with pytest.raises(ValueError, match=r"mode='stored'\) keeps them, mode='rgb8'"):
@@ -432,7 +440,8 @@ def test_jpeg_2000_of_other_depths_than_eight(installed):
 
 
 def test_floats_have_no_eight_bits(installed):
-    """Regression: OpenCV clipped them. Rows of a float map are stored from the last one on."""
+    """Images of floats are refused as RGB and kept in mode="stored", PFM rows bottom up. Regression: OpenCV clipped
+    them."""
     values = np.array([[[400, 5, 6]], [[1, 2, 3]]], np.float32)
     content = b"PF\n1 2\n-1.0\n" + values[::-1].tobytes()
     if installed == "Pillow":
@@ -446,7 +455,8 @@ def test_floats_have_no_eight_bits(installed):
 
 
 def test_a_chunk_of_a_png_that_is_longer_than_the_file(image, encode):
-    """Regression: OpenCV made room for 4 GiB, 2 s of CPU for 175 bytes; what stands behind the end is no chunk."""
+    """A PNG chunk longer than the file raises ValueError; bytes behind the end are ignored.
+    Regression: OpenCV allocated 4 GiB, 2 s of CPU for 175 bytes."""
     png = encode(image, "PNG")
     at = png.index(b"IDAT") - 4
     damaged = png[:at] + b"\xff" * 4 + png[at + 4 :]

@@ -1,4 +1,4 @@
-"""What a process has decoded before changes nothing: samples of each format are bit by bit as alone, in any order."""
+"""Decoded samples do not depend on what a process has decoded before: each is bit by bit as alone, in any order."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ HEVC = "keyint=12:bframes=0:log-level=none:pools=1"
 
 
 def bringing_parameters(one: bytes, two: bytes) -> bytes:
-    """Two videos of h264 as one track, of which the second has its parameter sets in its packets."""
+    """Joins two videos of h264 as one track, of which the second has its parameter sets in its packets."""
     movie, _ = index_of(two)
     track = movie.track(VIDEO)
     setup, found, at = track.codec().extradata, b"", 6
@@ -47,7 +47,8 @@ def encode_h264() -> dict[str, bytes]:
 
 @functools.cache
 def samples() -> dict[str, Callable[[], object]]:
-    """By name, what decodes a sample: pairs of which one disturbs the other where a decoder or converter is kept."""
+    """Returns by name what decodes a sample: pairs of which one disturbs the other where a decoder or converter is
+    kept."""
     videos = {f"h264 {name}": content for name, content in encode_h264().items()}
     for name, told in (("hevc", HEVC), ("hevc of other quality", f"{HEVC}:crf=45")):
         videos[name] = video("libx265", 24, options={"preset": "ultrafast", "x265-params": told})
@@ -87,7 +88,7 @@ def samples() -> dict[str, Callable[[], object]]:
 
 
 def digest(decode: Callable[[], object]) -> list[object]:
-    """What is decoded, or the error that says why not."""
+    """Returns what is decoded, or the error that says why not."""
     try:
         value = decode()
     except ValueError as error:
@@ -105,7 +106,7 @@ def alone() -> dict[str, list[object]]:
     "seed", [0, 1, pytest.param(2, marks=pytest.mark.slow), pytest.param(3, marks=pytest.mark.slow)]
 )
 def test_samples_in_any_order_are_as_alone(seed: int):
-    """Each once more, in an order that is drawn."""
+    """Samples that are decoded in a drawn order are the same as each alone."""
     names, expected = list(samples()), alone()
     for name in np.random.default_rng(seed).permutation(names).tolist():
         assert digest(samples()[name]) == expected[name], name
@@ -114,7 +115,7 @@ def test_samples_in_any_order_are_as_alone(seed: int):
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_samples_behind_every_other_are_as_alone():
-    """Each behind each."""
+    """Each sample decoded behind each other one is the same as alone."""
     expected = alone()
     for before, first in samples().items():
         for name, second in samples().items():
@@ -124,5 +125,5 @@ def test_samples_behind_every_other_are_as_alone():
 
 @pytest.mark.parametrize("name", ["h264 quality", "h264 healthy", "mjpeg", "mpeg4", "hevc"])
 def test_samples_of_the_test_are_decoded(name: str):
-    """They are no errors, which would always be equal."""
+    """The samples of these tests are decoded and are no errors, which would always be equal."""
     assert len(alone()[name]) == 3

@@ -1,3 +1,5 @@
+"""Fields whose format states their kind, such as columns of tables: decoded by kind, not by name."""
+
 from __future__ import annotations
 
 import struct
@@ -28,7 +30,7 @@ def decoded(content: bytes, kind: str, rule: object = "auto", name: str = "x", *
     ],
 )
 def test_values(kind, content, expected):
-    """A kind decides, whatever the name is."""
+    """The kind of a field decides its decoder, whatever its name is."""
     found = decoded(content, kind)
     assert found == expected
     assert type(found) is type(expected)
@@ -37,7 +39,7 @@ def test_values(kind, content, expected):
 
 @pytest.mark.parametrize(("kind", "shape"), [("<f4[2,3]", (2, 3)), ("<f4[]", (6,)), ("<f4[-1,2]", (3, 2))])
 def test_arrays(kind, shape):
-    """Numbers of one shape; a length may be open."""
+    """A kind with a shape decodes numbers of that shape, of which one length may be open."""
     numbers = np.arange(6, dtype=np.float32)
     found = decoded(numbers.tobytes(), kind)
     assert (found.dtype, found.shape) == (np.float32, shape)
@@ -45,14 +47,14 @@ def test_arrays(kind, shape):
 
 
 def test_an_array_may_be_read_into_its_row():
-    """As a `.npy` field may."""
+    """A field of an array kind can be read into its row without decoding, like a `.npy` field."""
     field = Field("x", memoryview(bytes(24)), "<f4[2,3]")
     plain = SampleDecoder().plain_array(field)
     assert (plain.head, plain.dtype, plain.shape) == (b"", np.float32, (2, 3))
 
 
 def test_the_users_rule_goes_first():
-    """By the name of the field; None: its bytes."""
+    """A user's rule for the field's name precedes its kind; None returns its bytes."""
     assert decoded(b"12345678", "<i8", {"x": None}) == b"12345678"
     assert decoded(b"12345678", "<i8", {"x": len}) == 8
     assert decoded(b"12345678", "<i8", None) == b"12345678"
@@ -60,7 +62,7 @@ def test_the_users_rule_goes_first():
 
 
 def test_a_wrong_length_names_the_field():
-    """As a decoder by extension does."""
+    """A field whose length or kind does not fit raises DecodeError that names it."""
     with pytest.raises(DecodeError, match=r"field 'x'.*3 bytes are not a <i8"):
         decoded(b"abc", "<i8")
     with pytest.raises(DecodeError, match="kind 'O', which has no decoder"):
@@ -68,7 +70,7 @@ def test_a_wrong_length_names_the_field():
 
 
 def test_pickles_are_refused_by_kind():
-    """Nothing is executed unless the user allows it."""
+    """A field of kind pickle is refused unless allow_pickle is set."""
     with pytest.raises(ConfigError, match="allow_pickle"):
         decoded(b"\x80\x04N.", "pickle")
     assert decoded(b"\x80\x04N.", "pickle", allow_pickle=True) is None
@@ -76,7 +78,7 @@ def test_pickles_are_refused_by_kind():
 
 @pytest.mark.parametrize(("mode", "dtype"), [("I;16", "<u2"), ("I;16B", ">u2"), ("I", "<i4"), ("F", "<f4")])
 def test_pixels_of_more_than_eight_bits_keep_their_values(mode, dtype):
-    """Images as Pillow has them in memory, which MDS and LitData write."""
+    """Raw images of Pillow's modes of more than 8 bits, which MDS and LitData write, keep their values."""
     values = np.array([[0, 1, 255], [256, 300, 65535]], dtype)
     head = struct.pack("<III", 3, 2, len(mode)) + mode.encode()
     found = decode_pixels(memoryview(head + values.tobytes()))

@@ -1,3 +1,5 @@
+"""Nested values, stored as msgpack with extensions: decoded, and refused where they are damaged."""
+
 from __future__ import annotations
 
 import pickle
@@ -32,7 +34,7 @@ def extension(code: int, content: bytes) -> msgspec.msgpack.Ext:
 
 
 def test_values():
-    """Arrays, bytes, texts and JSON, in lists and dicts; a map may have keys that are not texts."""
+    """A nested value has arrays, bytes, texts and JSON in lists and dicts, whose keys need not be texts."""
     parts = [array([1, 2, 3]), extension(Extension.BYTES, b"no image"), b"abc", "text", None]
     found = decoded(encoded({"parts": parts, 5: extension(Extension.JSON, b'{"a": [1]}')}))
     numbers, *rest = found["parts"]
@@ -42,7 +44,7 @@ def test_values():
 
 
 def test_images(encode: Callable[..., bytes], image: np.ndarray):
-    """Those that are named so, and bytes that begin as one; as they are, or by another decoder, if a rule says it."""
+    """Images in a nested value are decoded if they are marked or begin as one, by the decoder that a rule names."""
     content = encode(image[:, :, 0], "PNG")
     value = encoded([extension(Extension.IMAGE, content), {"bytes": extension(Extension.BYTES, content)}])
     first, second = decoded(value)
@@ -55,7 +57,7 @@ def test_images(encode: Callable[..., bytes], image: np.ndarray):
 
 
 def test_whose_code_runs():
-    """A decoder of images of the user's is the user's code."""
+    """A NestedDecoder runs user code only with a user's decoder of images, and can be pickled."""
     own = [NestedDecoder(), NestedDecoder(picture=bytes), NestedDecoder(ImageDecoder(mode="rgb8"))]
     assert [SampleDecoder({"x": reader}).runs_users_code for reader in own] == [False] * 3
     assert SampleDecoder({"x": NestedDecoder(picture=len)}).runs_users_code
@@ -81,13 +83,13 @@ def test_whose_code_runs():
     ],
 )
 def test_what_is_no_nested_value(content: bytes, reason: str):
-    """Lengths that lead outside, deep lists and wrong extensions are errors that name the field."""
+    """Lengths that lead outside, deep lists and wrong extensions raise DecodeError that names the field."""
     with pytest.raises(DecodeError, match=rf"field 'x' .*({reason})"):
         decoded(memoryview(content))
 
 
 def test_as_json():
-    """Arrays are lists, bytes Base64."""
+    """`encode_json_tree` writes arrays as lists and bytes as Base64."""
     assert (
         encode_json_tree(encoded({"a": array([1, 2]), "b": b"abc", "c": [None]}))
         == b'{"a":[1,2],"b":"YWJj","c":[null]}'

@@ -1,4 +1,5 @@
-"""Frames as RGB are those of PyAV's own conversion, whatever their size, subsampling, depth and order of dimensions."""
+"""Frames as RGB are those of PyAV's own conversion, whatever their size, subsampling, depth and order of
+dimensions."""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ SIZES = [(340, 256), (854, 480), (1080, 1920), (1366, 768), (1920, 1080), (182, 
 
 
 def noise(form: str, width: int, height: int) -> av.VideoFrame:
-    """A frame whose numbers are all possible ones."""
+    """Makes a frame whose numbers are all possible ones."""
     frame, rng = av.VideoFrame(width, height, form), np.random.default_rng(width * 4096 + height)
     below = next((most for depth, most in DEPTHS.items() if form.endswith(depth)), 0)
     for plane in frame.planes:
@@ -39,14 +40,14 @@ def noise(form: str, width: int, height: int) -> av.VideoFrame:
 
 
 def smooth(form: str, width: int, height: int) -> av.VideoFrame:
-    """A frame as videos have them: colours that change slowly."""
+    """Makes a frame as videos have them: colours that change slowly."""
     x, y = np.arange(width), np.arange(height)[:, None]
     image = np.stack(np.broadcast_arrays(x % 256, 2 * y % 256, (x + y) // 2 % 256), -1).astype(np.uint8)
     return av.VideoFrame.from_ndarray(image, "rgb24").reformat(format=form)
 
 
 def written(frame: av.VideoFrame, size: tuple[int, int] | None, rotation: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """The frame in both orders of dimensions, in memory that had other numbers before."""
+    """Returns the frame in both orders of dimensions, written to memory that had other numbers before."""
     height, width = size or (frame.height, frame.width)
     if rotation % 180 and size is None:
         height, width = width, height
@@ -75,7 +76,7 @@ def check_resized(frame: av.VideoFrame, width: int, height: int, most: int) -> N
 
 @pytest.mark.parametrize("form", FORMATS)
 def test_images_of_their_own_size_are_those_of_PyAV(form: str):
-    """Bit by bit: each rest of a width by 16, odd heights, and sizes of common videos."""
+    """Frames of any width modulo 16, odd heights and common sizes are PyAV's own conversion, bit by bit."""
     for width, height in [*((32 + rest, 16 + rest % 3) for rest in range(33)), *SIZES[:2], *SIZES[5:]]:
         check_own_size(form, width, height)
 
@@ -83,14 +84,14 @@ def test_images_of_their_own_size_are_those_of_PyAV(form: str):
 @settings(max_examples=40, deadline=None, derandomize=True)
 @given(st.sampled_from(FORMATS), st.integers(2, 400), st.integers(2, 400))
 def test_images_of_any_size_are_those_of_PyAV(form: str, width: int, height: int):
-    """Bit by bit, in both orders of dimensions."""
+    """Frames of drawn formats and sizes are PyAV's own conversion bit by bit, in both orders of dimensions."""
     check_own_size(form, width, height)
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(st.sampled_from(FORMATS), *[st.integers(2, 400)] * 4)
 def test_images_that_are_resized_are_near_those_of_PyAV(form: str, width: int, height: int, wide: int, high: int):
-    """Within the bound; all columns and rows are written."""
+    """Resized frames are PyAV's own within the stated bound, and all columns and rows are written."""
     frame = noise(form, width, height)
     check_resized(frame, wide, high, 255)
     if form in USUAL:
@@ -100,7 +101,7 @@ def test_images_that_are_resized_are_near_those_of_PyAV(form: str, width: int, h
 @pytest.mark.parametrize("form", ["yuv420p", "yuv420p10le", "rgb24"])
 @pytest.mark.parametrize("rotation", [90, 180, 270])
 def test_images_are_turned(form: str, rotation: int):
-    """Counterclockwise, behind the conversion."""
+    """Frames are rotated counterclockwise after their conversion."""
     frame = noise(form, 36, 24)
     expected = np.rot90(frame.to_ndarray(format="rgb24", interpolation=BICUBIC), rotation // 90)
     for found in written(frame, None, rotation):
@@ -108,7 +109,7 @@ def test_images_are_turned(form: str, rotation: int):
 
 
 def test_colours_of_frames_before_do_not_matter():
-    """Matrices and ranges of a frame are its own, though a reformatter is kept."""
+    """Matrix and range of colours are those of each frame, though a reformatter is kept between frames."""
     frames = []
     for form in ("yuv420p", "yuv420p10le", "yuv444p"):
         for space, colour_range in ((1, 1), (5, 2), (9, 1), (2, 0), (6, 2)):
@@ -124,7 +125,7 @@ def test_colours_of_frames_before_do_not_matter():
 
 
 def sweep() -> Iterator[tuple[int, int]]:
-    """Every width with several heights, every height with several widths."""
+    """Returns every width with several heights and every height with several widths."""
     rng = np.random.default_rng(int(os.environ.get("SEED", "0")))
     for side in range(2, 401):
         for other in (2, 3, 17, *rng.integers(2, 401, 3).tolist()):
@@ -136,7 +137,7 @@ def sweep() -> Iterator[tuple[int, int]]:
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("form", FORMATS)
 def test_all_widths_and_heights(form: str):
-    """From 2 to 400, the usual ones, and all multiples of 32 up to 1920, whose columns are converted in steps."""
+    """Frames of all sides from 2 to 400, the common sizes and multiples of 32 up to 1920 are PyAV's, bit by bit."""
     for width, height in [*sweep(), *SIZES, *((width, 16) for width in range(416, 1921, 32))]:
         check_own_size(form, width, height)
 
@@ -145,7 +146,7 @@ def test_all_widths_and_heights(form: str):
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("form", USUAL)
 def test_all_widths_and_heights_that_images_are_resized_to(form: str):
-    """From 2 to 400, of images of 340x256 and 65x47."""
+    """Frames of 340x256 and 65x47 that are resized to all sides from 2 to 400 are PyAV's within the bound."""
     frames = [smooth(form, 340, 256), smooth(form, 65, 47)]
     for number, (width, height) in enumerate(sweep()):
         check_resized(frames[number % 2], width, height, MOST)

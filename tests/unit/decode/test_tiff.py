@@ -1,4 +1,5 @@
-"""What becomes of TIFFs of every type, number of bands and layout: the values of the file, or a refusal."""
+"""TIFFs of every type, number of bands and layout are decoded to the values of the file, or refused.
+Files are written byte by byte here, or by Pillow."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ TYPES = ["u1", "i1", "u2", "i2", "u4", "i4", "u8", "i8", "f2", "f4", "f8"]
 
 
 def drawn(shape: tuple[int, ...], dtype: str, seed: int = 0) -> np.ndarray:
-    """Any bits; floats are numbers."""
+    """Draws any bits of a type; floats are finite numbers."""
     rng = np.random.default_rng(seed)
     if dtype[0] == "f":
         return rng.normal(0, 100, shape).astype(dtype)
@@ -41,7 +42,8 @@ def drawn(shape: tuple[int, ...], dtype: str, seed: int = 0) -> np.ndarray:
 def test_stored_values_are_those_of_the_file(
     shape, dtype, planar, deflate, predicted, cell, strip_rows, order, photometric, orientation
 ):
-    """Every type, every number of bands, in strips and tiles, in one plane and in several, not turned."""
+    """mode="stored" returns the values of every type and number of bands, in strips and tiles, planes and orders,
+    not rotated."""
     values = drawn(shape, dtype)
     content = write_tiff(
         values,
@@ -63,7 +65,7 @@ def test_stored_values_are_those_of_the_file(
 @pytest.mark.parametrize("planar", [False, True])
 @pytest.mark.parametrize("extra", [0, 2])
 def test_bands_beyond_the_colours_are_dropped(extra, planar):
-    """Regression: near infrared and alpha were multiplied with the colours."""
+    """Bands beyond the colours are dropped. Regression: near infrared and alpha were multiplied with the colours."""
     for bands in (3, 4, 6):
         values = drawn((24, 32, bands), "u1")
         content = write_tiff(values, photometric=RGB, extra=extra, planar=planar)
@@ -71,7 +73,7 @@ def test_bands_beyond_the_colours_are_dropped(extra, planar):
 
 
 def test_the_default_is_what_pillow_makes():
-    """Grey, inverted grey, inks, colours with alpha that they are multiplied with."""
+    """The default decodes grey, inverted grey, inks and premultiplied alpha as Pillow does."""
     for photometric, bands, extra in ((0, 1, 0), (GREY, 1, 0), (GREY, 2, 2), (INKS, 4, 0), (RGB, 4, 1)):
         content = write_tiff(drawn((24, 32, bands), "u1"), photometric=photometric, extra=extra)
         with Image.open(io.BytesIO(content)) as image:
@@ -90,7 +92,7 @@ def test_the_default_is_what_pillow_makes():
     ],
 )
 def test_values_that_are_no_colours_are_refused_with_the_way_out(bands, dtype, photometric, message):
-    """The default decoder takes no band for grey, and says what keeps the values."""
+    """Values that are no colours are refused by default, and the error names the mode that keeps them."""
     content = write_tiff(drawn((8, 8, bands), dtype), photometric=photometric)
     with pytest.raises(ValueError, match=rf"{message}.*mode='stored'\) keeps them|{message}"):
         decode_image(content)
@@ -102,7 +104,8 @@ def test_values_that_are_no_colours_are_refused_with_the_way_out(bands, dtype, p
 )
 @pytest.mark.parametrize("mode", ["1", "L", "P", "RGB", "RGBA", "CMYK"])
 def test_what_pillow_writes(image, encode, mode, options):
-    """Also compressed by what only libtiff decompresses; palettes as indices."""
+    """TIFFs that Pillow writes, also with compression that only libtiff reads, are decoded; palettes stay indices
+    if stored."""
     image = Image.fromarray(image).convert(mode)
     content = encode(image, "TIFF", **options)
     assert np.array_equal(decode_image(content), np.array(image.convert("RGB")))
@@ -111,7 +114,7 @@ def test_what_pillow_writes(image, encode, mode, options):
 
 
 def test_faxes_and_jpegs_within_a_tiff(image, encode):
-    """By the libtiff of Pillow, without what else the file says."""
+    """Fax and JPEG compression within a TIFF are decoded like Pillow does."""
     fax = Image.fromarray(image).convert("1")
     for compression in ("group3", "group4"):
         assert np.array_equal(stored(encode(fax, "TIFF", compression=compression)), np.array(fax.convert("L")))
@@ -122,7 +125,7 @@ def test_faxes_and_jpegs_within_a_tiff(image, encode):
 
 
 def test_damaged_and_cut_strips_are_errors():
-    """Every flipped bit of a deflated strip is seen, and every cut."""
+    """Every flipped bit of a deflated strip, and every cut of a file, raises ValueError."""
     values = drawn((40, 30, 3), "u1")
     content = write_tiff(values, photometric=RGB, deflate=True, strip_rows=7)
     end = content.rindex(b"\0\0\0\0") - 200
@@ -140,7 +143,7 @@ def test_damaged_and_cut_strips_are_errors():
 
 @pytest.mark.parametrize("tag", [258, 277, 257, 256, 278])
 def test_headers_that_contradict_the_strips_are_refused(tag):
-    """Memory that no strip fills is never delivered."""
+    """A TIFF whose header contradicts its strips raises ValueError, so that unfilled memory is never delivered."""
     content = bytearray(write_tiff(drawn((16, 16, 1), "u1"), strip_rows=4))
     start = int.from_bytes(content[4:8], "little")
     for at in range(start + 2, start + 2 + 12 * int.from_bytes(content[start : start + 2], "little"), 12):
@@ -155,7 +158,7 @@ def test_headers_that_contradict_the_strips_are_refused(tag):
 
 
 def test_tiffs_of_other_methods_name_the_way_out(image):
-    """A compression that is not read here is not decoded by chance."""
+    """A TIFF of an unknown compression raises ValueError that names the method and the way out."""
     content = bytearray(write_tiff(image, photometric=RGB))
     at = content.index((259).to_bytes(2, "little") + (3).to_bytes(2, "little"))
     content[at + 8 : at + 10] = (34712).to_bytes(2, "little")

@@ -1,4 +1,5 @@
-"""Boxes, masks and keypoints move with their image, or the sample is refused with the way out."""
+"""Boxes, masks and keypoints move with their image, or the sample is refused with the way out.
+albumentations is the real library; torchvision, kornia and torch are fakes known by the names of their modules."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ BOXES = np.array([[0, 0, 20, 40], [40, 0, 60, 40]], np.float32)
 
 @pytest.fixture(scope="module")
 def A() -> ModuleType:
-    """Imported here, not in the other processes of pytest: 1.5 s of CPU each (2026-11-26)."""
+    """Imports albumentations here, not in the other processes of pytest: 1.5 s of CPU each (2026-11-26)."""
     return importlib.import_module("albumentations")
 
 
@@ -72,7 +73,8 @@ APART = {
 @pytest.mark.parametrize("step", STEPS, ids=repr)
 @pytest.mark.parametrize("name", BELONGS)
 def test_a_field_that_would_stay_where_it_was_is_refused(name, step):
-    """Regression: the image was mirrored or cut, and its boxes and masks were not."""
+    """A step that moves pixels refuses a sample with boxes, masks or keypoints that would stay.
+    Regression: the image was mirrored or cut, and its boxes and masks were not."""
     sample = {"__key__": "k", "jpg": IMAGE, name: BELONGS[name]}
     with pytest.raises(ConfigError, match=rf"pixels of field 'jpg' of sample 'k', and {name} would stay"):
         OnField("jpg", step)(sample, rng=rng())
@@ -80,7 +82,7 @@ def test_a_field_that_would_stay_where_it_was_is_refused(name, step):
 
 @pytest.mark.parametrize("name", APART)
 def test_other_fields_are_left_alone(name):
-    """Labels, texts, tokens, other images."""
+    """A step that moves pixels leaves labels, texts, tokens and other images alone."""
     for field, key in (("jpg", "jpg"), ("image", "only.png")):
         sample = {"__key__": "k", key: IMAGE, name: APART[name]}
         if field == "image" and name.endswith("jpg"):
@@ -89,7 +91,8 @@ def test_other_fields_are_left_alone(name):
 
 
 def test_functions_are_seen_by_their_results():
-    """A function of colours is fine; one that changes the size is not."""
+    """A function that only changes colours or layout is accepted; one that changes the size of the image is
+    refused."""
     sample = {"__key__": "k", "jpg": IMAGE, "boxes": BOXES}
     assert OnField("jpg", lambda found: found // 2)(sample, rng=rng())["boxes"] is BOXES
     assert OnField("jpg", lambda found: found.transpose(2, 0, 1))(sample, rng=rng())["jpg"].shape == (3, 40, 60)
@@ -101,12 +104,14 @@ PHOTO = np.random.default_rng(1).integers(0, 255, (10, 15, 3), np.uint8).repeat(
 
 
 def mirror_in_place(image: np.ndarray) -> np.ndarray:
+    """Stands for a user's function that mirrors the image in its own memory."""
     image[...] = image[:, ::-1].copy()
     return image
 
 
 def test_a_function_may_return_an_image_of_pillow():
-    """Regression: the step after it ended with an AttributeError, as images of Pillow have no shape."""
+    """A function may return an image of Pillow. Regression: the next step raised AttributeError, as it has no
+    shape."""
     steps = OnField("jpg", Image.fromarray, lambda image: np.asarray(image)[::2])
     assert steps({"__key__": "k", "jpg": PHOTO}, rng=rng())["jpg"].shape == PHOTO[::2].shape
     with pytest.raises(ConfigError, match="boxes would stay where they were"):
@@ -126,7 +131,8 @@ def test_a_function_may_return_an_image_of_pillow():
     ],
 )
 def test_functions_that_mirror_are_refused(function, square):
-    """Regression: only another size was seen. Whatever they do to colours; square images may also be turned."""
+    """A function that mirrors, or turns a square image, is refused beside boxes, whatever it does to colours.
+    Regression: only another size was seen."""
     image = PHOTO[:, :300] if square else PHOTO
     functions = [function, lambda found: found.transpose(1, 0, 2)] if square else [function]
     for each in functions:
@@ -149,7 +155,7 @@ def test_functions_that_mirror_are_refused(function, square):
     ],
 )
 def test_functions_of_colours_are_left_alone(function, caplog):
-    """No line, no refusal; images of one colour show nothing."""
+    """A function of colours is neither refused nor logged, also for images of one colour."""
     for image in (PHOTO, np.full_like(PHOTO, 7)):
         sample = {"__key__": "k", "jpg": image.copy(), "boxes": BOXES, "mask.png": image[:, :, 0]}
         if function(image).any():
@@ -159,7 +165,7 @@ def test_functions_of_colours_are_left_alone(function, caplog):
 
 
 def watch(sample: dict[str, object], function) -> object:
-    """What a loader does with a function of samples."""
+    """Watches a function of samples as a loader does, for two samples."""
     looking = SampleWatch(function)
     for _ in range(2):
         seen = looking.look(sample)
@@ -170,7 +176,7 @@ def watch(sample: dict[str, object], function) -> object:
 
 
 def test_a_function_that_may_move_pixels_is_named(caplog):
-    """Once: shifted by half of the image it is like none of its mirror images."""
+    """A function whose result is like no mirror image, as a shift, is one warning with the fields that it leaves."""
     step = OnField("jpg", lambda found: np.roll(found, 200, axis=1))
     for _ in range(3):
         step({"__key__": "k", "jpg": PHOTO, "boxes": BOXES}, rng=rng())
@@ -195,7 +201,9 @@ def test_a_function_that_may_move_pixels_is_named(caplog):
     ],
 )
 def test_what_a_function_of_samples_leaves_behind_is_named(function, line, caplog):
-    """Regression: nothing was said. Fields that it moves, too, or does not deliver, are none of it."""
+    """A function of samples that moves the image and leaves boxes or masks is one warning; fields that it moves or
+    drops are
+    not named. Regression: nothing was said."""
     watch(
         {"__key__": "k", "jpg": PHOTO.copy(), "boxes": BOXES, "mask.png": PHOTO[:, :, 0].copy(), "label": 3}, function
     )
@@ -207,7 +215,7 @@ def test_what_a_function_of_samples_leaves_behind_is_named(function, line, caplo
 @pytest.mark.parametrize("step", STEPS, ids=repr)
 @pytest.mark.parametrize("dtype", ["u1", "u2", "i4", "i8", "f4"])
 def test_masks_move_with_the_image(step, dtype):
-    """The same crop, the same flip, no class that was not there; several masks and stacks of them."""
+    """Masks get the image's crop and flip and no new class; several masks and stacks of them move together."""
     sample = {"__key__": "k", "jpg": IMAGE, "mask.png": MASK.astype(dtype), "masks": np.stack([MASK, MASK // 2])}
     transform = pickle.loads(pickle.dumps(OnField("jpg", step, HorizontalFlip(), masks=["mask.png", "masks"])))
     for seed in range(10):
@@ -225,7 +233,7 @@ def test_masks_move_with_the_image(step, dtype):
 
 @pytest.mark.parametrize("step", [Resize((16, 16)), Resize((100, 90)), RandomResizedCrop(16), CenterCrop(80)], ids=repr)
 def test_a_mask_alone_is_scaled_by_nearest_pixels(step):
-    """By its name, or where that is asked for; into its row, too."""
+    """A field named as a mask, or a step with nearest=True, is scaled by nearest pixels, into its row, too."""
     for field in ("mask.png", "seg.tif"):
         found = OnField(field, step)({field: MASK, "jpg": IMAGE}, rng=rng())[field]
         assert set(np.unique(found)) <= {0, 4, 255}
@@ -236,7 +244,7 @@ def test_a_mask_alone_is_scaled_by_nearest_pixels(step):
 
 
 def test_masks_that_cannot_follow_are_refused():
-    """Of another size; missing; beside steps that are functions."""
+    """A mask of another size, a missing one, and masks beside steps that are functions raise ConfigError."""
     sample = {"__key__": "k", "jpg": IMAGE, "mask.png": MASK[:20]}
     with pytest.raises(ConfigError, match=r"mask 'mask.png' of sample 'k' is ndarray of shape \(20, 60\)"):
         OnField("jpg", HorizontalFlip(1.0), masks=["mask.png"])(sample, rng=rng())
@@ -247,7 +255,7 @@ def test_masks_that_cannot_follow_are_refused():
 
 
 def annotated() -> dict[str, object]:
-    """A sample as annotations= delivers it: its image has two objects, the mask their places."""
+    """Makes a sample as annotations= delivers it: its image has two objects, the mask their places."""
     return {
         "__key__": "k",
         "jpg": IMAGE,
@@ -262,7 +270,8 @@ def annotated() -> dict[str, object]:
 @pytest.mark.parametrize("whole", [True, False], ids=["transform=", "OnField"])
 @pytest.mark.parametrize("labels", [["labels"], ["labels", "area", "iscrowd"], []])
 def test_boxes_of_annotations_move_under_albumentations(A, whole, labels):
-    """Regression: they were given by other names, so they stayed. All fields of a box follow it, with their types."""
+    """Boxes, labels and other fields of annotations= follow a composition of albumentations and keep their types.
+    Regression: they were given by other names, so they stayed."""
     flip = A.Compose(
         [A.HorizontalFlip(p=1), A.Crop(0, 0, 30, 40)], bbox_params=A.BboxParams("pascal_voc", label_fields=labels)
     )
@@ -282,7 +291,7 @@ def test_boxes_of_annotations_move_under_albumentations(A, whole, labels):
 
 
 def test_masks_and_keypoints_move_under_albumentations(A):
-    """One mask, two masks, and the points of each object, of which those that are not labelled stay at 0, 0."""
+    """One mask, two masks and keypoints follow a composition of albumentations; unlabelled points stay at 0, 0."""
     flip = A.Compose([A.HorizontalFlip(p=1)], keypoint_params=A.KeypointParams("xy", remove_invisible=False))
     points = np.array([[[1, 2, 2], [0, 0, 0]], [[50, 30, 1], [59, 39, 2]]], np.float32)
     sample = {"__key__": "k", "jpg": IMAGE, "keypoints": points, "mask.png": MASK}
@@ -308,13 +317,14 @@ def test_masks_and_keypoints_move_under_albumentations(A):
     ],
 )
 def test_compositions_that_leave_boxes_are_refused(A, make, message):
-    """Without parameters, with those of another format, with labels that the sample lacks."""
+    """A composition without parameters for boxes, with those of another format, or with missing labels raises
+    ConfigError."""
     with pytest.raises(ConfigError, match=message):
         OnField("jpg", make(A))(annotated(), rng=rng())
 
 
 def test_transforms_of_colours_leave_all_fields(A):
-    """They move nothing: no sample is refused."""
+    """Transforms of colours of albumentations move no pixels and refuse no sample."""
     for step in (A.RandomBrightnessContrast(p=1), A.Compose([A.Normalize(), A.OneOf([A.InvertImg()])])):
         assert not moves_pixels(step)
         made = OnField("jpg", step)({**annotated(), "mask.png": MASK}, rng=rng())
@@ -323,7 +333,7 @@ def test_transforms_of_colours_leave_all_fields(A):
 
 
 def test_steps_of_torchvision_are_known_by_their_names():
-    """Colours move nothing, everything else may; compositions are looked into."""
+    """Steps of torchvision move pixels unless they are known to change colours only; compositions are looked into."""
     step = type(
         "RandomHorizontalFlip", (), {"__module__": "torchvision.transforms.v2", "__call__": lambda self, x: x}
     )()
@@ -336,13 +346,13 @@ def test_steps_of_torchvision_are_known_by_their_names():
 
 
 def test_a_image_without_a_name_beside_another_is_its_mask():
-    """`0.png` beside `0.jpg`; two photographs are not."""
+    """A `0.png` beside `0.jpg` is its mask; two photographs are not."""
     assert find_companions({"jpg": IMAGE, "png": IMAGE}, "jpg", "jpg", IMAGE.shape) == {"png": "mask"}
     assert find_companions({"a.jpg": IMAGE, "b.png": IMAGE}, "a.jpg", "a.jpg", IMAGE.shape) == {}
 
 
 class FakeTensor:
-    """Stands for a tensor of torch, which is known by the module of its type."""
+    """Stands for a tensor of torch, which is known by the module of its type; it has dimensions and no values."""
 
     __module__ = "torch"
 
@@ -351,7 +361,7 @@ class FakeTensor:
 
 
 def test_steps_of_torchvision_for_whole_samples():
-    """They move the first tensor alone: what they would leave behind, and arrays that they leave alone, are refused."""
+    """Steps of torchvision for whole samples are refused where they would leave arrays or other tensors unmoved."""
     kinds = {"__module__": "torchvision.transforms.v2", "__call__": lambda self, fields: "moved"}
     flip = type("RandomHorizontalFlip", (), kinds)()
     step = make_transform(flip)
@@ -373,14 +383,15 @@ def test_steps_of_torchvision_for_whole_samples():
 
 
 def of_kornia(name: str, base: str, *children: object) -> object:
-    """Stands for a module of kornia, which is known by the names and modules of its classes."""
+    """Stands for a module of kornia, which is known by the names and modules of its classes; it moves nothing."""
     module = {"__module__": "kornia.augmentation"}
     above = type(base, (), {"__module__": "kornia.augmentation._2d.base"})
     return type(name, (above,), {**module, "children": lambda self: children, "__call__": lambda self, x: "moved"})()
 
 
 def test_steps_of_kornia():
-    """Regression: a dict's `boxes` stayed, because kornia moves `bbox`. Colours move nothing."""
+    """Steps of kornia that move pixels refuse batches with fields that kornia leaves; colours move nothing.
+    Regression: a dict's `boxes` stayed, because kornia moves `bbox`."""
     flip = of_kornia("RandomHorizontalFlip", "GeometricAugmentationBase2D")
     jitter = of_kornia("ColorJitter", "IntensityAugmentationBase2D")
     colours = of_kornia("AugmentationSequential", "ImageSequential", jitter)

@@ -1,4 +1,4 @@
-"""Transforms: where they write, and what they draw."""
+"""Transforms of images: where they write, what they draw, and which types they take, with OpenCV and with Pillow."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from streamer.errors import ConfigError
 
 @pytest.fixture(params=["cv2", "Pillow"])
 def _resizer(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Makes resizing use OpenCV, or Pillow as where OpenCV is not installed."""
     found = scaling.library
     if request.param == "Pillow":
         monkeypatch.setattr(scaling, "library", lambda name: None if name == "cv2" else found(name))
@@ -24,7 +25,7 @@ def rng(seed: int = 0) -> np.random.Generator:
 @pytest.mark.usefixtures("_resizer")
 @pytest.mark.parametrize("size", [(30, 40), (120, 160), (17, 93), (60, 80)])
 def test_resize_writes_into_out(image, size):
-    """The array that fits is filled and returned; the result is the same without it."""
+    """`resize` fills and returns an array of the right shape, with the same result as without one."""
     out = np.zeros((*size, 3), np.uint8)
     assert resize(image, *size, out) is out
     assert np.array_equal(out, resize(image, *size))
@@ -32,7 +33,7 @@ def test_resize_writes_into_out(image, size):
 
 @pytest.mark.usefixtures("_resizer")
 def test_resize_leaves_an_array_alone_that_does_not_fit(image):
-    """Of another shape, or strided so that OpenCV would take a copy in silence."""
+    """`resize` leaves an array alone that has another shape or strides of which OpenCV would take a copy."""
     other, strided = np.full((31, 40, 3), 7, np.uint8), np.full((30, 80, 3), 7, np.uint8)[:, ::2]
     for out in (other, strided):
         assert resize(image, 30, 40, out).shape == (30, 40, 3)
@@ -41,7 +42,7 @@ def test_resize_leaves_an_array_alone_that_does_not_fit(image):
 
 @pytest.mark.usefixtures("_resizer")
 def test_resize_keeps_what_a_smooth_image_shows(image):
-    """Half the size is the mean of four pixels, within two levels."""
+    """A smooth image of half the size is the mean of four pixels, within two levels."""
     small = resize(image, 30, 40)
     mean = image.reshape(30, 2, 40, 2, 3).mean(axis=(1, 3))
     assert np.abs(small - mean).max() <= 2
@@ -50,7 +51,7 @@ def test_resize_keeps_what_a_smooth_image_shows(image):
 @pytest.mark.usefixtures("_resizer")
 @pytest.mark.parametrize("size", [(23, 31), (29, 80), (75, 99)])
 def test_without_antialiasing_each_pixel_lies_between_four(size):
-    """Bilinear between the nearest four, whether it shrinks or grows; two levels for fixed-point weights."""
+    """Without antialiasing resizing is bilinear between the nearest four pixels, within two levels."""
     noise = rng().integers(0, 256, (60, 80, 3), np.uint8)
     found = resize(noise, *size, antialias=False)
     assert np.abs(found - bilinear(noise, *size)).max() <= 2
@@ -60,7 +61,7 @@ def test_without_antialiasing_each_pixel_lies_between_four(size):
 
 
 def bilinear(image: np.ndarray, height: int, width: int) -> np.ndarray:
-    """By the definition: between the centres of pixels, the border repeated."""
+    """Resizes by the definition: between the centres of pixels, the border repeated."""
     for axis, length in enumerate((height, width)):
         last = image.shape[axis] - 1
         at = np.clip((np.arange(length) + 0.5) * image.shape[axis] / length - 0.5, 0, last)
@@ -72,14 +73,14 @@ def bilinear(image: np.ndarray, height: int, width: int) -> np.ndarray:
 
 
 def test_resize_by_the_shorter_side(image):
-    """The other side keeps the shape."""
+    """`Resize` with one number scales the shorter side to it and keeps the aspect ratio."""
     assert Resize(30)(image).shape == (30, 40, 3)
     assert Resize(30)(image.transpose(1, 0, 2)).shape == (40, 30, 3)
     assert Resize((20, 10))(image).shape == (20, 10, 3)
 
 
 def test_centre_crop_takes_the_middle(image):
-    """Exactly the middle pixels, owned; a small image is scaled up first."""
+    """`CenterCrop` copies exactly the middle pixels, and scales a small image up first."""
     found = CenterCrop(20, 40)(image)
     assert np.array_equal(found, image[20:40, 20:60])
     assert not np.shares_memory(found, image)
@@ -89,7 +90,7 @@ def test_centre_crop_takes_the_middle(image):
 
 
 def test_random_boxes_lie_inside_and_have_the_area_and_shape_asked_for():
-    """Over many draws, for wide and high images."""
+    """Random boxes lie inside the image and have the area and aspect ratio asked for."""
     step = RandomResizedCrop(8, scale=(0.2, 0.6), ratio=(0.5, 2.0))
     for height, width in ((60, 80), (300, 40), (40, 300)):
         for seed in range(200):
@@ -102,12 +103,12 @@ def test_random_boxes_lie_inside_and_have_the_area_and_shape_asked_for():
 
 
 def test_a_shape_that_no_box_can_have_gives_the_middle():
-    """A strip of 10 x 1000 pixels is cut to the widest box allowed."""
+    """An image that no box fits is cut to the widest box in its middle, as a strip of 10 x 1000 pixels."""
     assert RandomResizedCrop(8, scale=(1.0, 1.0)).draw(10, 1000, rng()) == (0, 493, 10, 13)
 
 
 def test_the_same_rng_gives_the_same_image(image):
-    """And another one another image; written into `out`."""
+    """The same seed draws the same crop, another seed another one, also when it is written into `out`."""
     step, out = RandomResizedCrop(16), np.zeros((16, 16, 3), np.uint8)
     assert step(image, rng=rng(1), out=out) is out
     assert np.array_equal(out, step(image, rng=rng(1)))
@@ -115,7 +116,7 @@ def test_the_same_rng_gives_the_same_image(image):
 
 
 def test_flip_mirrors_in_place_and_elsewhere(image):
-    """The image itself may be the output."""
+    """`flip` mirrors an image into itself or into a new array."""
     mirrored = image[:, ::-1].copy()
     held = image.copy()
     assert flip(held, held) is held
@@ -124,7 +125,7 @@ def test_flip_mirrors_in_place_and_elsewhere(image):
 
 
 def test_horizontal_flip_follows_its_probability(image):
-    """Never at 0, always at 1, about half the time at 0.5."""
+    """`HorizontalFlip` never flips at 0, always at 1, and about half the time at 0.5."""
     flipped = [np.array_equal(HorizontalFlip()(image, rng=rng(s)), image[:, ::-1]) for s in range(400)]
     assert 160 < sum(flipped) < 240
     assert HorizontalFlip(0.0)(image, rng=rng()) is image
@@ -132,7 +133,7 @@ def test_horizontal_flip_follows_its_probability(image):
 
 
 def test_on_field_changes_one_field(image):
-    """The sample that came in stays as it was."""
+    """`OnField` changes one field of a new sample, and the given sample stays as it was."""
     sample = {"__key__": "k", "jpg": image, "cls": 3}
     found = OnField("jpg", Resize(30), HorizontalFlip(1.0))(sample, rng=rng())
     assert np.shape(found["jpg"]) == (30, 40, 3)
@@ -141,13 +142,13 @@ def test_on_field_changes_one_field(image):
 
 
 def test_on_field_without_a_image_names_what_there_is():
-    """The user sees the fields of the sample."""
+    """`OnField` of a missing field raises ConfigError that names the fields there are."""
     with pytest.raises(ConfigError, match="__key__, png"):
         OnField("jpg", Resize(30))({"__key__": "k", "png": b""}, rng=rng())
 
 
 def test_steps_may_be_any_functions_of_a_image(image):
-    """`rng` and `out` are given to those that have such a parameter."""
+    """A step may be any function of an image; it gets `rng` if it has such a parameter."""
 
     def noisy(found: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         return found + rng.integers(0, 9, found.shape, np.uint8)
@@ -158,7 +159,7 @@ def test_steps_may_be_any_functions_of_a_image(image):
 
 @pytest.mark.parametrize("field", ["jpg", "seg.PNG", "image"])
 def test_image_is_the_image_of_a_sample(image, field):
-    """Whatever its extension; delivered under one name, so that images of several kinds make a batch."""
+    """The field "image" is the sample's one image whatever its extension, and is delivered under that name."""
     sample = {"__key__": "a", field: image, "label": 3}
     made = OnField("image", Resize((10, 20)))(sample, rng=rng())
     assert list(made) == ["__key__", "image", "label"]
@@ -173,13 +174,13 @@ def test_image_is_the_image_of_a_sample(image, field):
     ],
 )
 def test_image_must_be_one_image(fields, message):
-    """Not the first of several."""
+    """The field "image" raises ConfigError for a sample with no image or several."""
     with pytest.raises(ConfigError, match=message):
         OnField("image")({"__key__": "a", **fields}, rng=rng())
 
 
 def test_a_missing_field_names_the_way_to_any_image(image):
-    """The folder has jpg and png."""
+    """The error for a missing field names 'image', as for a folder with jpg and png."""
     with pytest.raises(ConfigError, match=r"has no field 'jpg'; .*'image' is the image of a sample, whatever"):
         OnField("jpg")({"__key__": "a", "png": image}, rng=rng())
 
@@ -187,7 +188,7 @@ def test_a_missing_field_names_the_way_to_any_image(image):
 @pytest.mark.parametrize("step", [Resize((8, 8)), CenterCrop(8), HorizontalFlip(1.0), HorizontalFlip(0.0)])
 @pytest.mark.parametrize("shape", [(16, 16), (16, 16, 3), (8, 8, 3)])
 def test_images_of_another_type_are_not_written_to_the_row(step, shape):
-    """A row of 8 bits and three colours is left alone, and what is returned is the image."""
+    """An image of another type than its row's is returned by itself, and the row is left alone."""
     deep = np.full(shape, 40_000, np.uint16)
     row = np.full((8, 8, 3), 7, np.uint8)
     found = step(deep, rng=rng(), out=row)
@@ -201,7 +202,7 @@ def test_images_of_another_type_are_not_written_to_the_row(step, shape):
 @pytest.mark.parametrize("dtype", ["u1", "u2", "i2", "f4", "f8", "i4", "i8", "u4", "f2", "?"])
 @pytest.mark.parametrize("size", [(9, 7), (40, 30)])
 def test_images_of_any_type_and_bands(dtype, bands, size):
-    """Of satellites, say: each band is scaled as if it were alone, mirrored exactly; or the type is refused."""
+    """Images of any number of bands are flipped exactly and scaled band by band, or their type is refused."""
     made = (rng().normal(100, 20, (16, 20, *([bands] if bands else []))) * (1 if dtype == "u1" else 3)).astype(dtype)
     assert np.array_equal(flip(made), made[:, ::-1])
     assert flip(made).dtype == made.dtype

@@ -1,4 +1,5 @@
-"""Clips of whole videos: which frames, in which memory, from which containers; and the error without PyAV."""
+"""`VideoClip`: which frames of whole videos, in which memory, from which containers; and the error without PyAV.
+Videos have the number of each frame drawn in it."""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ def numbers(clip: np.ndarray) -> list[int]:
 
 @pytest.mark.parametrize("name", ["b_frames.mp4", "open_gop.mp4", "fragments.mp4", "sound.mov", "hevc.mp4"])
 def test_frames_of_a_whole_video(name: str):
-    """Every second one from the middle on, as their numbers say."""
+    """VideoClip returns every second frame from the middle on, or the first frames, as their numbers show."""
     clip = VideoClip(4, num_indices_between_frames=2)(made(name))
     assert clip.shape == (4, 3, 96, 128)
     first = numbers(clip)[0]
@@ -41,20 +42,20 @@ def test_frames_of_a_whole_video(name: str):
 
 
 def test_containers_that_FFmpeg_reads():
-    """Matroska by FFmpeg's demuxer, with the same frames."""
+    """Matroska is read by FFmpeg's demuxer, with the same frames."""
     content = video("libx264", 40, name="x.mkv", options={"preset": "veryfast", "g": "12"})
     assert numbers(VideoClip(3, start="first", num_indices_between_frames=7)(content)) == [0, 7, 14]
 
 
 def test_a_video_of_an_unknown_codec_is_refused():
-    """PyAV gives it no decoder."""
+    """A video of an unknown codec raises ValueError, since PyAV gives it no decoder."""
     content = made("b_frames.mkv").replace(b"V_MPEG4/ISO/AVC", b"V_MPEG4/ISO/ABC")
     with pytest.raises(ValueError, match="no decoder of its video: its head is damaged, or its codec unknown"):
         VideoClip(2)(content)
 
 
 def test_frames_are_written_to_their_row():
-    """Memory of the right shape is used, other memory is not."""
+    """Frames are written to a row of the right shape, and not to one of another shape."""
     row = np.zeros((4, 3, 48, 64), np.uint8)
     decoder = VideoClip(4, size=(48, 64))
     assert decoder.decode(memoryview(made("b_frames.mp4")), row) is row
@@ -66,7 +67,7 @@ def test_frames_are_written_to_their_row():
 
 
 def test_clips_are_drawn_for_each_epoch():
-    """By the generator of the sample."""
+    """start="random" draws the clip by the generator of the sample."""
     decoder, content = VideoClip(2, start="random"), memoryview(made("b_frames.mp4"))
     drawn = [numbers(decoder.decode(content, None, lambda s=s: np.random.default_rng(s)))[0] for s in (1, 1, 2, 3)]
     assert drawn[0] == drawn[1]
@@ -74,7 +75,8 @@ def test_clips_are_drawn_for_each_epoch():
 
 
 def without_order(content: bytes) -> bytes:
-    """The video, whose SPS does not say how far images are reordered: its bitstream_restriction_flag is 0."""
+    """Returns the video with an SPS that does not say how far images are reordered: bitstream_restriction_flag is
+    0."""
     at = content.index(b"avcC") + 12
     length = int.from_bytes(content[at - 2 : at], "big")
     bits = f"{int.from_bytes(content[at : at + length], 'big'):0{8 * length}b}"
@@ -86,7 +88,9 @@ def without_order(content: bytes) -> bytes:
 
 
 def test_images_that_are_not_needed_are_skipped(monkeypatch: pytest.MonkeyPatch):
-    """A second pass skips none where a video does not say their order, and where fields may be packets of their own."""
+    """Frames that no wanted one needs are skipped; where the order of frames is not stated, or fields may be
+    packets, a second
+    pass skips none."""
     passes: list[tuple[bool, int]] = []
 
     def counted(video: VideoPackets, wanted: set[int], skippable: list[bool]) -> dict[int, object]:
@@ -108,7 +112,8 @@ def test_images_that_are_not_needed_are_skipped(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.parametrize("layers", ["", ":temporal-layers=3"])
 def test_images_of_hevc_are_skipped(layers: str):
-    """Where no other refers to them, also with temporal sub-layers; frames are those of a full decode."""
+    """Frames of HEVC to which no other refers are skipped, with temporal sub-layers too; the clip is that of a full
+    decode."""
     told = f"keyint=30:bframes=4:b-pyramid=1:log-level=none:pools=1{layers}"
     content = video("libx265", 60, options={"preset": "veryfast", "x265-params": told})
     whole, frames = read_video(memoryview(content), Deadline())
@@ -122,7 +127,7 @@ def test_images_of_hevc_are_skipped(layers: str):
 
 
 def test_videos_shorter_than_a_clip():
-    """Are errors with their number of frames, or repeat the last frame."""
+    """A video shorter than a clip raises ValueError with its number of frames, or repeats its last frame."""
     with pytest.raises(ValueError, match="the video has 90 frames, a clip needs more; at_end='repeat_last'"):
         VideoClip(200)(made("b_frames.mp4"))
     assert numbers(VideoClip(92, at_end="repeat_last")(made("b_frames.mp4")))[-3:] == [89, 89, 89]
@@ -143,13 +148,13 @@ def test_videos_shorter_than_a_clip():
     ],
 )
 def test_options_are_checked(options: dict[str, object], said: str):
-    """When the decoder is made."""
+    """Wrong options of VideoClip raise ConfigError when the decoder is made."""
     with pytest.raises(ConfigError, match=f"VideoClip: {said}"):
         VideoClip(**options)
 
 
 def test_rules_name_extensions():
-    """A sample of a tar or of a class folder: `decode={"mp4": VideoClip()}`; damage names the sample."""
+    """A rule such as `decode={"mp4": VideoClip()}` decodes fields of that extension, and damage names the sample."""
     decoder = SampleDecoder({"mp4": VideoClip(2)})
     assert not decoder.runs_users_code
     assert decoder("a", [Field("mp4", memoryview(made("b_frames.mp4")))])["mp4"].shape == (2, 3, 96, 128)
@@ -162,7 +167,7 @@ def test_rules_name_extensions():
 
 
 def test_damaged_packets():
-    """Say which frames are missing, and in which sample; codecs that this PyAV does not have are named."""
+    """Damaged packets raise an error that says which frames are missing; a codec that this PyAV lacks is named."""
     content = bytearray(made("b_frames.mp4"))
     begin, end = content.index(b"mdat") + 4, content.index(b"moov") - 4
     content[begin:end] = bytes(end - begin)
@@ -180,7 +185,8 @@ def test_damaged_packets():
 
 
 def test_codecs_that_PyAV_does_not_have():
-    """Are refused when a dataset is opened, if a field is decoded of them; times and bytes are not."""
+    """A codec that PyAV lacks is refused when a dataset is opened, unless only times or bytes of its fields are
+    read."""
     specs = [FieldSpec("frames", "clip"), FieldSpec("pts_seconds", "clip-pts")]
     for decoder, fields in ((SampleDecoder(), specs), (SampleDecoder(), [FieldSpec("audio", "audio")])):
         decoder.check(fields, ["h264", "flac"])
@@ -191,7 +197,7 @@ def test_codecs_that_PyAV_does_not_have():
 
 
 def test_without_PyAV_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch):
-    """When the dataset is opened, not at the first sample."""
+    """Without PyAV a dataset of videos is refused when it is opened, and the error says what to install."""
     found = util.find_spec
     monkeypatch.setattr("streamer.base.interpreter.find_spec", lambda name: None if name == "av" else found(name))
     for decoder, specs in (
@@ -207,7 +213,8 @@ def test_without_PyAV_the_error_says_what_to_install(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("behind", [bytes(64), b"\0\xff" * 32, b"\xff" * 64])
 def test_what_lies_behind_a_packet_is_not_read(behind):
-    """The last frame of each video is that of a full decode; with zero and another byte behind it MPEG-4's was not."""
+    """Bytes behind a packet do not change its frame. Regression: with zero and another byte MPEG-4's last frame was
+    another."""
     content = made("mpeg4.mp4")
     opened, frames = read_video(memoryview(content), Deadline())
     end = 1 + opened.pts.index(wanted := sorted(frames.pts.tolist())[45])
@@ -217,7 +224,7 @@ def test_what_lies_behind_a_packet_is_not_read(behind):
 
 
 def converted(depth: str) -> np.ndarray:
-    """A grey image as RGB, in half its size."""
+    """Converts a grey frame to RGB in half its size."""
     target = np.empty((3, 360, 640), np.uint8)
     write_rgb(av.VideoFrame(1280, 720, depth), (360, 640), 0, target, planar=True)
     return target
@@ -226,7 +233,7 @@ def converted(depth: str) -> np.ndarray:
 @pytest.mark.process
 @pytest.mark.parametrize("depth", ["yuv420p", "yuv420p10le"])
 def test_images_are_converted_by_one_thread_and_after_a_fork(depth: str):
-    """Workers are the parallelism; a process that torch forks uses nothing of its parent, whose threads it has not."""
+    """Conversion to RGB starts no thread, and works in a process that is forked after one in its parent."""
     before = len(os.listdir("/proc/self/task"))
     converted(depth)
     if depth == "yuv420p" or hasattr(av.filter.Graph(), "threads"):

@@ -62,7 +62,7 @@ KINDS = [
 
 
 def played(content: bytes) -> np.ndarray:
-    """All frames of a video as FFmpeg plays them: [n, height, width, 3]."""
+    """Returns all frames of a video as FFmpeg plays them: [n, height, width, 3]."""
     with av.open(io.BytesIO(content)) as box:
         stream = box.streams.best("video")
         stream.codec_context.thread_count = 1
@@ -88,7 +88,7 @@ def check_all(content: bytes) -> np.ndarray:
 
 @pytest.mark.parametrize(("name", "codec", "form", "options"), KINDS)
 def test_frames_are_those_of_a_full_decode(name: str, codec: str, form: str, options: dict[str, str]):
-    """Containers without times of showing too, and codecs whose kind of pixels only the container says."""
+    """Clips have the frames of a full decode for each container and codec, also without presentation times."""
     content = video(codec, 20, name=name, size=(150, 98), form=form, options=options)
     assert len(check_all(content)) == 20
 
@@ -101,27 +101,27 @@ def test_frames_are_those_of_a_full_decode(name: str, codec: str, form: str, opt
     st.integers(0, 3),
 )
 def test_videos_of_any_size_are_those_of_a_full_decode(name: str, form: str, size: tuple[int, int], b_frames: int):
-    """Of h264, in several containers, at several depths; sizes are those that the encoder takes."""
+    """Clips of h264 of drawn sizes and depths, in several containers, have the frames of a full decode."""
     even = (size[0] // 2 * 2, size[1] // 2 * 2) if form != "yuv444p" else size
     options = {"preset": "ultrafast", "bf": str(b_frames), "g": "7"}
     check_all(video("libx264", 12, name=name, size=even, form=form, options=options))
 
 
 def test_packed_B_frames_are_in_the_order_shown():
-    """As XviD and DivX write them, and with them UCF101 and HMDB51."""
+    """Packed B-frames, as XviD and DivX write them, and with them UCF101 and HMDB51, come in the order shown."""
     content = repacked(video("mpeg4", 30, name="x.avi", options={"g": "12", "bf": "1"}), "y.avi", packed_b_frames)
     assert [number_in(frame) for frame in check_all(content)] == list(range(30))
 
 
 def test_videos_that_are_longer_than_what_is_kept_are_decoded_again(monkeypatch: pytest.MonkeyPatch):
-    """With the same frames."""
+    """A video longer than the memory for its packets is read again and has the same frames."""
     monkeypatch.setattr(containers, "_MAX_KEPT_BYTES", 100_000)
     check_all(video("mpeg4", 30, name="x.avi", options={"g": "12", "bf": "2"}))
 
 
 @pytest.mark.parametrize("name", ["b_frames.mp4", "hevc.mp4", "mpeg4.mp4"])
 def test_mp4_without_times_of_showing(name: str):
-    """Is played in FFmpeg's order: a clip of one frame too, of which nothing is seen while it is decoded."""
+    """An MP4 without presentation times has FFmpeg's order of frames, also in a clip of one frame."""
     content = without_times(made(name))
     frames = check_all(content)
     numbers = [number_in(frame) for frame in frames]
@@ -132,14 +132,14 @@ def test_mp4_without_times_of_showing(name: str):
 
 @pytest.mark.parametrize("codec", ["mpeg1video", "mpeg2video", "libx264"])
 def test_mp4_whose_first_box_is_another(codec: str):
-    """Is read by FFmpeg's demuxer, which says the times of decoding as those of showing, too."""
+    """An MP4 whose first box is another is read by FFmpeg's demuxer, with the frames in the order shown."""
     content = without_times(video(codec, 30, options={"bf": "2", "g": "12"}))
     numbers = [number_in(frame) for frame in check_all(content.replace(b"ftyp", b"uuid"))]
     assert numbers == list(range(30))
 
 
 def test_mp4_whose_first_b_frame_comes_late():
-    """Nothing in the first packets says that it reorders."""
+    """An MP4 whose first B-frame comes late, without a sign of it before, has the frames in the order shown."""
     options = {"preset": "veryfast", "bf": "3", "g": "250", "x264-params": "b-adapt=0"}
     content = without_times(video("libx264", 24, options=options, types="IPPPPPPPPPPPIPBPBPBPBPBP"))
     assert [number_in(frame) for frame in check_all(content)] == list(range(24))
@@ -147,7 +147,7 @@ def test_mp4_whose_first_b_frame_comes_late():
 
 @pytest.mark.parametrize("repeats", [True, False])
 def test_parameters_that_change_within_an_mp4(repeats: bool):
-    """Are those of the packets behind the change, whether these repeat them or not."""
+    """Frames behind a change of parameters are decoded by the new ones, whether the packets repeat them or not."""
     options = [{"preset": "veryfast", "g": "24"}, {"preset": "ultrafast", "g": "30"}]
     more = {"x264-params": "repeat-headers=1"} if repeats else {}
     one, two = (
@@ -168,7 +168,7 @@ def test_parameters_that_change_within_an_mp4(repeats: bool):
     ],
 )
 def test_videos_that_begin_between_keys(codec: str, options: dict[str, str]):
-    """As recordings of broadcasts do: they begin where FFmpeg begins to play them, also inside of open GOPs."""
+    """A video that begins between key frames, as recordings of broadcasts do, begins where FFmpeg plays it."""
     stored = video(codec, 100, name="a.ts", options=options)
     numbers = [number_in(frame) for frame in check_all(stored[len(stored) // 2 // 188 * 188 :])]
     assert 20 <= len(numbers) < 60
@@ -176,7 +176,7 @@ def test_videos_that_begin_between_keys(codec: str, options: dict[str, str]):
 
 
 def test_decoding_has_a_deadline(monkeypatch: pytest.MonkeyPatch):
-    """Some kilobytes of which a decoder makes hours of frames end with an error, whoever finds the packets."""
+    """Decoding ends with an error at its limit of CPU time: some kilobytes can decode to hours of frames."""
     monkeypatch.setattr(deadline, "MAX_SECONDS", 0.2)
     monkeypatch.setattr(deadline, "_SECONDS_PER_MB", 0.0)
     content = repeated(video("libx264", 2, size=(1024, 1024), options={"preset": "ultrafast", "bf": "0"}), 5_000)
@@ -194,13 +194,13 @@ def test_decoding_has_a_deadline(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_a_long_video_has_more_time():
-    """By its bytes: a header says anything. A full decode of an AVI of two hours takes longer than 60 s."""
+    """The limit of CPU time grows with the bytes of a video: an AVI of two hours takes longer than 60 s."""
     assert deadline.Deadline(900_000_000)._end > time.thread_time() + 9000
     assert deadline.Deadline(1000)._end < time.thread_time() + 61
 
 
 def test_a_demuxer_has_a_deadline():
-    """It reads no further."""
+    """Demuxing of a container ends with an error at the limit of CPU time."""
     late = deadline.Deadline()
     late._end = late._earliest_end = 0.0
     with pytest.raises(ValueError, match="decoding takes more than 60 s of CPU"):
@@ -208,7 +208,8 @@ def test_a_demuxer_has_a_deadline():
 
 
 def test_a_packet_without_a_byte_is_no_end():
-    """It is an image that an encoder has dropped; FFmpeg's decoders take it for the end."""
+    """An empty packet, a frame that an encoder has dropped, does not end the video, though FFmpeg's decoders take
+    it so."""
     content = made("b_frames.mp4")
     whole, frames = read_video(memoryview(content), Deadline())
     empty = VideoPackets(
@@ -221,19 +222,19 @@ def test_a_packet_without_a_byte_is_no_end():
 
 
 def test_frames_at_one_time_all_come():
-    """2,500 frames a second, whose Matroska counts milliseconds."""
+    """Frames with equal times all come: 2,500 a second in Matroska, which counts milliseconds."""
     content = video("libx264", 40, name="fast.mkv", rate=2_500, options={"preset": "veryfast", "bf": "0", "g": "10"})
     assert [number_in(frame) for frame in check_all(content)] == list(range(40))
 
 
 def test_a_cover_is_no_video():
-    """Audio with a cover is refused as audio without one."""
+    """Audio with a cover is refused as having no video."""
     with pytest.raises(ValueError, match="no video"):
         VideoClip(1)(made_with_cover())
 
 
 def made_with_cover() -> bytes:
-    """An MP3 with a cover."""
+    """Makes an MP3 with a cover."""
     file = io.BytesIO()
     with av.open(file, "w", format="mp3") as box:
         sound, cover = box.add_stream("libmp3lame", rate=8_000, layout="mono"), box.add_stream("png")
@@ -247,7 +248,7 @@ def made_with_cover() -> bytes:
 
 
 def test_files_that_name_others_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """A description of a session opens no port, a list of files reads none of them."""
+    """A file that names others is refused: a session description opens no port, and a list of files reads none."""
     (tmp_path / "a.mp4").write_bytes(made("mpeg4.mp4"))
     monkeypatch.chdir(tmp_path)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as free:

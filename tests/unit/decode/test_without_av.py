@@ -1,4 +1,4 @@
-"""What is imported without a video being decoded."""
+"""Which modules a fresh process imports before it decodes a video; each test starts one."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ print(*sys.modules)
 
 @pytest.mark.process
 def test_no_process_imports_av_before_it_decodes():
-    """FFmpeg's libraries are 60 MB: trainer, engine, recoder and workers of other data do without."""
+    """Trainer, engine, recoder and workers of other data import no FFmpeg library, which takes 60 MB."""
     listed = subprocess.run([sys.executable, "-c", LISTED], check=True, stdout=subprocess.PIPE, text=True)
     imported = set(listed.stdout.split())
     assert {"streamer.media.decode.video", "streamer.media.containers.recode"} <= imported
@@ -55,7 +55,8 @@ print(*sys.modules)
 
 @pytest.mark.process
 def test_files_are_read_without_a_wing(tmp_path: Path):
-    """A rank that trains on files imports no format of tables or media, no decoder of theirs, no peers and no tools."""
+    """A rank that trains on files imports no format of tables or media, no decoder of theirs, no peers and no
+    tools."""
     folders = {"STREAMER_CACHE_DIR": str(tmp_path / "cache"), "STREAMER_RUNTIME_DIR": str(tmp_path / "run")}
     data = tmp_path / "data"
     data.mkdir()
