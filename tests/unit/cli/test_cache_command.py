@@ -1,4 +1,4 @@
-"""`streamer cache` on folders that a cache wrote."""
+"""`streamer cache` in this process, on folders that a real cache wrote."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ async def _fill(path: Path) -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A cache of three chunks of one dataset."""
+    """Makes a cache of three chunks of one dataset."""
     asyncio.run(_fill(tmp_path / "cache"))
     return tmp_path / "cache"
 
@@ -44,7 +44,7 @@ def _spoil(folder: Path) -> None:
 
 
 def test_stat_counts_chunks_per_dataset(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Without a manifest in the folder nothing can be said of the share."""
+    """`cache stat` counts chunks and bytes per dataset; without a manifest its share of the data is unknown."""
     code, out, _ = _run(capsys, "stat", folder)
     assert code == 0
     assert out.startswith(f"{folder}: 3 chunks, ")
@@ -54,13 +54,13 @@ def test_stat_counts_chunks_per_dataset(folder: Path, capsys: pytest.CaptureFixt
 def test_the_folder_of_the_environment_is_the_default(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As for training."""
+    """`cache` works on the folder of STREAMER_CACHE_DIR where none is given, like training."""
     monkeypatch.setenv("STREAMER_CACHE_DIR", str(folder))
     assert _run(capsys, "stat")[1].startswith(f"{folder}: 3 chunks")
 
 
 def test_check_names_what_is_damaged_and_is_1(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A flipped bit; with --repair the file goes and the code is 0."""
+    """`cache check` names a damaged chunk and exits with 1; with --repair it removes the file and exits with 0."""
     assert _run(capsys, "check", folder)[:2] == (0, "3 chunks, 48.2 kB: 0 damaged\n")
     _spoil(folder)
     code, out, _ = _run(capsys, "check", folder)
@@ -72,7 +72,7 @@ def test_check_names_what_is_damaged_and_is_1(folder: Path, capsys: pytest.Captu
 
 
 def test_clear_asks_for_yes(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Without it nothing is removed; with it the folder itself stays."""
+    """`cache clear` removes nothing without --yes; with it the folder itself stays."""
     code, out, _ = _run(capsys, "clear", folder)
     assert code == 2
     assert out.endswith("would go; repeat with --yes\n")
@@ -85,7 +85,7 @@ def test_clear_asks_for_yes(folder: Path, capsys: pytest.CaptureFixture[str]) ->
 def test_a_cleared_folder_is_empty_and_no_error(
     folder: Path, capsys: pytest.CaptureFixture[str], action: list[str]
 ) -> None:
-    """It said "No such file or directory" of a folder that is there."""
+    """`cache` reports a cleared folder as empty without an error. (It said "No such file or directory".)"""
     assert _run(capsys, "clear", folder, "--yes")[0] == 0
     code, out, err = _run(capsys, action[0], folder, *action[1:])
     assert (code, out, err) == (0, f"{folder}: empty, no cache has been made here\n", "")
@@ -94,7 +94,8 @@ def test_a_cleared_folder_is_empty_and_no_error(
 def test_export_makes_a_folder_that_stat_and_check_know(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Only whole chunks: a spoilt one is left out. A layer has no catalog, which is no warning."""
+    """`cache export` copies whole chunks only, to a layer that stat and check read without a warning of a missing
+    catalog."""
     _spoil(folder)
     assert _run(capsys, "export", folder, tmp_path / "layer")[0] == 0
     code, out, err = _run(capsys, "stat", tmp_path / "layer")
@@ -106,7 +107,7 @@ def test_export_makes_a_folder_that_stat_and_check_know(
 def test_an_engine_keeps_its_folder(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], action: list[str]
 ) -> None:
-    """Whoever holds the engine's lock: code 4, and nothing happens."""
+    """`cache` exits with 4 and does nothing while an engine holds the lock of the folder."""
     holder = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(holder, fcntl.LOCK_EX)
@@ -122,7 +123,7 @@ def test_an_engine_keeps_its_folder(
 
 @pytest.mark.parametrize("action", ["stat", "check", "clear", "export"])
 def test_what_is_no_cache_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str], action: str) -> None:
-    """An own file of the user's stays where it is."""
+    """`cache` exits with 4 for a folder that is not a cache, and leaves the user's files alone."""
     (tmp_path / "thesis.tex").write_text("x")
     rest = {"clear": ["--yes"], "export": [str(tmp_path / "layer")]}.get(action, [])
     code, _, err = _run(capsys, action, tmp_path, *rest)
@@ -132,7 +133,7 @@ def test_what_is_no_cache_is_refused(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 
 def test_a_folder_that_is_not_there_is_code_4(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """One line, no traceback."""
+    """`cache` exits with 4 and one line for a missing folder."""
     code, _, err = _run(capsys, "check", tmp_path / "none")
     assert code == 4
     assert err.count("\n") == 1
@@ -140,7 +141,7 @@ def test_a_folder_that_is_not_there_is_code_4(tmp_path: Path, capsys: pytest.Cap
 
 @pytest.mark.parametrize("action", ["stat", "check", "clear", "export"])
 def test_each_action_has_help(action: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """With the exit codes."""
+    """The help of each action of `cache` has the exit codes."""
     with pytest.raises(SystemExit):
         main(["cache", action, "--help"])
     assert "exit codes:" in capsys.readouterr().out

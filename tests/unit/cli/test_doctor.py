@@ -1,4 +1,4 @@
-"""`streamer doctor`: its checks of this machine, and the command."""
+"""`streamer doctor`: its checks of this machine, and the command, in this process and on a local folder."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from streamer.tools.link_meter import Cell, Latency, QuickTest
 
 
 def test_extras_are_read_from_the_metadata() -> None:
-    """Requirements of the base and extras that are made of others are left out."""
+    """Extras are read from the package's metadata without the base's requirements and extras made of others."""
     required = [
         "numpy>=1.26",
         'isal>=1.6; platform_machine == "x86_64"',
@@ -29,14 +29,15 @@ def test_extras_are_read_from_the_metadata() -> None:
 
 
 def test_an_installed_extra_is_shown_with_its_version() -> None:
-    """s3fs is what the tests run with."""
+    """An installed extra is shown with its version, as s3fs, which the tests run with."""
     found = {finding.subject: finding for finding in library_findings()}
     assert found["s3"].state == "ok"
     assert found["s3"].fact.startswith("s3fs 2")
 
 
 def test_failed_requests_and_a_silent_store_are_warnings() -> None:
-    """The line names the errors; where nothing arrived, it says how to measure longer."""
+    """Failed requests are a warning that names the errors, and a store without an answer one that says to measure
+    longer."""
 
     def cell(received_bytes: int, *errors: str) -> Cell:
         return Cell(
@@ -63,7 +64,7 @@ def test_failed_requests_and_a_silent_store_are_warnings() -> None:
 
 @pytest.mark.process
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Good machine, a folder to read: exit code 0; a url where nothing is: 1, and the line says which."""
+    """`doctor` of a good machine and a readable folder exits with 0; of a missing url it exits with 1 and names it."""
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "0.bin").write_bytes(b"content")
     monkeypatch.setenv("STREAMER_RUNTIME_DIR", str(tmp_path / "run"))

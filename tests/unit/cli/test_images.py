@@ -1,4 +1,4 @@
-"""Images in a terminal."""
+"""Images drawn in a terminal with half blocks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from streamer.cli.images import fit_size, half_blocks, shrunk
 
 
 def test_a_character_shows_two_rows() -> None:
-    """The upper pixel is the character's colour, the lower its background; each line ends without colour."""
+    """A character shows two rows: the upper pixel is its colour, the lower its background; each line ends without
+    colour."""
     image = np.zeros((2, 1, 3), np.uint8)
     image[0], image[1] = (255, 0, 10), (0, 128, 0)
     assert list(half_blocks(image, 80, 24)) == ["\x1b[38;2;255;0;10;48;2;0;128;0m▀\x1b[0m"]
@@ -25,12 +26,12 @@ def test_a_character_shows_two_rows() -> None:
     ],
 )
 def test_the_shape_is_kept(size: tuple[int, int], room: tuple[int, int], fitted: tuple[int, int]) -> None:
-    """Never enlarged; an even number of rows."""
+    """An image keeps its shape, is never enlarged and has an even number of rows."""
     assert fit_size(*size, *room) == fitted
 
 
 def test_shrinking_takes_means_of_areas() -> None:
-    """Each quarter has one colour; also a single row can be drawn."""
+    """A smaller image has the means of areas, and an image of a single row can be drawn."""
     image = np.zeros((4, 4, 3), np.uint8)
     image[:2, :2], image[2:, 2:] = 200, 100
     assert shrunk(image, 2, 2)[:, :, 0].tolist() == [[200, 0], [0, 100]]

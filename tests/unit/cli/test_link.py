@@ -1,4 +1,4 @@
-"""`streamer bench`: measuring on files, and what is made of the figures."""
+"""`streamer bench`: measurements of local files, and the advice that follows from given figures."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _figures(*grid: Cell, clients: tuple[Cell, ...] = ()) -> LinkFigures:
 
 
 def test_ranges_cover_all_objects_before_they_come_again() -> None:
-    """The last range of an object is as long as is left."""
+    """Ranges cover all objects before any comes again, and the last one of an object is shorter."""
     objects = [ObjectRecord("a", 5, ""), ObjectRecord("b", 2, "")]
     walk = ranges(objects, 2)
     found = [next(walk) for _ in range(5)]
@@ -56,7 +56,7 @@ def test_ranges_cover_all_objects_before_they_come_again() -> None:
 
 
 async def test_what_arrives_in_the_time_is_counted(tmp_path: Path) -> None:
-    """All of a file's bytes, from several requests in flight."""
+    """A measurement counts the bytes that arrive in its time, from several requests at once."""
     (tmp_path / "a.bin").write_bytes(bytes(100_000))
     (tmp_path / "empty").write_bytes(b"")
     store = LocalStore()
@@ -69,14 +69,14 @@ async def test_what_arrives_in_the_time_is_counted(tmp_path: Path) -> None:
 
 
 async def test_nothing_to_read_is_said(tmp_path: Path) -> None:
-    """Only empty files."""
+    """A url with only empty files raises ConfigError."""
     (tmp_path / "empty").write_bytes(b"")
     with pytest.raises(ConfigError, match="no object with a byte"):
         await find_objects(LocalStore(), f"{tmp_path}/")
 
 
 class _Refusing(LocalStore):
-    """Answers every request with one error."""
+    """Stands for a store that answers every request with one error; it lists like a local one."""
 
     def __init__(self, error: Exception) -> None:
         super().__init__()
@@ -87,21 +87,21 @@ class _Refusing(LocalStore):
 
 
 async def test_a_store_that_refuses_access_ends_the_measurement() -> None:
-    """With its own error, at once."""
+    """A store that refuses access ends the measurement with its own error."""
     walk = ranges([ObjectRecord("a", 5, "")], 2)
     with pytest.raises(AccessDeniedError):
         await measure_cell(_Refusing(AccessDeniedError("no")), walk, ("obstore", 3, 2), 5.0)
 
 
 async def test_a_store_that_throttles_is_counted_and_not_asked_for_ever() -> None:
-    """After a hundred refusals the error is the result."""
+    """A store that throttles every request ends the measurement with its error after a hundred refusals."""
     walk = ranges([ObjectRecord("a", 5, "")], 2)
     with pytest.raises(ThrottledError):
         await measure_cell(_Refusing(ThrottledError("slow down")), walk, ("obstore", 3, 2), 5.0)
 
 
 def _bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *options: str) -> _Bench:
-    """The command on a file, which "obstore" refuses to read."""
+    """Makes the command on a file, which "obstore" refuses to read."""
     (tmp_path / "a.bin").write_bytes(bytes(200_000))
     parser = argparse.ArgumentParser()
     add_arguments(parser)
@@ -118,7 +118,7 @@ def _bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *options: str) -> _B
 async def test_a_client_that_fails_does_not_cost_the_results_of_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It is left out with its reason."""
+    """A client that fails is left out of the comparison with its reason."""
     bench = _bench(tmp_path, monkeypatch)
     objects = await find_objects(LocalStore(), f"{tmp_path}/")
     found = await bench._compare(objects, _cell(2, 1 << 16, 1e6))
@@ -129,7 +129,7 @@ async def test_a_client_that_fails_does_not_cost_the_results_of_the_others(
 async def test_combinations_that_fail_do_not_cost_those_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """But where none was measured, the error is the result."""
+    """Combinations that fail are left out with their reason; where none was measured, the error is raised."""
     bench, store = _bench(tmp_path, monkeypatch), LocalStore()
     objects = await find_objects(store, f"{tmp_path}/")
     measured = bench._cell
@@ -147,13 +147,13 @@ async def test_combinations_that_fail_do_not_cost_those_before(
 
 
 def test_the_best_is_the_cheapest_of_the_fast_ones() -> None:
-    """Within 8 % of the fastest: fewest connections, then longest ranges."""
+    """The best combination is within 8 % of the fastest, with the fewest connections and then the longest ranges."""
     grid = (_cell(4, MiB, 300e6), _cell(16, MiB, 950e6), _cell(16, 8 * MiB, 940e6), _cell(64, 8 * MiB, 1000e6))
     assert best(grid) == grid[2]
 
 
 def test_the_advice_is_to_change_nothing_where_the_defaults_do() -> None:
-    """With the price of a terabyte."""
+    """The advice is to change nothing where the defaults suffice, and names the price of a terabyte."""
     lines = advice(_figures(_cell(16, 8 * MiB, 1e9)), 8)
     assert lines[0] == "1.0 GB/s with 16 connections and ranges of 8 MiB; one connection alone has 85.0 MB/s"
     assert lines[1] == "1 TB takes 17 min, 119,209 requests (0.05 USD on S3) and 1,000 CPU s"
@@ -161,7 +161,7 @@ def test_the_advice_is_to_change_nothing_where_the_defaults_do() -> None:
 
 
 def test_the_advice_names_the_settings_that_differ() -> None:
-    """More connections than the engine goes to, other ranges than it asks for where both were measured."""
+    """The advice names more connections or other ranges than the engine's own where they were measured as better."""
     many = FetchConfig().window_max * 2
     grid = (_cell(4, 8 * MiB, 1e8), _cell(many, 32 * MiB, 1e9))
     assert advice(_figures(*grid), 8)[2] == (
@@ -171,12 +171,12 @@ def test_the_advice_names_the_settings_that_differ() -> None:
 
 
 def test_a_link_that_gave_nothing_is_not_divided_by() -> None:
-    """A loaded machine, a stalled store: one line that says what to do."""
+    """The advice for a link on which nothing arrived is to measure longer."""
     assert advice(_figures(_cell(4, MiB, 0)), 8) == ["nothing arrived in the time given: measure longer (--seconds)"]
 
 
 def test_clients_are_compared_where_both_received() -> None:
-    """Rate and CPU as ratios; a client that got nothing is not divided by."""
+    """Clients are compared by ratios of rate and CPU; one that received nothing is left out."""
     fast, slow, dead = (_cell(4, MiB, 4e8), _cell(4, MiB, 1e8, "fsspec", 2.0), _cell(4, MiB, 0, "fsspec"))
     compared = advice(_figures(_cell(4, MiB, 1e8), clients=(fast, slow)), 8)
     assert compared[-1] == (
@@ -188,7 +188,7 @@ def test_clients_are_compared_where_both_received() -> None:
 
 
 def test_the_cheapest_of_the_fast_clients_is_named() -> None:
-    """Half the CPU counts for more than 8 % of the rate, and for less than half of it; what "auto" takes is said."""
+    """The best client is the cheapest of those within 8 % of the fastest, and the advice tells what "auto" takes."""
     obstore = _cell(4, MiB, 4e8)
     near, far = _cell(4, MiB, 3.7e8, "curl", 0.5), _cell(4, MiB, 2e8, "curl", 0.25)
     (line,) = advice(_figures(_cell(4, MiB, 1e8), clients=(near, obstore)), 8)[3:]
@@ -211,14 +211,14 @@ def test_the_cheapest_of_the_fast_clients_is_named() -> None:
     ],
 )
 def test_the_client_is_named_after_what_reads(url: str, client: Client, name: str) -> None:
-    """A store of libcurl is no obstore, though it is one for listings."""
+    """The client is named after what reads the objects: a store of libcurl is not obstore, though it lists with it."""
     assert client_of(open_store(url, client=client)) == name
 
 
 @pytest.mark.slow
 @pytest.mark.process  # matplotlib lists the fonts when it is used for the first time on a machine
 def test_the_plot_is_a_file(tmp_path: Path) -> None:
-    """A curve per range."""
+    """`save_plot` writes a PNG file."""
     pytest.importorskip("matplotlib")
     save_plot(_figures(_cell(4, MiB, 1e8), _cell(16, MiB, 2e8)), tmp_path / "link.png")
     assert (tmp_path / "link.png").read_bytes().startswith(b"\x89PNG")
@@ -226,7 +226,7 @@ def test_the_plot_is_a_file(tmp_path: Path) -> None:
 
 @pytest.mark.leaves_over("libuv opens one pipe for signals per process and keeps it")
 def test_the_command_measures_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Every figure is in the JSON; one client only, so no comparison."""
+    """`bench` measures files and writes every figure as JSON; one client alone is not compared."""
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "a.bin").write_bytes(bytes(200_000))
     line = ["bench", f"{tmp_path}/data/", "--seconds", "0.02", "--connections", "2", "4", "--ranges", "64KiB"]
@@ -259,7 +259,8 @@ def test_what_cannot_be_written_is_said_before_anything_is_measured(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """A measurement takes minutes and money; its curves were lost for a missing library."""
+    """A plot or file that cannot be written is refused before the measurement, which takes minutes and money.
+    (Its curves were lost for a missing library.)"""
     monkeypatch.chdir(tmp_path)
     if message.endswith("[plots]'"):
         monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
@@ -272,7 +273,7 @@ def test_what_cannot_be_written_is_said_before_anything_is_measured(
 
 
 def test_the_bytes_are_bounded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """What is left out is said."""
+    """`--max-bytes` leaves combinations out and tells how many."""
     (tmp_path / "a.bin").write_bytes(bytes(200_000))
     line = ["bench", f"{tmp_path}/", "--seconds", "0.02", "--connections", "2", "4", "--max-bytes", "1"]
     assert main(line) == 0
@@ -285,7 +286,8 @@ def _way(scheme: str, first: float, cpu: float) -> Way:
 
 
 def test_tls_is_recognised() -> None:
-    """CPU per byte and time to connect of both endpoints, whichever was named first; nothing for one alone."""
+    """The advice compares CPU and connection time with and without TLS if both endpoints were measured, in either
+    order."""
     figures = _figures(_cell(16, 8 * MiB, 1e9))
     ways = (_way("https", 0.05, 0.7), _way("http", 0.04, 0.4))
     for found in (ways, ways[::-1]):
@@ -295,13 +297,13 @@ def test_tls_is_recognised() -> None:
 
 
 def test_goes_of_one_combination_add_up() -> None:
-    """Bytes, seconds, CPU and requests."""
+    """Bytes, seconds, CPU and requests of one combination's measurements are added."""
     whole = combine_cells([_cell(16, MiB, 1e9), _cell(16, MiB, 3e9, cpu=2.0)])
     assert (whole.bytes_per_second, whole.cpu_seconds, whole.requests) == (2e9, 3.0, 20)
 
 
 def test_the_other_endpoint() -> None:
-    """A url of the web moves itself; one of a bucket moves by its options."""
+    """The other endpoint of a web url changes the url, and that of a bucket its options."""
     options = {"endpoint_url": "https://minio:9000", "key": "k"}
     bucket = StoreRoot.resolve("s3://b/x/", options)
     assert endpoint_of(bucket) == "https://minio:9000"
@@ -330,7 +332,8 @@ def test_the_other_endpoint() -> None:
     ],
 )
 def test_a_link_that_is_faster_than_the_loop_needs_fetch_processes(rate: float, cores: int, said: str | None) -> None:
-    """How many, and whether they come by themselves."""
+    """A link faster than the loop gets advice how many fetch processes it needs and whether they start
+    automatically."""
     found = [line for line in advice(_figures(_cell(64, 8 * MiB, rate)), cores) if "fetch process" in line]
     assert found == (
         []

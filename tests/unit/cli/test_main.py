@@ -1,4 +1,4 @@
-"""The command line's frame: help, errors, exit codes."""
+"""The command line's frame: help, errors, exit codes, and options of earlier versions."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _arguments(error: BaseException | None = None, **values: object) -> argparse
 
 @pytest.mark.parametrize("command", [[], *([name] for name in main.COMMANDS)])
 def test_help_teaches_with_examples_and_exit_codes(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    """Each help shows a whole command line to copy, and what a script may rely on."""
+    """Each help has an example of a whole command line and the exit codes."""
     with pytest.raises(SystemExit) as ended:
         main.main([*command, "--help"])
     text = capsys.readouterr().out
@@ -61,19 +61,19 @@ def test_help_teaches_with_examples_and_exit_codes(command: list[str], capsys: p
     ],
 )
 def test_an_error_becomes_its_exit_code(error: StreamerError, code: Exit) -> None:
-    """Scripts tell errors apart by the code."""
+    """Each typed error has its exit code, so that scripts can tell errors apart."""
     assert exit_of(error) == code
 
 
 def test_an_error_is_one_line_without_a_traceback(capsys: pytest.CaptureFixture[str]) -> None:
-    """Also when its message has several."""
+    """A typed error is printed as one line without a traceback, also when its message has several lines."""
     code = main._run(_arguments(ConfigError("no such\n  folder")), Terminal())
     assert code == Exit.USAGE
     assert capsys.readouterr().err == "streamer: no such folder\n"
 
 
 def test_debug_shows_the_traceback() -> None:
-    """The error goes through."""
+    """With --debug a typed error is raised with its traceback."""
     arguments = _arguments(ConfigError("x"))
     arguments.debug = True
     with pytest.raises(ConfigError):
@@ -81,13 +81,13 @@ def test_debug_shows_the_traceback() -> None:
 
 
 def test_an_interrupt_is_130(capsys: pytest.CaptureFixture[str]) -> None:
-    """As shells have it."""
+    """An interrupted command exits with 130, as in shells."""
     assert main._run(_arguments(KeyboardInterrupt()), Terminal()) == 130
     assert capsys.readouterr().err == "streamer: interrupted\n"
 
 
 def test_a_file_that_cannot_be_written_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The user named it; frames of the library say nothing more. Code 1, as the help has it."""
+    """A file that cannot be written is one line with its path, and exit code 1."""
     (tmp_path / "a").touch()
     error = NotADirectoryError(20, "Not a directory", f"{tmp_path}/a/manifest")
     assert main._run(_arguments(error), Terminal()) == Exit.FAILED
@@ -95,14 +95,14 @@ def test_a_file_that_cannot_be_written_is_one_line(tmp_path: Path, capsys: pytes
 
 
 def test_a_programming_error_is_not_hidden() -> None:
-    """Only our own errors become one line."""
+    """An error of another type than the package's is raised with its traceback."""
     with pytest.raises(ZeroDivisionError):
         main._run(_arguments(ZeroDivisionError()), Terminal())
 
 
 @pytest.mark.parametrize("arguments", [["fetch"], ["index"], ["serve", "--cache-bytes", "many"], ["--nonsense"]])
 def test_wrong_use_is_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    """An unknown command, a missing url, a size that is none."""
+    """An unknown command, a missing url or a wrong size exits with 2 and shows the usage."""
     with pytest.raises(SystemExit) as ended:
         main.main(arguments)
     assert ended.value.code == Exit.USAGE
@@ -111,7 +111,7 @@ def test_wrong_use_is_2(arguments: list[str], capsys: pytest.CaptureFixture[str]
 
 @pytest.mark.process
 def test_help_brings_no_heavy_library() -> None:
-    """`streamer --help` stays quick because of what it does not import."""
+    """`streamer --help` imports no heavy library, so that it stays quick."""
     program = (
         "import sys, contextlib, io\n"
         "from streamer.cli.main import main\n"
@@ -142,7 +142,7 @@ def test_what_is_counted_is_checked_before_the_index(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Nothing is read or started."""
+    """Wrong options of `measure` are refused before anything is read or started."""
     monkeypatch.chdir(tmp_path)
     Path("own.npy").touch()
     monkeypatch.setattr(sys, "path", [*sys.path])
@@ -162,7 +162,7 @@ def _end(words: list[str]) -> int | str | None:
 def test_help_fits_a_terminal_and_names_units(
     command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """80 columns; each placeholder that is a quantity is explained, and every option has its line."""
+    """Each help fits 80 columns, has its command line and explains the units of its placeholders."""
     monkeypatch.setenv("COLUMNS", "80")
     assert _end([*command.split(), "--help"]) == 0
     text = capsys.readouterr().out
@@ -174,7 +174,7 @@ def test_help_fits_a_terminal_and_names_units(
 
 
 def test_an_option_has_one_meaning() -> None:
-    """The same placeholder and number of values in all commands that have it."""
+    """An option has the same placeholder and number of values in all commands, except for --out."""
     found: dict[str, set[tuple[object, object]]] = {}
     for command in commands().values():
         for action in (each for each in command._actions if each.help != argparse.SUPPRESS):
@@ -228,7 +228,7 @@ OLD = [
 def test_an_old_option_names_the_new_one(
     command: str, old: str, new: str, is_first: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Before or after the url; it is not taken for an abbreviation of another option."""
+    """An option of an earlier version is refused with its new name, before or after the url."""
     words = [command, *old.split(), "s3://nowhere/"] if is_first else [command, "s3://nowhere/", *old.split()]
     assert _end(words) == Exit.USAGE
     error = capsys.readouterr().err.splitlines()[-1]
@@ -237,7 +237,7 @@ def test_an_old_option_names_the_new_one(
 
 
 def test_every_old_option_has_its_case() -> None:
-    """A row for each of the table."""
+    """Every option in the table of old ones has a case in this file."""
     cases = {(command, old.replace("=", " ").split()[0]) for command, old, _ in OLD}
     table = {(command, old.split()[0]) for command, row in OPTIONS.items() for old in row}
     assert cases == table
@@ -255,7 +255,8 @@ def test_every_old_option_has_its_case() -> None:
     ],
 )
 def test_new_options_are_not_taken_for_old_ones(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    """`--json` alone is a flag; `--format` names the format of the source."""
+    """A new option with the name of an old one is accepted: `--json` alone is a flag, `--format` that of the
+    source."""
     if words[0] == "show":
         assert _end(words) == Exit.USAGE
         assert "is now" not in capsys.readouterr().err

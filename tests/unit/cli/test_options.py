@@ -1,4 +1,4 @@
-"""Options that commands share."""
+"""Options that commands share: sizes, rates, joins, storage options, choices of samples, and those of `serve`."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from streamer.wire.messages import GetManifest
 
 
 def test_sizes_are_read_as_everywhere() -> None:
-    """200GB is 2 x 10^11, 8MiB is 2^23; auto leaves it to the engine."""
+    """A size of 200GB is 2 x 10^11 bytes, 8MiB is 2^23, and auto leaves it to the engine."""
     assert size("200GB") == 200 * 10**9
     assert size("8MiB") == 8 << 20
     assert size_or_auto("auto") is None
 
 
 def test_rates_are_sizes_per_second() -> None:
-    """Without a unit of time it is a size, which is no rate."""
+    """A rate is a size per second; a size without a unit of time is refused."""
     assert rate("10MB/s") == 10**7
     assert rate("1GiB/s") == 2**30
     for text in ("10MB", "10", "fast/s", "/s"):
@@ -41,19 +41,19 @@ def test_rates_are_sizes_per_second() -> None:
     ],
 )
 def test_a_join_is_a_url_and_a_key(text: str, options: dict[str, object]) -> None:
-    """One option; more arguments of `join` are JSON."""
+    """A join is URL:KEY, or JSON for more arguments of `join`."""
     assert parse_join(text) == options
 
 
 @pytest.mark.parametrize("text", ["s3://b/right/", "right", "right:", ":uid", "http://host:9000/b/", "http://host:80"])
 def test_a_join_without_a_key_is_an_error(text: str) -> None:
-    """A port is no key."""
+    """A join without a key is an error, and a port is no key."""
     with pytest.raises(argparse.ArgumentTypeError, match="names no key: write URL:KEY"):
         parse_join(text)
 
 
 def test_storage_options_come_from_the_line_or_a_file(tmp_path: Path) -> None:
-    """A file keeps secrets out of `ps`."""
+    """Storage options are JSON on the command line or in a file, which keeps secrets out of `ps`."""
     (tmp_path / "options.json").write_text('{"key": "k", "secret": "s"}')
     assert storage_options('{"anon": true}') == {"anon": True}
     assert storage_options(f"@{tmp_path}/options.json") == {"key": "k", "secret": "s"}
@@ -61,14 +61,14 @@ def test_storage_options_come_from_the_line_or_a_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["[1]", "{", "@/nowhere/options.json"])
 def test_storage_options_that_are_none_say_why(text: str) -> None:
-    """argparse shows the message and ends with 2."""
+    """Storage options that are no JSON object raise argparse's error."""
     with pytest.raises(argparse.ArgumentTypeError):
         storage_options(text)
 
 
 @pytest.mark.parametrize("command", [["index"], ["warm"], ["show", "--sample", "0"]])
 def test_a_manifest_is_found_by_what_the_job_says(command: list[str]) -> None:
-    """Folder(extensions=...), Index(damaged=...) and shuffle=False choose other samples or another order."""
+    """--extensions, --damaged and --no-shuffle request the manifest of a job with these choices."""
     plain = build_parser().parse_args([*command, "data/"])
     assert add_choice_to_request(GetManifest(0, ["data/"], "auto"), plain) == GetManifest(0, ["data/"], "auto")
     chosen = build_parser().parse_args(
@@ -82,7 +82,7 @@ def test_a_manifest_is_found_by_what_the_job_says(command: list[str]) -> None:
 
 
 def test_serve_takes_what_the_line_says_and_the_environment_otherwise(tmp_path: Path) -> None:
-    """A service has no grace time: it stays."""
+    """`serve` takes its options first and the environment otherwise, and has no grace time."""
     environment = Environment.read({"STREAMER_CACHE_DIR": str(tmp_path), "STREAMER_RUNTIME_DIR": "/run/x"})
     arguments = build_parser().parse_args(["serve", "--cache-bytes", "200GB", "--memory-bytes", "64MiB"])
     config = serve_command.configuration(arguments, environment)

@@ -1,4 +1,4 @@
-"""`streamer serve`: where its configuration comes from."""
+"""`streamer serve`: where its configuration comes from; no engine is started."""
 
 import pytest
 
@@ -13,7 +13,7 @@ def configured(*arguments, **variables):
 
 
 def test_the_file_is_named_by_option_or_variable(tmp_path):
-    """The option counts more; what it gives counts more than the file."""
+    """--config precedes STREAMER_CONFIG, and an option precedes the value in the file."""
     for name, limit in (("a", "1GB"), ("b", "2GB")):
         (tmp_path / f"{name}.toml").write_text(f"[cache]\nlimit_bytes = '{limit}'")
     variables = {"STREAMER_CONFIG": str(tmp_path / "a.toml")}
@@ -24,14 +24,14 @@ def test_the_file_is_named_by_option_or_variable(tmp_path):
 
 
 def test_every_option_reaches_its_field():
-    """Group, HTTP, drain time, socket."""
+    """The options for group, HTTP, drain time, socket and cache folder reach their fields of the configuration."""
     config = configured("--group", "7", "--http", "off", "--drain-seconds", "3", "--socket", "/s", "--cache-dir", "/c")
     assert (config.cache.group, config.service.http, config.service.drain_seconds) == ("7", "off", 3.0)
     assert (str(config.socket_path), str(config.cache.directory)) == ("/s", "/c")
 
 
 def test_a_misspelt_variable_ends_it_before_it_starts(monkeypatch, capsys, tmp_path):
-    """Exit code 2 and the name; nothing is created."""
+    """A misspelt variable ends `serve` with exit code 2 and its name before anything is created."""
     monkeypatch.setenv("STREAMER_CACHE_BYTE", "1GB")
     assert main(["serve", "--cache-dir", str(tmp_path / "cache")]) == 2
     assert "STREAMER_CACHE_BYTE is not a setting" in capsys.readouterr().err
@@ -40,7 +40,7 @@ def test_a_misspelt_variable_ends_it_before_it_starts(monkeypatch, capsys, tmp_p
 
 @pytest.mark.parametrize("wrong", ["[cash]", "[cache]\nsize = 3", "not toml"])
 def test_a_wrong_file_ends_it_with_one_line(wrong, capsys, tmp_path):
-    """Exit code 2; the message names file or setting."""
+    """A wrong configuration file ends `serve` with exit code 2 and one line."""
     (tmp_path / "s.toml").write_text(wrong)
     assert main(["serve", "--config", str(tmp_path / "s.toml")]) == 2
     assert len(capsys.readouterr().err.splitlines()) == 1

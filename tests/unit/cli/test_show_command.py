@@ -1,4 +1,4 @@
-"""`streamer show`: what it says of values."""
+"""`streamer show`: its texts for values, and the files that it writes."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ from tests.unit.manifest.conftest import MemoryStore
     ],
 )
 def test_a_value_is_one_line(value: object, text: str) -> None:
-    """Type, shape, size, and what can be said of the content."""
+    """A value is one line with type, shape, size and what can be told of its content."""
     assert value_text(value) == text
 
 
 def test_numbers_count_from_the_end_as_in_a_list() -> None:
-    """One outside says which there are."""
+    """Negative sample numbers count from the end; one outside raises ConfigError with the range."""
     assert (_ordinal(-1, 80), _ordinal(79, 80)) == (79, 79)
     with pytest.raises(ConfigError, match="0 to 79"):
         _ordinal(80, 80)
 
 
 async def test_an_empty_file_is_named_itself(tmp_path: Path) -> None:
-    """It has no bytes in its chunk, where its neighbour begins at the same place."""
+    """An empty file is shown with its own url, though it begins in its chunk where its neighbour begins."""
     store = MemoryStore({f"s3://b/a/{number}.jpg": b"x" * (number % 3) for number in range(9)})
     manifest = await build("s3://b/", tmp_path, lister=store, reader=store, choose_format=chooser("auto"))
     for ordinal in range(9):
@@ -59,7 +59,7 @@ async def test_an_empty_file_is_named_itself(tmp_path: Path) -> None:
 
 
 def test_audio_is_written_as_wav(tmp_path: Path) -> None:
-    """With the numbers of 16 bits that it was; a sample without one is refused."""
+    """Audio is written as WAV with its numbers of 16 bits; a sample without audio raises ConfigError."""
     numbers = np.array([[0, 1, -32768], [7, -7, 32767]], "<i2")
     _draw({"audio": numbers / np.float32(32768), "sample_rate": 8_000}, tmp_path / "a.wav", Terminal())
     with wave.open(str(tmp_path / "a.wav")) as file:
@@ -70,7 +70,7 @@ def test_audio_is_written_as_wav(tmp_path: Path) -> None:
 
 
 def test_the_frames_of_a_clip_are_one_image(tmp_path: Path) -> None:
-    """In rows, scaled down, with their times below them; those of several clips likewise."""
+    """The frames of a clip, or of several, are one image in rows, scaled down, with their times below them."""
     frames = np.zeros((5, 3, 100, 640), np.uint8)
     frames[:, 0] = np.arange(100, 200, 20)[:, None, None]
     for shape in ((5, 3, 100, 640), (1, 5, 3, 100, 640)):

@@ -1,4 +1,4 @@
-"""Bars of the last looks: heights, spans, gaps, and the letters that a terminal can show."""
+"""Bars of the last looks at an engine: heights, spans, gaps, and the letters that a terminal can show."""
 
 import math
 from itertools import pairwise
@@ -24,7 +24,7 @@ NUMBERS = st.one_of(st.none(), st.floats())
 
 
 def test_heights_are_shares_of_the_highest_level():
-    """Nothing is the lowest one, everything the highest, unknown a space; a trace of something is seen."""
+    """A bar's height is its share of the highest level; unknown is a space, and a small value is above zero."""
     assert draw_bars([0, 0.001, 0.5, 1, None, 0.999], BLOCKS, 1.0) == "▁▂▅█ █"
     assert draw_bars([0, 0.001, 0.5, 1, None, 0.999], ASCII, 1.0) == "_.=# #"
     assert draw_bars([0, 10, 20]) == "▁▅█"
@@ -35,7 +35,7 @@ def test_heights_are_shares_of_the_highest_level():
 
 @given(st.lists(NUMBERS, max_size=80), st.sampled_from([BLOCKS, ASCII]), st.one_of(st.none(), st.floats(0, 1e300)))
 def test_heights_are_monotone(values, levels, top):
-    """A letter for each value; of two values that are known the larger one is never lower."""
+    """Each value has one letter, and of two known values the larger one is never lower."""
     bars = draw_bars(values, levels, top)
     assert len(bars) == len(values)
     known = [
@@ -53,7 +53,7 @@ def test_heights_are_monotone(values, levels, top):
 
 @given(st.lists(NUMBERS, max_size=LOOKS), st.integers(0, 1000), st.sampled_from(WIDTHS))
 def test_spans_are_as_many_as_asked(values, earlier, width):
-    """However many looks there were; a mean is of the looks of its span only."""
+    """Merged looks have as many spans as asked for, and each mean is of the looks of its own span."""
     count = len(values) + (earlier if len(values) == LOOKS else 0)
     merged = merge_looks(values, count, width)
     assert len(merged) == width
@@ -67,7 +67,7 @@ def test_spans_are_as_many_as_asked(values, earlier, width):
 
 
 def test_a_bar_stays_as_it_is_once_its_span_is_over():
-    """With every look the bars move by a whole span or not at all."""
+    """A bar whose span is over keeps its height: with a look the bars move by a whole span or not at all."""
     values = [float(number % 7) for number in range(200)]
     drawn = [draw_bars(merge_looks(values[max(0, n - LOOKS) : n], n, 10), top=6.0) for n in range(100, 160)]
     for before, after in pairwise(drawn):
@@ -84,7 +84,7 @@ def _sample(second, **more):
 
 
 def test_every_figure_of_an_interval_has_a_bar():
-    """The life of the engine before the first look has none, and a restart is a gap."""
+    """Every figure of an interval has a bar; the time before the first look has none, and a restart is a gap."""
     recent = RecentLooks()
     assert recent.draw(("store",), 10) == ""
     recent.add(StatusView(_sample(1)))
@@ -104,7 +104,7 @@ def test_every_figure_of_an_interval_has_a_bar():
 
 
 def test_what_an_older_engine_does_not_say_has_no_bar():
-    """It says neither the batch of a rank nor when first bytes came."""
+    """Figures that an older engine does not report, as batches of a rank and first bytes, have no bar."""
     recent = RecentLooks()
     old = [{"pid": 3, "uptime_seconds": n, "sessions": [{"consumer": "r", "age_seconds": n}]} for n in (1, 2)]
     recent.add(StatusView(old[1], old[0]))
@@ -116,7 +116,7 @@ def test_what_an_older_engine_does_not_say_has_no_bar():
 
 @given(st.integers(-50, 300))
 def test_a_width_is_one_that_fits(columns):
-    """Or the smallest one."""
+    """The width of bars is the largest that fits, or the smallest."""
     assert choose_width(columns) == max((width for width in WIDTHS if width <= columns), default=min(WIDTHS))
     assert all(LOOKS % width == 0 for width in WIDTHS)
 
@@ -138,5 +138,5 @@ def test_a_width_is_one_that_fits(columns):
     ],
 )
 def test_blocks_are_drawn_where_they_can_be_shown(encoding, environment, levels):
-    """Everywhere else letters of ASCII are."""
+    """Bars are blocks where the terminal can show them, and ASCII elsewhere."""
     assert choose_levels(encoding, environment) == levels

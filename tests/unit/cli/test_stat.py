@@ -1,4 +1,5 @@
-"""`streamer stat`: finding an engine without starting one, and what is printed."""
+"""`streamer stat`: an engine is found without starting one, and its figures are printed.
+Engines are sockets that listen and do not answer."""
 
 import contextlib
 import io
@@ -25,7 +26,7 @@ def settings(tmp_path):
 
 @pytest.fixture
 def listen():
-    """Makes sockets that somebody listens at; gives their paths."""
+    """Makes sockets that listen in place of engines, and returns their paths."""
     with contextlib.ExitStack() as stack:
 
         def start(path: Path) -> Path:
@@ -38,7 +39,7 @@ def listen():
 
 
 def test_an_engine_that_is_named_is_taken(settings, tmp_path):
-    """The option before the environment."""
+    """An engine that is named is taken, by the option before the environment."""
     named = ClientSettings(cache_dir=tmp_path, runtime_dir=tmp_path, engine="unix:/env.sock")
     assert find_engine(Path("/option.sock"), None, named).socket_path == Path("/option.sock")
     assert find_engine(None, None, named).socket_path == Path("/env.sock")
@@ -46,7 +47,7 @@ def test_an_engine_that_is_named_is_taken(settings, tmp_path):
 
 @pytest.mark.process
 def test_the_only_engine_is_found_whatever_its_cache_folder(settings, tmp_path, listen):
-    """A script that passed cache_dir=; the socket of a killed engine does not count."""
+    """The only engine is found whatever its cache folder, and the socket of a killed one does not count."""
     other = listen(replace(settings, cache_dir=tmp_path / "of a script").socket_path)
     with socket.socket(socket.AF_UNIX) as killed:
         killed.bind(str(settings.socket_path))
@@ -56,7 +57,7 @@ def test_the_only_engine_is_found_whatever_its_cache_folder(settings, tmp_path, 
 
 @pytest.mark.process
 def test_several_engines_are_listed(settings, tmp_path, listen, monkeypatch):
-    """Nothing is guessed: the message has every socket, and its options choose one."""
+    """Of several engines none is guessed: the error has every socket, and the options choose one."""
     monkeypatch.setattr(runtime_folder, "ANSWER_SECONDS", 0.05)
     paths = [listen(settings.socket_path), listen(tmp_path / "engine.sock")]
     with pytest.raises(ConfigError, match=r"2 engines run in .*--cache-dir or --socket") as error:
@@ -67,7 +68,7 @@ def test_several_engines_are_listed(settings, tmp_path, listen, monkeypatch):
 
 
 def test_no_engine_is_an_error_that_names_the_place(settings, tmp_path):
-    """A plain file in the place of a socket is none."""
+    """No engine is an error that names the folder searched; a plain file in place of a socket is none."""
     (tmp_path / "engine.sock").write_text("")
     with pytest.raises(EngineUnavailableError, match=rf"none listens in {tmp_path}.*--socket"):
         find_engine(None, None, settings)
@@ -76,7 +77,7 @@ def test_no_engine_is_an_error_that_names_the_place(settings, tmp_path):
 
 
 def test_the_figures_and_tables_are_printed():
-    """Plain when not a terminal."""
+    """`stat` prints figures and tables as plain text where the output is not a terminal."""
     out = io.StringIO()
     entry = {"dataset": "d" * 32, "url": "s3://b/", "samples": 3, "total_bytes": 10, "sessions": 1}
     stat_command.show(StatusView({"pid": 4, "datasets": [entry]}), Terminal(out, out))

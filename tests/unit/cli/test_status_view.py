@@ -1,4 +1,4 @@
-"""What stat and top make of an engine's statistics."""
+"""What `stat` and `top` make of an engine's statistics, which are given as numbers."""
 
 import json
 
@@ -8,7 +8,7 @@ from streamer.cli.status_view import StatusView, duration, printable
 
 
 def statistics(**changes):
-    """An engine in the middle of epoch 1, as its service tells it."""
+    """Makes the statistics of an engine in the middle of epoch 1, as its service reports them."""
     values = {
         "pid": 7,
         "version": "0.1",
@@ -61,7 +61,7 @@ def text(picture):
 
 
 def test_one_look_is_over_the_engines_life():
-    """Rates by its uptime, waiting by the session's age; who waits most comes first."""
+    """One look gives rates over the engine's uptime and waiting over the session's age, the longest waiting first."""
     picture = StatusView(statistics())
     assert (picture.rates.store_bytes, picture.rates.cache_bytes, picture.rates.requests) == (5e7, 2e7, 6.0)
     assert [row[0] for row in picture.session_rows()] == ["rank 1", "rank 0"]
@@ -70,7 +70,7 @@ def test_one_look_is_over_the_engines_life():
 
 
 def test_two_looks_are_over_the_time_between():
-    """What happened before does not count."""
+    """Two looks give rates and waiting over the time between them."""
     later = statistics(
         uptime_seconds=102.0,
         store_bytes=5_100_000_000,
@@ -82,7 +82,7 @@ def test_two_looks_are_over_the_time_between():
 
 
 def test_another_engine_starts_anew():
-    """After a restart the counters are smaller; no negative rate is shown."""
+    """After a restart of the engine rates are over its new uptime and never negative."""
     restarted = statistics(pid=8, uptime_seconds=2.0, store_bytes=100, hit_bytes=0, sessions=[session("rank 0", 1, 2)])
     picture = StatusView(restarted, statistics())
     assert picture.rates.store_bytes == 50
@@ -90,7 +90,7 @@ def test_another_engine_starts_anew():
 
 
 def test_a_session_that_was_opened_again_starts_anew():
-    """Same name, younger: its own age counts."""
+    """A session that was opened again under its name has its waiting share over its own age."""
     picture = StatusView(statistics(sessions=[session("rank 0", 1.0, 4.0)]), statistics())
     assert picture.wait_share(picture.sessions[0]) == 0.25
 
@@ -108,25 +108,25 @@ def test_a_session_that_was_opened_again_starts_anew():
     ],
 )
 def test_the_figures_as_text(what, shown):
-    """With units; unknown latencies and missing counters do no harm."""
+    """Each figure is a text with units; unknown latencies and missing counters are shown as such."""
     assert text(StatusView(statistics()))[what] == shown
 
 
 def test_an_idle_engine_has_a_picture():
-    """Nothing connected, nothing divided by zero."""
+    """An engine without sessions or counters is shown without an error."""
     picture = StatusView({"pid": 1})
     assert text(picture)["hits"] == "nothing was needed yet"
     assert picture.session_rows() == picture.dataset_rows() == []
 
 
 def test_between_jobs_the_hits_are_those_of_the_engines_life():
-    """After a job whose bytes came from the cache to four fifths; its sessions are gone."""
+    """Between jobs the hits are those since the engine started."""
     picture = StatusView(statistics(sessions=[], needed_bytes=10_000, hit_bytes=8_000, hit_bound=0.0))
     assert text(picture)["hits"] == "80.0% since the engine started; no epoch runs now"
 
 
 def test_names_of_clients_cannot_steer_the_terminal():
-    """Escape sequences become question marks; long urls are cut in the middle."""
+    """Escape sequences in clients' names are shown as question marks, and long urls are cut in the middle."""
     assert printable("rank\x1b[2J\n0") == "rank?[2J?0"
     picture = StatusView(statistics(sessions=[session("\x1b]0;x\x07", 0.0, job="\r")]))
     assert picture.session_rows()[0][:2] == ("?]0;x?", "?")
@@ -134,13 +134,13 @@ def test_names_of_clients_cannot_steer_the_terminal():
 
 
 def test_a_failed_session_shows_its_error_instead_of_its_waiting():
-    """It stands still for good."""
+    """A failed session shows its error in place of its waiting share."""
     picture = StatusView(statistics(sessions=[session("rank 0", 1.0, failed="ObjectChangedError")]))
     assert picture.session_rows()[0][4] == "ObjectChangedError"
 
 
 def test_the_loaders_word_is_shown_beside_the_engines():
-    """Two shares: waiting for the engine, and for whatever it was; "-" before the first report."""
+    """A loader's waiting share and advice are shown beside the engine's, and "-" before its first report."""
     said = {"loader_waiting_share": 0.43, "bottleneck": "decode", "advice": "4 more\x1b[2J workers"}
     picture = StatusView(
         statistics(sessions=[session("rank 0", 40.0, **said), session("rank 1", 10.0, bottleneck=None)])
@@ -152,7 +152,7 @@ def test_the_loaders_word_is_shown_beside_the_engines():
 
 
 def test_a_line_names_the_loader_that_waits_most():
-    """For a log; nothing before the first report."""
+    """The line for a log names the loader that waits most, and nothing before the first report."""
     said = {"loader_waiting_share": 0.1, "bottleneck": "not input-bound"}
     worst = {"loader_waiting_share": 0.43, "bottleneck": "decode"}
     picture = StatusView(statistics(sessions=[session("rank 0", 0.0, **said), session("rank 1", 0.0, **worst)]))
@@ -161,7 +161,7 @@ def test_a_line_names_the_loader_that_waits_most():
 
 
 def test_rows_of_documents_have_a_line():
-    """The worst padding and spread of all loaders, tokens together; no line where samples are not packed."""
+    """Packed rows have a line with the worst padding and spread of all loaders and their tokens together."""
     rows = {"row_padding": 0.01, "row_cost_spread": 0.2, "row_tokens": 5000, "row_left_out": 0}
     said = [session("rank 0", 0.0, **rows), session("rank 1", 0.0, **{**rows, "row_padding": 0.02, "row_left_out": 7})]
     full = "98.00% full, 10,000 tokens, costs of batches spread by 20.0%"
@@ -171,12 +171,12 @@ def test_rows_of_documents_have_a_line():
 
 
 def test_durations():
-    """Hours, minutes, seconds."""
+    """Durations are shown as hours, minutes and seconds."""
     assert [duration(s) for s in (0, 59.9, 3661, 360000)] == ["0:00:00", "0:00:59", "1:01:01", "100:00:00"]
 
 
 def test_members_of_a_mix_are_summed_over_the_ranks_of_a_job():
-    """The most fetched first; with few rows the others together."""
+    """Members of a mix are summed over the ranks of a job, the most fetched first, the rest in one row."""
     members = [
         {
             "member": name,

@@ -1,4 +1,4 @@
-"""What the commands write."""
+"""What the commands write, to a terminal and elsewhere."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ from streamer.cli.terminal import Terminal, amount, plain_table
 
 
 class _Screen(io.StringIO):
+    """Stands for a terminal: a text stream that says it is one, and draws nothing."""
+
     def isatty(self) -> bool:
         return True
 
 
 def test_a_plain_table_aligns_words_left_and_numbers_right() -> None:
-    """No drawing characters, nothing behind the last column."""
+    """A plain table aligns words left and numbers right, without lines or blanks at the end."""
     assert plain_table(("epoch", "MB"), [("1", "7"), ("2 (killed)", "12")]) == [
         "epoch       MB",
         "1            7",
@@ -26,7 +28,7 @@ def test_a_plain_table_aligns_words_left_and_numbers_right() -> None:
 
 
 def test_without_a_terminal_progress_is_a_few_lines(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first, one every five seconds, the last; on standard error."""
+    """Without a terminal progress is a line at first, one every five seconds and the last, on standard error."""
     now = iter([0.0, 1.0, 4.9, 5.1, 6.0])
     monkeypatch.setattr(terminal_module.time, "monotonic", lambda: 100.0 + next(now))
     out, err = io.StringIO(), io.StringIO()
@@ -42,7 +44,7 @@ def test_without_a_terminal_progress_is_a_few_lines(monkeypatch: pytest.MonkeyPa
 
 
 def test_on_a_terminal_progress_is_a_bar() -> None:
-    """Its end shows the whole amount."""
+    """On a terminal progress is a bar, whose end shows the whole amount."""
     err = _Screen()
     with Terminal(io.StringIO(), err).progress("drawing", "images") as bar:
         bar.update(10, None)
@@ -52,7 +54,8 @@ def test_on_a_terminal_progress_is_a_bar() -> None:
 
 
 def test_a_note_beside_a_bar_has_a_line_of_its_own() -> None:
-    """The demo's note of the killed engine stood at the end of the bar's line."""
+    """A note beside a bar has a line of its own. (The demo's note of the killed engine stood at the end of the
+    bar's line.)"""
     err = _Screen()
     terminal = Terminal(io.StringIO(), err)
     with terminal.progress("epoch 3", "images") as bar:
@@ -65,20 +68,20 @@ def test_a_note_beside_a_bar_has_a_line_of_its_own() -> None:
 
 
 def test_a_table_on_a_terminal_has_the_same_cells() -> None:
-    """Rich draws it; the figures are the same."""
+    """A table on a terminal has the same cells as a plain one."""
     out = _Screen()
     Terminal(out, io.StringIO()).table(("epoch", "MB"), [("1", "74.4")])
     assert "74.4" in out.getvalue()
 
 
 def test_amounts_have_their_unit() -> None:
-    """Bytes in powers of ten, counts with commas."""
+    """Amounts of bytes are in powers of ten, and counts have commas."""
     assert amount(74_403_840, "bytes") == "74.4 MB"
     assert amount(2000, "images") == "2,000 images"
 
 
 def test_columns_of_words_are_left_aligned():
-    """Sentences of different lengths begin below each other."""
+    """Columns that are named as words are aligned left."""
     rows = [["rank 0", "1", "decode: more workers"], ["rank 1", "10", "full ring"]]
     assert plain_table(["consumer", "step", "bottleneck"], rows, ["bottleneck"]) == [
         "consumer  step  bottleneck",

@@ -1,4 +1,4 @@
-"""`streamer top`: pictures of intervals, as lines and as a screen."""
+"""`streamer top`: views of intervals, as lines and as a screen; statistics are given, the screen is rich's."""
 
 import contextlib
 import io
@@ -19,7 +19,7 @@ from streamer.cli.terminal import Terminal
 
 
 class Engine:
-    """Answers with counters that grow by 1 MB a second."""
+    """Stands for an engine's client: its counters grow by 1 MB a second with each look; it has no sessions."""
 
     def __init__(self):
         self._look = itertools.count(1)
@@ -30,7 +30,7 @@ class Engine:
 
 
 def test_each_picture_is_of_the_interval_before_it():
-    """The first one is of the engine's life; between them it sleeps."""
+    """Each view is of the interval before it, with a sleep between two; the first one is of the engine's life."""
     slept = []
     pictures = list(top_command.looks(Engine(), 0.5, 3, lambda seconds: slept.append(seconds) is None))
     assert [picture.rates.store_bytes for picture in pictures] == [1e6] * 3
@@ -38,7 +38,7 @@ def test_each_picture_is_of_the_interval_before_it():
 
 
 def test_elsewhere_each_look_is_a_line():
-    """For a log."""
+    """Without a terminal each look is one line, as for a log."""
     out = io.StringIO()
     top_command._plain(top_command.looks(Engine(), 0, 2, lambda seconds: True), Terminal(out, out))
     lines = out.getvalue().splitlines()
@@ -48,7 +48,7 @@ def test_elsewhere_each_look_is_a_line():
 
 
 def test_the_screen_shows_every_figure_and_no_markup_of_clients():
-    """Everything that `stat` prints; a client called [red] stays text."""
+    """The screen shows every figure of `stat`, and markup in a client's name stays text."""
     entry = {"consumer": "[red]rank 0[/red]", "job": "j", "epoch": 0, "done": 5, "age_seconds": 2, "waiting_seconds": 1}
     picture = StatusView({"pid": 3, "sessions": [entry]})
     console = Console(file=io.StringIO(), width=120)
@@ -60,7 +60,7 @@ def test_the_screen_shows_every_figure_and_no_markup_of_clients():
 
 
 def test_a_small_terminal_shows_every_rank():
-    """80 x 18 and 8 ranks: a line each, numbers whole; at 12 lines those that wait least are counted."""
+    """On 80 x 18 characters each of 8 ranks has a line; at 12 lines those that wait least are counted."""
     report = {
         "loader_waiting_share": 0.43,
         "bottleneck": "decode",
@@ -86,7 +86,7 @@ def test_a_small_terminal_shows_every_rank():
 
 
 def _recent_looks(ranks, levels=BLOCKS, looks=60):
-    """Looks at an engine whose ranks wait, and the last of them."""
+    """Makes looks at an engine whose ranks wait, and returns the last of them with their bars."""
 
     def sample(second):
         report = {"loader_waiting_share": 0.43, "bottleneck": "decode", "advice": "more workers would keep up"}
@@ -112,7 +112,7 @@ def _draw(view, recent, columns, lines=40):
 
 
 def test_bars_stand_beside_figures_and_sessions():
-    """A minute in 60 letters where there is room; those of a session are ten."""
+    """A wide screen has bars of 60 letters beside figures, a letter a second, and of ten beside sessions."""
     view, recent = _recent_looks(2)
     shown = _draw(view, recent, 140)
     store = next(line for line in shown if line.startswith("store"))
@@ -143,7 +143,9 @@ def test_bars_stand_beside_figures_and_sessions():
     ],
 )
 def test_columns_go_in_this_order_where_there_is_no_room(columns, names):
-    """Hits, epoch, step, bars of samples/s, bottleneck, loader, samples/s, bars of waiting; a rank keeps its name."""
+    """On narrow screens columns leave in this order: hits, epoch, step, bars of samples/s, bottleneck, loader,
+    samples/s,
+    bars of waiting; each rank keeps its name."""
     view, recent = _recent_looks(2)
     shown = _draw(view, recent, columns)
     header = next(line for line in shown if line.startswith("consumer"))
@@ -154,7 +156,7 @@ def test_columns_go_in_this_order_where_there_is_no_room(columns, names):
 
 @given(st.integers(20, 200), st.integers(8, 60), st.sampled_from([BLOCKS, ASCII]), st.integers(0, 9))
 def test_bars_fit_every_terminal(columns, lines, levels, ranks):
-    """No line is longer than the terminal, and none is broken in two; without blocks everything is ASCII."""
+    """No line is longer than the terminal or broken in two, and without blocks every line is ASCII."""
     view, recent = _recent_looks(ranks, levels, looks=3)
     shown = _draw(view, recent, columns, lines)
     assert max(map(len, shown)) <= columns
@@ -165,7 +167,7 @@ def test_bars_fit_every_terminal(columns, lines, levels, ranks):
 
 
 def test_long_texts_take_the_oldest_bars():
-    """The newest ones stay, at the same place in all lines."""
+    """Where texts are long, the newest bars stay, at the same place in all lines."""
     view, recent = _recent_looks(1)
     shown = {line.split("  ")[0]: line for line in _draw(view, recent, 70)}
     assert len(shown["store"]) == len(shown["hits"]) == 70
@@ -174,7 +176,7 @@ def test_long_texts_take_the_oldest_bars():
 
 
 def test_one_look_has_no_bars(monkeypatch):
-    """Its figures are those of the engine's life; and a log never has any."""
+    """`top --count 1` draws no bars, since its figures are those of the engine's life; later counts do."""
     drawn = []
     monkeypatch.setattr(top_command, "engine_client", lambda arguments: contextlib.nullcontext(Engine()))
     monkeypatch.setattr(top_command, "_keys", lambda: contextlib.nullcontext(lambda seconds: True))
@@ -186,7 +188,7 @@ def test_one_look_has_no_bars(monkeypatch):
 
 
 class TerminalFile(io.StringIO):
-    """A file that says it is a terminal."""
+    """Stands for a terminal: a text stream of UTF-8 that says it is one."""
 
     encoding = "utf-8"
 
@@ -195,7 +197,7 @@ class TerminalFile(io.StringIO):
 
 
 def test_q_ends_it_at_once():
-    """Another key does not."""
+    """The key q ends the wait between two looks at once, and another key does not."""
     keyboard, typed = os.pipe()
     try:
         os.write(typed, b"x")
@@ -208,7 +210,7 @@ def test_q_ends_it_at_once():
 
 
 def test_ctrl_c_is_no_error(monkeypatch):
-    """It is one of the two ways to end it."""
+    """Ctrl-C ends `top` with exit code 0."""
 
     def interrupted():
         raise KeyboardInterrupt
@@ -220,7 +222,7 @@ def test_ctrl_c_is_no_error(monkeypatch):
 
 @pytest.mark.parametrize("interval", ["0", "-1", "soon"])
 def test_an_interval_is_above_zero(interval, capsys):
-    """Otherwise it would do nothing but look."""
+    """`--interval` must be above zero."""
     with pytest.raises(SystemExit):
         build_parser().parse_args(["top", "--interval", interval])
     assert "above 0" in capsys.readouterr().err

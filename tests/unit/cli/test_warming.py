@@ -1,4 +1,4 @@
-"""`streamer warm`: what it chooses, in which pieces, how fast."""
+"""`streamer warm`: which chunks it chooses, in which slices, how fast; nothing is fetched."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ CHUNKS = 40
 
 
 def _manifest() -> Manifest:
-    """Chunks of 1000 bytes and two samples; keys that end in zero bytes, too."""
+    """Stands for a manifest with chunks of 1000 bytes and two samples; some keys end in zero bytes. It has no
+    files."""
     keys = np.random.default_rng(3).integers(0, 256, (CHUNKS, 16), np.uint8)
     keys[5, 12:] = 0
     lengths, samples = np.full(CHUNKS, 1000), np.full(CHUNKS, 2)
@@ -33,7 +34,7 @@ def _size() -> int:
 
 
 def test_what_fits_is_what_the_cache_would_keep() -> None:
-    """The chunks of the highest ranks: no epoch exchanges them."""
+    """Warming chooses the chunks of the highest ranks that fit, which no epoch evicts."""
     manifest = _manifest()
     chosen = plan(manifest, set(), room_bytes=10 * charge(_size()))
     ranks = draw_ranks(to_keys(manifest.chunk_keys))
@@ -43,7 +44,7 @@ def test_what_fits_is_what_the_cache_would_keep() -> None:
 
 
 def test_among_peers_the_chunks_of_this_engine_come_first() -> None:
-    """Those whose home it is: two engines that warm a dataset that fits into both together read other chunks."""
+    """Among peers each engine warms the chunks at home there first, so that two together read every chunk once."""
     manifest, members = _manifest(), [PeerMember("a"), PeerMember("b")]
     chosen = []
     for me, other in (members, members[::-1]):
@@ -56,7 +57,7 @@ def test_among_peers_the_chunks_of_this_engine_come_first() -> None:
 
 
 def test_what_is_there_is_left_alone_and_counts() -> None:
-    """Also a key with zero bytes at its end."""
+    """Cached chunks are not fetched again and count as present, also with a key that ends in zero bytes."""
     manifest = _manifest()
     present = {manifest.chunk_keys[number].tobytes() for number in (5, 6, 7)}
     chosen = plan(manifest, present, room_bytes=10 * charge(_size()))
@@ -65,7 +66,7 @@ def test_what_is_there_is_left_alone_and_counts() -> None:
 
 
 def test_chunks_of_layers_take_no_room() -> None:
-    """They are local, and as many others fit as without them."""
+    """Chunks of layers count as present and take no bytes of the limit."""
     manifest = _manifest()
     below = frozenset(manifest.chunk_keys[number].tobytes() for number in (5, 6, 7))
     chosen = plan(manifest, set(), 10 * charge(_size()), below)
@@ -74,7 +75,7 @@ def test_chunks_of_layers_take_no_room() -> None:
 
 
 def test_a_full_cache_needs_nothing() -> None:
-    """Present chunks above the room: nothing to fetch, nothing negative."""
+    """A cache with more chunks present than fit needs none to be fetched."""
     manifest = _manifest()
     present = {key.tobytes() for key in manifest.chunk_keys}
     chosen = plan(manifest, present, room_bytes=charge(_size()))
@@ -82,7 +83,7 @@ def test_a_full_cache_needs_nothing() -> None:
 
 
 def test_an_export_takes_all_beginning_with_what_is_there() -> None:
-    """Before something evicts it."""
+    """An export takes all chunks, the cached ones first, before they are evicted."""
     manifest = _manifest()
     present = {manifest.chunk_keys[number].tobytes() for number in (5, 6)}
     chosen = plan(manifest, present, room_bytes=None)
@@ -91,14 +92,14 @@ def test_an_export_takes_all_beginning_with_what_is_there() -> None:
 
 
 def test_slices_have_a_limit_or_one_chunk() -> None:
-    """Nothing is left out, nothing twice."""
+    """Slices have at most the limit of bytes or one chunk, and each chunk is in one of them."""
     slices = list(cut(np.array([3, 3, 3, 20, 1, 1]), 7))
     assert [(part.start, part.stop) for part in slices] == [(0, 2), (2, 3), (3, 4), (4, 6)]
     assert list(cut(np.array([], np.int64), 7)) == []
 
 
 def test_a_pace_waits_for_what_came_too_early() -> None:
-    """100 bytes per second: after 250 bytes in one second another 1.5 s; without a limit never."""
+    """A pace of 100 bytes per second waits another 1.5 s after 250 bytes in one second, and without a rate never."""
     clock, waits = [0.0], []
     pace = Pace(100, now=lambda: clock[0], sleep=waits.append)
     clock[0] = 1.0
@@ -111,13 +112,13 @@ def test_a_pace_waits_for_what_came_too_early() -> None:
 
 
 def test_a_slice_leaves_most_of_a_small_cache_free() -> None:
-    """A sixteenth of the limit, at most 256 MiB."""
+    """A slice is a sixteenth of the limit, at most 256 MiB."""
     assert Pace(0).slice_bytes(1600) == 100
     assert Pace(0).slice_bytes(1 << 40) == 256 << 20
 
 
 def test_the_summary_says_what_the_epochs_will_hit() -> None:
-    """And what was left alone."""
+    """The summary tells local and fetched chunks, and what share of every epoch will be hits."""
     manifest = _manifest()
     chosen = plan(manifest, {manifest.chunk_keys[5].tobytes()}, room_bytes=10 * charge(_size()))
     lines = summary(chosen, Warmed(chunks=9, total_bytes=9 * _size(), fetched_bytes=9000), 2.0)

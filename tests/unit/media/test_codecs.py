@@ -30,5 +30,5 @@ VIDEOS = {"a.mp4": made("b_frames.mp4"), "b.mp4": made("mpeg4.mp4")}
     ],
 )
 async def test_codecs_of_manifests(chosen: Format, objects: Mapping[str, bytes], names: set[str], tmp_path: Path):
-    """Those of videos and audio files, without the numbers of WAV."""
+    """A manifest of videos or audio names the codecs of its files; WAV and files within tars have none."""
     assert find_codecs(await built(chosen, MemoryStore(objects), tmp_path)) == names

@@ -1,4 +1,4 @@
-"""What the index says of decoding: packets for the frames of a clip, and settings that need fewer."""
+"""What the index tells of decoding: packets for the frames of a clip, and settings that need fewer."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ def costs(sampling: Sampling, frames: int = 20, gop: int = 7) -> list[list[float
 
 
 def test_packets_from_the_key_frame_to_the_last_frame():
-    """Decoded, wanted, from first to last, pixels; too few clips for four in a sample; key frames 0.7 s apart."""
+    """The cost of a clip counts packets from its key frame to its last frame, wanted frames, span, pixels and key
+    interval."""
     rest = [5, 32, UNKNOWN, pytest.approx(0.7)]
     assert costs(Sampling(Pattern(3, 2))) == [[5, 3, *rest], [11, 3, *rest], [10, 3, *rest]]
     assert costs(Sampling(Pattern(3, 2), start="key"))[1][:3] == [5, 3, 5]
@@ -40,19 +41,20 @@ def test_packets_from_the_key_frame_to_the_last_frame():
 
 
 def test_drawn_clips_count_in_the_middle_of_their_cells():
-    """Cells of 6 beginnings at 0 and 6, of 4 at 12."""
+    """A drawn clip costs what one in the middle of its cell costs: cells have 6 beginnings at 0 and 6, and 4 at 12."""
     found = costs(Sampling(Pattern(3, 2), start="random"))
     assert [row[:3] for row in found] == [[8, 3, 5], [7, 3, 5], [5, 3, 5]]
 
 
 def test_four_clips_of_a_sample_are_decoded_at_once():
-    """Of 30 frames with one key frame: four clips of 5 up to the 20th frame, or the last four."""
+    """The cost of four clips in a sample is a quarter of the packets up to the fourth clip's end, or of the last
+    four's."""
     found = costs(Sampling(Pattern(5)), frames=30, gop=30)
     assert [row[4] for row in found] == [5, 6.25, 7.5, 7.5, 7.5, 7.5]
 
 
 def test_what_lies_between_clips_counts():
-    """A frame of each second, of videos with two key frames a second: what lies between is not in the block."""
+    """Packets between clips that are decoded count, also where they are not in the block."""
     found = costs(Sampling(Pattern(1), step=10), frames=60, gop=5)
     assert found == [[1, 1, 1, 32, 31 / 4, UNKNOWN]] * 6
     # Frame 6 and frame 13, before key frames, are in no clip.
@@ -61,7 +63,7 @@ def test_what_lies_between_clips_counts():
 
 
 def test_the_words():
-    """Whole numbers; only ways that decode fewer packets."""
+    """The text of a cost has whole numbers and names only settings that decode fewer packets."""
     cost = ClipCost(95, 16, 31, 1280 * 720, 48, 5.28)
     assert str(cost) == "95 packets for 16 of 31 frames, 83% thrown away; key frames are 5.3 s apart"
     assert cost.cheaper == (
@@ -72,7 +74,7 @@ def test_the_words():
 
 
 async def test_costs_are_those_of_the_manifest(tmp_path: Path):
-    """Of one sample in its block and chunk, and of all of them; other formats have none."""
+    """A manifest of videos gives the cost of one sample and the mean of all; other formats give none."""
     store = MemoryStore({f"s3://b/{name}.mp4": made("b_frames.mp4") for name in "ab"})
     options = {"num_frames_per_clip": 4, "num_indices_between_frames": 2, "num_indices_between_clip_starts": 10}
     chosen = chooser("video", options)

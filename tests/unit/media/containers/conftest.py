@@ -1,4 +1,4 @@
-"""Tracks made of numbers."""
+"""Tracks of packets that are made of numbers, without a file."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ TIMESCALE = 100
 
 
 def track(frames: int = 20, gop: int = 7, entry: np.ndarray | None = None) -> Packets:
-    """Frames of 100 bytes and 10 ticks, 100 ticks a second, with a key frame every `gop` frames."""
+    """Makes frames of 100 bytes and 10 ticks, 100 ticks a second, with a key frame every `gop` frames."""
     number = np.arange(frames)
     zero = np.zeros(frames, np.int64) if entry is None else entry
     return Packets(

@@ -12,7 +12,7 @@ from tests.unit.media.containers.conftest import TIMESCALE, track
 
 
 def cut(sampling: Sampling, entry: np.ndarray | None = None) -> Samples:
-    """Of a video of 20 frames, with a key frame every 7 frames."""
+    """Cuts the clips of a video of 20 frames, with a key frame every 7 frames."""
     packets = track(entry=entry)
     return samples_of(sampling, packets, FrameTable.from_packets(packets), TIMESCALE)
 
@@ -22,7 +22,7 @@ def rows(samples: Samples) -> list[list[int]]:
 
 
 def test_a_grid_of_frames():
-    """One behind the other, or every so many frames; what would reach over the end is left out."""
+    """Clips on a grid of frames follow each other or begin every so many frames; one beyond the end is left out."""
     assert rows(cut(Sampling(Pattern(3, 2)))) == [[0, 2, 4], [6, 8, 10], [12, 14, 16]]
     assert rows(cut(Sampling(Pattern(3, 2), step=8))) == [[0, 2, 4], [8, 10, 12]]
     assert rows(cut(Sampling(Pattern(3, 2), step=8, repeats_last=True)))[-1] == [16, 18, 19]
@@ -32,20 +32,20 @@ def test_a_grid_of_frames():
 
 
 def test_a_grid_of_seconds():
-    """The frames shown then, at any rate: a frame takes 0.1 s."""
+    """Clips on a grid of seconds have the frames shown at these times, at any rate: a frame takes 0.1 s."""
     assert rows(cut(Sampling(Pattern(3, 0, 0.25)))) == [[0, 2, 5], [7, 9, 12]]
     assert rows(cut(Sampling(Pattern(2, 1), step_seconds=0.55))) == [[0, 1], [5, 6], [11, 12], [16, 17]]
 
 
 def test_clips_at_key_frames():
-    """The first key frame of each cell; cells without one have no clip."""
+    """With start="key" a clip begins at the first key frame of each cell; cells without one have no clip."""
     found = cut(Sampling(Pattern(2), step=4, start="key"))
     assert rows(found) == [[0, 1], [7, 8], [14, 15]]
     assert found.start.tolist() == [0, 7, 14]
 
 
 def test_several_clips_of_a_sample():
-    """That follow each other; the rest that is too few is left out."""
+    """Several clips of a sample follow each other; a rest with too few frames is left out."""
     assert rows(cut(Sampling(Pattern(3), clips=2))) == [
         [0, 1, 2, 3, 4, 5],
         [6, 7, 8, 9, 10, 11],
@@ -56,7 +56,7 @@ def test_several_clips_of_a_sample():
 
 @pytest.mark.parametrize("pattern", [Pattern(3, 2), Pattern(3, 0, 0.2)])
 def test_drawn_clips_begin_anywhere_in_their_cell(pattern: Pattern):
-    """Every beginning comes, equally often; no clip reaches over the end."""
+    """A drawn clip begins at each frame of its cell equally often and never reaches beyond the end."""
     samples = cut(Sampling(pattern, start="random"))
     rng, pts = np.random.default_rng(0), np.arange(20) * 10
     found: list[set[int]] = []
@@ -72,7 +72,8 @@ def test_drawn_clips_begin_anywhere_in_their_cell(pattern: Pattern):
 
 
 def test_drawn_clips_are_uniform():
-    """Over epochs and samples, with the generators that workers have: chi-square of 10,000 draws of 6 beginnings."""
+    """Draws by the workers' generators are uniform over epochs and samples: chi-square of 10,000 draws of 6
+    beginnings."""
     draws = SampleDraws(17)
     found = [int(draw_numbers(6, draws.find_generator(epoch, sample))) for epoch in range(100) for sample in range(100)]
     counts = np.bincount(found, minlength=6)
@@ -81,7 +82,7 @@ def test_drawn_clips_are_uniform():
 
 
 def test_clips_over_a_change_of_parameters_are_left_out():
-    """A decoder has one set of them; they are counted."""
+    """Clips across a change of the decoder's parameters are left out and counted."""
     entry = (np.arange(20) >= 10).astype(np.int64)
     found = cut(Sampling(Pattern(4)), entry=entry)
     assert rows(found) == [[0, 1, 2, 3], [4, 5, 6, 7], [16, 17, 18, 19]]

@@ -1,4 +1,5 @@
-"""Where fragments are: with an index of them in four rounds of requests, without one in few; if it is wrong, too."""
+"""Where the fragments of an mp4 are: with an index of them in four rounds of requests, without one in few; if it is
+wrong, too. Files are made of boxes here, or by FFmpeg."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ def box(kind: bytes, *bodies: bytes) -> bytes:
 
 @functools.cache
 def before() -> bytes:
-    """What a file of fragments begins with, up to the end of moov."""
+    """Returns what a file of fragments begins with, up to the end of moov."""
     content = made("fragments.mp4")
     _, _, length = header(content, 28, len(content))
     assert content[32:36] == b"moov"
@@ -34,7 +35,7 @@ def before() -> bytes:
 
 
 def fragments(lengths: Sequence[int], packets: int = 1) -> list[bytes]:
-    """Fragments whose first packets have these lengths, behind which there are `packets` - 1 of no bytes."""
+    """Makes fragments whose first packets have these lengths, behind which there are `packets` - 1 of no bytes."""
     made = []
     for number, length in enumerate(lengths):
         sizes = struct.pack(f">{packets}I", length, *[0] * (packets - 1))
@@ -50,7 +51,8 @@ def lengths_of(count: int = FRAGMENTS, mean: int = 72_000) -> list[int]:
 
 
 def sidx(sizes: Sequence[int], first: int = 0, kind: int = 0) -> bytes:
-    """The places of subsegments of these lengths, `first` bytes behind this box; `kind` 1: of other such boxes."""
+    """Makes the places of subsegments of these lengths, `first` bytes behind this box; `kind` 1: of other such
+    boxes."""
     rows = b"".join(struct.pack(">III", kind << 31 | size, 1, 0) for size in sizes)
     return box(b"sidx", struct.pack(">IIIIIHH", 0, 1, 30, 0, first, 0, len(sizes)), rows)
 
@@ -66,7 +68,7 @@ def places_of(start: int, found: Sequence[bytes]) -> list[int]:
 
 
 def read(content: bytes, packets: int = 1) -> tuple[list[int], Ranges]:
-    """The places of fragments, by those of their first packets, and the ranges that were read."""
+    """Returns the places of fragments, by those of their first packets, and the ranges that were read."""
     movie, asked = index_of(content)
     first = movie.packets(movie.tracks[0]).offset[::packets]
     return (first - HEAD_BYTES - 4 * packets).tolist(), asked
@@ -81,7 +83,7 @@ def read_bytes(asked: Ranges) -> int:
 
 
 def test_an_index_at_the_beginning():
-    """The rest of sidx, then all heads at once; of long ones the rest, at once."""
+    """A sidx at the beginning gives all fragments in three rounds of requests, or four where their heads are long."""
     made = fragments(lengths_of())
     content = before() + sidx(list(map(len, made))) + b"".join(made)
     found, asked = read(content)
@@ -96,7 +98,7 @@ def test_an_index_at_the_beginning():
 
 
 def test_an_index_of_indexes():
-    """References to other sidx, each before its fragments; a segment has several fragments."""
+    """A sidx that refers to others gives all fragments in at most four rounds, with several fragments in a segment."""
     made = fragments(lengths_of())
     parts = [made[first : first + 100] for first in range(0, FRAGMENTS, 100)]
     segments = [
@@ -111,7 +113,7 @@ def test_an_index_of_indexes():
 
 @pytest.mark.parametrize("long", [False, True])
 def test_an_index_at_the_end(long: bool):
-    """The end of the file is read with the next head, and the places that it names at once."""
+    """An mfra at the end gives all fragments in at most four rounds of requests."""
     made = fragments(lengths_of(), packets := LONG if long else 1)
     places = places_of(len(before()), made)
     found, asked = read(before() + b"".join(made) + mfra(places[:-1]), packets)
@@ -121,7 +123,8 @@ def test_an_index_at_the_end(long: bool):
 
 
 def test_indexes_that_ffmpeg_writes():
-    """At the end of files as it writes them, and at the beginning of those for DASH."""
+    """Files of FFmpeg with an index at their end, or at the beginning for DASH, are indexed in two rounds of
+    requests."""
     for name, rounds in (("fragments.mp4", 2), ("indexed.mp4", 2), ("dash.mp4", 2)):
         movie, asked = index_of(content := made(name))
         assert len(movie.packets(movie.tracks[0])) == 90
@@ -131,7 +134,8 @@ def test_indexes_that_ffmpeg_writes():
 
 @pytest.mark.parametrize("index", ["sidx", "mfra"])
 def test_an_index_that_is_wrong(index: str):
-    """Places where no fragment begins, inside of the file and outside: what is found is the same, only slower."""
+    """A wrong index of fragments costs more requests and gives the same fragments; a file that is cut off is an
+    error."""
     made = fragments(lengths_of(40))
     wrong = [len(fragment) + 9 for fragment in made[:-1]] + [1 << 20]
     if index == "sidx":
@@ -150,7 +154,8 @@ def test_an_index_that_is_wrong(index: str):
 
 
 def test_a_file_without_an_index():
-    """Is walked from several places at once: about 64 rounds whatever its length, and little of it is read."""
+    """A file without an index is walked from several places at once, in fewer than 100 rounds and a tenth of its
+    bytes."""
     made = fragments(lengths_of(650))
     content = bytearray(before() + b"".join(made))
     places = places_of(len(before()), made)
@@ -166,7 +171,7 @@ def test_a_file_without_an_index():
 
 
 def test_fragments_of_a_frame():
-    """Several are read at once: a request each would take longer than their bytes."""
+    """Several fragments of one frame are read by one request, which would take longer than their bytes."""
     made = fragments(lengths_of(1000, 3000))
     content = before() + b"".join(made)
     found, asked = read(content)

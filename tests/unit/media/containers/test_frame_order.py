@@ -1,4 +1,4 @@
-"""The order in which frames are shown is read of parameter sets and slices; damaged ones prove nothing."""
+"""The order in which frames are shown is read from parameter sets and slices; damaged ones prove nothing."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def packet(*units: bytes) -> memoryview:
 
 
 def h264_slice(kind: int) -> bytes:
-    """A slice of this type, which begins with macroblock 0."""
+    """Makes a slice of this type, which begins with macroblock 0."""
     bits = "1" + bin(kind + 1)[2:].zfill(2 * (kind + 1).bit_length() - 1) + "1"
     return b"\x41" + int(bits.ljust(16, "0"), 2).to_bytes(2, "big")
 
@@ -44,7 +44,8 @@ def h264_slice(kind: int) -> bytes:
     ],
 )
 def test_b_frames_without_times_of_showing_are_refused(codec: TrackCodec, of_p: memoryview, of_b: memoryview):
-    """Their times only ascend, as those of decoding do; sprites of MPEG-4 are no B-frames."""
+    """B-frames without presentation times are refused, since their times only ascend; sprites of MPEG-4 are no
+    B-frames."""
     check_order([of_p, of_p, of_b], [0, 20, 10], codec)
     check_order([of_p, of_p, memoryview(b"\0\0\1\xb6\xd0")], [0, 1, 2], codec)
     for gaps in ([], [1]):
@@ -53,7 +54,7 @@ def test_b_frames_without_times_of_showing_are_refused(codec: TrackCodec, of_p: 
 
 
 def stored(content: bytes) -> tuple[TrackCodec, list[memoryview], np.ndarray]:
-    """Codec, packets and times of a video."""
+    """Returns codec, packets and times of a video."""
     movie, _ = index_of(content)
     track = movie.track(VIDEO)
     packets = movie.packets(track)
@@ -86,7 +87,7 @@ def stored(content: bytes) -> tuple[TrackCodec, list[memoryview], np.ndarray]:
     ],
 )
 def test_order_of_what_encoders_write(codec: str, options: dict[str, str], depth: int):
-    """How far frames are reordered, and where they are: at the same places as by their times."""
+    """Parameter sets tell how far frames are reordered, and slices at which places, the same as their times do."""
     described, packets, pts = stored(video(codec, 20, options=options))
     assert max_reorder(described) == depth
     for count in range(1, len(packets) + 1):
@@ -95,7 +96,7 @@ def test_order_of_what_encoders_write(codec: str, options: dict[str, str], depth
 
 @pytest.mark.parametrize("name", sorted(ENCODED))
 def test_damaged_headers_prove_nothing(name: str):
-    """Frames of which nothing is known may be shown in another order."""
+    """Damaged parameter sets raise no error, and frames of which nothing is known may be reordered."""
     encoder, options = ENCODED[name]
     codec, packets, _ = stored(video(encoder, 3, options=options))
 

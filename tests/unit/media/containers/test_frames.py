@@ -16,7 +16,7 @@ from tests.unit.media.containers.conftest import TIMESCALE, track
 
 
 def test_packets_without_a_byte_are_no_frames():
-    """They are pictures that an encoder has dropped: the one before is shown longer, and none is decoded from them."""
+    """A packet without bytes, a frame that an encoder has dropped, is no frame: the one before is shown longer."""
     packets = track(20)
     packets.size[[7, 9]] = 0
     frames = FrameTable.from_packets(packets)
@@ -27,7 +27,7 @@ def test_packets_without_a_byte_are_no_frames():
 
 
 def test_frames_before_the_first_key_packet_are_none():
-    """As FFmpeg shows nothing of them; a track without a key packet is damaged."""
+    """Packets before the first key packet are no frames, as in FFmpeg; a track without a key packet is damaged."""
     packets = track(20)
     packets.key[0] = False
     frames = FrameTable.from_packets(packets)
@@ -39,7 +39,8 @@ def test_frames_before_the_first_key_packet_are_none():
 
 
 def test_pictures_that_are_shown_before_the_first_key_picture_are_no_frames():
-    """They are of an open GOP whose first pictures are in another file; those of later ones refer to the GOP before."""
+    """Pictures shown before the first key picture are no frames, as of an open GOP; later ones refer to the GOP
+    before."""
     packets = track(20)
     for key in (0, 7, 14):
         packets.pts[[key, key + 1, key + 2]] = packets.pts[[key + 2, key, key + 1]]
@@ -50,7 +51,7 @@ def test_pictures_that_are_shown_before_the_first_key_picture_are_no_frames():
 
 
 def test_frames_at_one_time_get_parts_of_a_tick():
-    """In the order stored; others keep their times, in seconds."""
+    """Frames at one time get parts of a tick in the order stored, and others keep their times in seconds."""
     packets = track(12)
     packets.pts[[4, 5, 6]] = 40
     with pytest.raises(DamagedError, match="two frames at 40 ticks"):
@@ -69,7 +70,7 @@ def test_frames_at_one_time_get_parts_of_a_tick():
 
 @given(st.lists(st.integers(0, 20), min_size=1, max_size=60))
 def test_own_times_keep_the_order(times: list[int]):
-    """Of frames at different times, and of those at one time that in which they are stored."""
+    """Separated times keep the order of frames at different times, and the stored order of those at one time."""
     packets = msgspec.structs.replace(track(len(times), len(times)), pts=np.array(times, np.int64))
     parted, timescale = packets.separate_times(TIMESCALE)
     pts = parted.pts.tolist()
@@ -91,5 +92,5 @@ def test_own_times_keep_the_order(times: list[int]):
     ],
 )
 def test_covers_and_previews_are_not_taken_for_the_video(tracks: list[tuple[int, int]], number: int):
-    """The track with most pixels is taken of those that have at least half as many packets as the longest."""
+    """The video is the track with most pixels of those with at least half as many packets as the longest."""
     assert prefer(tracks) == number

@@ -23,7 +23,7 @@ def hevc(kind: int) -> bytes:
 
 
 def test_hevc():
-    """Pictures of other types than IRAP; parameter sets before them say nothing."""
+    """A key packet of HEVC must have a picture of type IRAP; parameter sets before it do not count."""
     for kind in (16, 19, 21):
         check_key(packet(hevc(32), hevc(kind)), HEVC)
     with pytest.raises(RecodeError, match="no whole key frames: a frame of type 1 is called one"):
@@ -31,7 +31,7 @@ def test_hevc():
 
 
 def test_h264():
-    """A recovery point of several frames is intra refresh; one of none is a key frame."""
+    """A key packet of H.264 is an IDR picture or has a recovery point of no frames; intra refresh is refused."""
     check_key(packet(b"\x06\x06\x01\x80\x80", b"\x41rest"), AVC)
     check_key(packet(b"\x65rest"), AVC)
     with pytest.raises(RecodeError, match="no whole key frames, but intra refresh over 2 frames"):
@@ -39,7 +39,8 @@ def test_h264():
 
 
 def test_pictures_to_which_no_other_refers():
-    """Of hevc those of the highest sub-layer alone; FFmpeg itself knows those of h264; others are not known."""
+    """Droppable pictures of HEVC are those of the highest sub-layer; all of H.264, as FFmpeg knows them; none of
+    others."""
 
     def picture(kind: int, layer: int) -> memoryview:
         return packet(hevc(35), bytes([kind << 1, layer]) + bytes(10))

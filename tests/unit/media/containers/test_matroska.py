@@ -1,4 +1,4 @@
-"""The packets of Matroska and WebM are those of FFmpeg's demuxer; what is said of files that are not read."""
+"""The packets of Matroska and WebM are those of FFmpeg's demuxer; files that are not read are refused."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def read(content: bytes, stream_index: int | None = None) -> tuple[Packets, Trac
 
 @pytest.mark.parametrize("name", MATROSKA)
 def test_packets_are_those_of_the_demuxer(name: str):
-    """Bytes, time, key and whether it is shown; also of recorders that know no lengths, and beside audio."""
+    """Packets of Matroska have FFmpeg's bytes, times, keys and shown flags, also without lengths and beside audio."""
     content = made(name)
     packets, codec, timescale = read(content)
     with av.open(io.BytesIO(content)) as box:
@@ -70,7 +70,7 @@ def block(time: int, content: bytes = b"packet", number: int = 1, flags: int = 0
 
 
 def test_groups_of_blocks():
-    """A block that refers to none is a key; its duration is said beside it; blocks of other tracks are not counted."""
+    """A block of a group without a reference is a key, has the group's duration, and belongs to its own track only."""
     reference, duration = element(0xFB, b"\xff"), element(0x9B, b"\x28")
     groups = [
         element(0xA0, element(0xA1, block(0)), duration),
@@ -89,7 +89,8 @@ def test_groups_of_blocks():
 
 
 def test_ticks():
-    """Of microseconds, of nanoseconds if they are no part of a second; the duration of frames is that of the track."""
+    """Ticks are parts of a second, or nanoseconds where the scale is no part; frames have the duration of the
+    track."""
     cluster = element(0x1F43B675, element(0xE7, b"\x03"), element(0xA3, block(7, flags=0x80)))
     tracks = track(element(0x23E383, struct.pack(">I", 40_000_000)))
     for scale, ticks, time in ((1_000, 10**6, 10), (70_000, 10**9, 700_000), (1_000_000, 1000, 10)):
@@ -99,7 +100,7 @@ def test_ticks():
 
 
 def test_the_track_is_the_one_with_most_pixels():
-    """Or the one that is named, which has to be a video."""
+    """The track with most pixels is read, or the one that is named, which must be a video."""
     tracks = track(width=32) + track(number=2, kind=2, codec=b"A_OPUS") + track(number=3, codec=b"V_AV1")
     assert read(file(tracks))[1].name == "libdav1d"
     assert read(file(tracks), 0)[1].name == "vp8"
@@ -126,13 +127,13 @@ def test_the_track_is_the_one_with_most_pixels():
     ],
 )
 def test_files_that_are_refused(content: bytes, said: str):
-    """Say why, and where."""
+    """Damaged, encrypted, turned and unread Matroska files are refused with the reason and the place."""
     with pytest.raises(DamagedError, match=said):
         read(content)
 
 
 def test_mutations_are_refused_or_read():
-    """Damaged elements raise errors of parsers alone."""
+    """Damaged elements raise DamagedError or are read; no other error comes from the parser."""
     drawn, refused = random.Random(0), 0
     for _ in range(300):
         content = bytearray(made("b_frames.mkv"))
@@ -146,7 +147,7 @@ def test_mutations_are_refused_or_read():
 
 
 def test_a_cover_is_not_taken_for_the_video():
-    """It has more pixels, and one packet; another track may have several frames in a block."""
+    """A cover with more pixels and one packet is not taken for the video."""
     tracks = track(number=1, codec=b"V_MJPEG", width=4096) + track(number=2)
     blocks = [
         element(0xA3, block(0, flags=0x84)),

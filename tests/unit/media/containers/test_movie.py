@@ -1,4 +1,4 @@
-"""The index of mp4 and mov: the packets are those of FFmpeg's demuxer; what is said of damaged files."""
+"""The index of mp4 and mov: packets are those of FFmpeg's demuxer; damaged files are refused with what is wrong."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.videos import KINDS, index_of, made
 
 
 def demuxed(content: bytes, stream: int) -> list[tuple[object, ...]]:
-    """What FFmpeg says of the packets of a stream."""
+    """Returns what FFmpeg tells of the packets of a stream."""
     with av.open(io.BytesIO(content)) as box:
         packets = [packet for packet in box.demux(box.streams[stream]) if packet.size]
         return sorted((p.pos, p.size, p.pts, bool(p.is_keyframe), not p.is_discard) for p in packets)
@@ -33,7 +33,8 @@ def indexed(movie: Movie, stream: int) -> list[tuple[object, ...]]:
 
 @pytest.mark.parametrize("name", KINDS)
 def test_packets_are_those_of_the_demuxer(name: str):
-    """Offset, size, time, key and whether it is shown, of every track: edit lists, B-frames, fragments, audio."""
+    """Packets of every track have FFmpeg's offset, size, time, key and shown flags: edit lists, B-frames,
+    fragments, audio."""
     movie, _ = index_of(made(name))
     assert len(movie.tracks) == 1 + ("sound" in name)
     for number in range(len(movie.tracks)):
@@ -42,7 +43,7 @@ def test_packets_are_those_of_the_demuxer(name: str):
 
 @pytest.mark.parametrize("name", ["b_frames.mp4", "sound.mp4", "sound.mov"])
 def test_little_is_read(name: str):
-    """At most three ranges and, besides the index, two times 4 KiB."""
+    """An index reads at most three ranges and, besides moov, two times 4 KiB."""
     _, asked = index_of(content := made(name))
     ranges = [each for asks in asked for each in asks]
     moov = next(len(body) for kind, body in boxes(memoryview(content)) if kind == b"moov")
@@ -51,7 +52,7 @@ def test_little_is_read(name: str):
 
 
 def test_parameters_of_decoders():
-    """Names are FFmpeg's decoders; audio tracks have rate and channels."""
+    """A track names FFmpeg's decoder with size, or rate and channels; encrypted and unread codecs are refused."""
     video, sound = index_of(made("sound.mp4"))[0].tracks
     assert (video.codec().name, video.codec().width, video.codec().height) == ("h264", 128, 96)
     assert (sound.codec().name, sound.codec().rate, sound.codec().channels) == ("aac", 48000, 1)
@@ -66,7 +67,7 @@ def test_parameters_of_decoders():
 
 
 def test_the_track_is_the_one_with_most_pixels():
-    """Or the one that is named, which has to be of the kind."""
+    """The track with most pixels is read, or the one that is named, which must be of the wanted kind."""
     movie, _ = index_of(made("sound.mp4"))
     assert movie.track("vide") is movie.tracks[0]
     assert movie.track("soun", 1) is movie.tracks[1]
@@ -75,7 +76,7 @@ def test_the_track_is_the_one_with_most_pixels():
 
 
 def test_what_is_cut_off_says_where():
-    """Before its index, or in its packets."""
+    """A file that is cut off before its index or in its packets raises an error with the place."""
     content = made("b_frames.mp4")
     with pytest.raises(
         DamagedError, match=r"cut off: mdat goes from byte \d+ to \d+, .* its index \(moov\) is missing"
@@ -99,7 +100,7 @@ def frames_of(content: bytes) -> FrameTable:
 
 
 def changed(name: str, box: bytes, at: int, number: int) -> bytes:
-    """A video with another number in the first box of this type, `at` bytes behind its type."""
+    """Makes a video with another number in the first box of this type, `at` bytes behind its type."""
     content = bytearray(made(name))
     start = content.index(box) + 4 + at
     content[start : start + 4] = struct.pack(">I", number)
@@ -121,13 +122,13 @@ def changed(name: str, box: bytes, at: int, number: int) -> bytes:
     ],
 )
 def test_tables_that_contradict_each_other(name: str, box: bytes, at: int, number: int, said: str):
-    """Are refused with the table and the numbers."""
+    """Tables that contradict each other raise DamagedError with the table and the numbers."""
     with pytest.raises(DamagedError, match=said):
         frames_of(changed(name, box, at, number))
 
 
 def test_edit_lists():
-    """Empty edits and one of the media, rounded as FFmpeg rounds; others are refused."""
+    """Empty edits and one edit of the media shift the times, rounded as in FFmpeg; other edit lists are refused."""
     plain = 1 << 16
     edits = [Edit(500, -1, plain), Edit(2000, 1024, plain)]
     assert shift_of(edits, 90_000, 1000, fragmented=False) == Shift(1024 - 45_000, 1024, 1024 + 180_000)
@@ -141,7 +142,7 @@ def test_edit_lists():
 
 @pytest.mark.parametrize(("name", "earlier"), [("open_gop.mp4", 1), ("hevc.mp4", 2), ("b_frames.mp4", 0)])
 def test_frames_of_open_gops_begin_a_key_packet_earlier(name: str, earlier: int):
-    """A picture that is shown before the key picture before it in the file needs the one before that."""
+    """A picture that is shown before the key picture before it in the file begins at the key picture before that."""
     movie, _ = index_of(made(name))
     packets = movie.packets(movie.track("vide"))
     frames = FrameTable.from_packets(packets)
@@ -153,7 +154,7 @@ def test_frames_of_open_gops_begin_a_key_packet_earlier(name: str, earlier: int)
 
 
 def test_mutations_are_refused_or_read():
-    """Damaged indexes raise errors of parsers alone."""
+    """Damaged indexes raise DamagedError or UnreadError, or are read; no other error comes from the parser."""
     rng, refused = random.Random(0), 0
     for name in ("sound.mp4", "fragments.mp4"):
         original = made(name)

@@ -1,4 +1,4 @@
-"""Small videos of clips: what their boxes say, and which sample entries they have."""
+"""Clips written as small mp4 videos: what their boxes say, and which sample entries they have."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CODECS = [
 
 
 def record_of(name: str, chosen: Video, place: int) -> memoryview:
-    """A clip of a video."""
+    """Returns the record of a clip of a video."""
     found = find(chosen, {name: made(name)})
     [(_, blocks)] = found.items
     records = [each for block in blocks for each in recode(chosen, found, block, block_bytes(block, made(name)))]
@@ -36,19 +36,21 @@ def record_of(name: str, chosen: Video, place: int) -> memoryview:
 
 @pytest.mark.parametrize("codec", CODECS, ids=lambda codec: codec.name)
 def test_entries_are_read_as_they_were(codec: TrackCodec):
-    """Name, parameters, size and colours of every codec that mp4 has."""
+    """A written sample entry is read with the same name, parameters, size and colours, for every codec that mp4
+    has."""
     assert read_codec(_entry(codec), video=True, rotation=codec.rotation) == codec
 
 
 def test_other_codecs_are_refused():
-    """FFV1, which Matroska has."""
+    """A codec that mp4 does not have, as FFV1 of Matroska, raises ValueError."""
     with pytest.raises(ValueError, match="ffv1 is not a codec of mp4"):
         _entry(TrackCodec("ffv1", b"", 64, 32))
 
 
 @pytest.mark.parametrize("name", ["open_gop.mp4", "variable.mp4", "late.mp4"])
 def test_frames_of_the_clip_alone_are_shown(name: str):
-    """From 0 s on, each until the next one; all packets up to the last one are there, and the first one is the key."""
+    """A clip's mp4 has all packets up to its last frame and shows its frames only, from 0 s on, each until the
+    next."""
     record = record_of(name, Video(4, num_indices_between_frames=2, num_indices_between_clip_starts=5), 5)
     opened, (wanted, duration) = open_record(record), read_head(record)[0].draw(None)
     content = clip_mp4(record)
@@ -68,13 +70,14 @@ def test_frames_of_the_clip_alone_are_shown(name: str):
 
 
 def test_gops_that_are_left_out():
-    """Decoders are not told to begin anew behind them: pictures of open GOPs would be wrong."""
+    """A clip whose frames are whole GOPs apart raises ValueError, since pictures of open GOPs would be decoded
+    wrong."""
     with pytest.raises(ValueError, match="whole GOPs apart"):
         clip_mp4(record_of("open_gop.mp4", Video(2, num_indices_between_frames=60), 0))
 
 
 def test_times_that_mp4_does_not_have():
-    """Frames that are more than 2^31 ticks apart are refused, not shown at other times."""
+    """Frames that are more than 2^31 ticks apart raise ValueError and are not shown at other times."""
     record = record_of("b_frames.mp4", Video(2), 0)
     head, parts = read_head(record)
     changed = msgspec.structs.replace(head, duration=struct.pack("<2q", 1, 1 << 31))

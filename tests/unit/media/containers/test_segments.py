@@ -23,7 +23,7 @@ URL = "s3://b/videos/rows.csv"
 
 
 def rows(sampling: Sampling, *segments: tuple[float, float], frames: int = 40) -> list[list[int]]:
-    """The frames of segments of a video of 10 frames a second, with a key frame every 7."""
+    """Returns the frames of segments of a video of 10 frames a second, with a key frame every 7."""
     number = np.arange(frames)
     zero = np.zeros(frames, np.int64)
     packets = Packets(number * 100, zero + 100, number * 10, zero + 10, number % 7 == 0, number >= 0, zero)
@@ -40,7 +40,8 @@ def rows(sampling: Sampling, *segments: tuple[float, float], frames: int = 40) -
 
 
 def test_clips_begin_at_their_segments():
-    """With the frame shown then, though times are rounded to milliseconds; none reaches over the end of its segment."""
+    """A clip begins with the frame shown at its segment's start, rounded to milliseconds, and ends within the
+    segment."""
     assert rows(Sampling(Pattern(3)), (1.0, 1.4), (0.3, 0.5), (1.05, 2)) == [[10, 11, 12], [10, 11, 12]]
     assert rows(Sampling(Pattern(2)), (0.9996, 1.2004)) == [[10, 11]]
     assert rows(Sampling(Pattern(3, 2)), (1.0, 1.5), (1.0, 1.4)) == [[10, 12, 14]]
@@ -48,7 +49,7 @@ def test_clips_begin_at_their_segments():
 
 
 def test_clips_by_times_end_with_their_segments():
-    """By the rule for frames: one that is shown in a segment for less than a millisecond ends no clip of it."""
+    """A frame that is shown in a segment for less than a millisecond ends no clip of it, by frames and by times."""
     for every, seconds in ((1, 0.0), (0, 0.1)):
         assert rows(Sampling(Pattern(2, every, seconds)), (0.3, 0.4007), (1.0, 1.1993)) == [[10, 11]]
         drawn = Sampling(Pattern(3, every, seconds), start="random")
@@ -58,25 +59,25 @@ def test_clips_by_times_end_with_their_segments():
 
 
 def test_the_last_frame_of_a_segment_is_repeated():
-    """Not that of the video."""
+    """A clip that is longer than its segment repeats the segment's last frame, not the video's."""
     repeats = Sampling(Pattern(4), repeats_last=True)
     assert rows(repeats, (0.3, 0.5), (3.8, 9.0)) == [[3, 4, 4, 4], [38, 39, 39, 39]]
 
 
 def test_clips_at_key_frames_and_drawn_ones():
-    """The first key frame of a segment, if a clip fits behind it; drawn ones may begin where they fit."""
+    """A clip begins at the first key frame of its segment if it fits behind it; a drawn one wherever it fits."""
     assert rows(Sampling(Pattern(3), start="key"), (0.1, 1.2), (0.8, 1.3), (0.6, 0.9)) == [[7, 8, 9]]
     assert rows(Sampling(Pattern(3), start="random"), (1.0, 1.5)) == [[10, 11, 12, 13, 14]]
 
 
 def test_frames_are_spread_over_segments():
-    """In the middle of equal parts, also of segments that have fewer frames."""
+    """With start="spread" frames lie in the middle of equal parts, also of segments that have fewer frames."""
     assert rows(Sampling(Pattern(4), start="spread"), (0, 4), (1.0, 1.2)) == [[5, 15, 25, 35], [10, 10, 11, 11]]
     assert rows(Sampling(Pattern(1), start="spread"), (1.02, 1.04)) == [[10]]
 
 
 def test_segments_behind_their_video():
-    """Are refused with the row; durations of containers may be a little longer than the video."""
+    """A segment beyond the end of its video is refused with its row, except for a little more than the last frame."""
     assert rows(Sampling(Pattern(2)), (3.5, 4.09)) == [[35, 36]]
     with pytest.raises(
         ManifestError,
@@ -98,7 +99,7 @@ def videos_of(*paths: str) -> dict[str, list[int]]:
 
 
 def test_paths_of_videos():
-    """Urls, or paths from the folder of the table on, or the end of the path of one video alone."""
+    """A path is a url, a path below the table's folder, or the end of the path of exactly one video."""
     assert videos_of("a.mp4", "x/a.mp4", "./a.mp4", "s3://b/videos/x/b.mp4", "c.mp4", "videos/y/b.mp4") == {
         "a.mp4": [0, 2],
         "x/a.mp4": [1],
@@ -115,7 +116,7 @@ def test_paths_of_videos():
 
 
 def test_the_table_is_one_of_the_objects():
-    """By its path or its url."""
+    """`segments` names one of the listed objects by its path or url; none, several or an empty one raise an error."""
     others = [ObjectRecord(url, 1, "") for url in (URL, "s3://b/videos/x/rows.csv", "s3://b/videos/y.csv")]
     assert next(read_table("video", "y.csv", others)).object.url == "s3://b/videos/y.csv"
     assert next(read_table("video", URL, others)).object.url == URL
@@ -139,7 +140,7 @@ def parquet(columns: dict[str, Sequence[object]]) -> bytes:
 
 
 def test_tables():
-    """Numbers of any type are seconds; other columns are fields."""
+    """Columns of numbers of any type are seconds, and other columns are fields of the samples."""
     columns = {"end": [2, 3], "path": ["a.mp4", "007"], "start": [0.5, 1], "caption": ["run", None], "box": [[1.0], []]}
     lines = b'{"path": "a.mp4", "start": 0.5, "end": 2, "caption": "run"}\n{"path": "007", "start": 1, "end": 3}'
     for found in (parsed(parquet(columns), "parquet"), parsed(lines)):
@@ -163,13 +164,13 @@ def test_tables():
     ],
 )
 def test_tables_that_are_refused(content: bytes, said: str):
-    """With the row or the column."""
+    """A table of segments that cannot be used is refused with the row or the column."""
     with pytest.raises(RecodeError, match=said):
         parsed(content)
 
 
 def test_options_that_exclude_each_other():
-    """Segments take the place of a grid."""
+    """Options of a grid and of segments exclude each other, and start="spread" needs segments."""
     for options in ({"clips_per_sample": 2}, {"seconds_between_clip_starts": 1.0}):
         with pytest.raises(
             ConfigError, match=f"segments with start='grid' and {next(iter(options))} exclude each other"
