@@ -1,4 +1,5 @@
-"""The dependency audit in `make check`: asked where the service answers, said plainly where it does not."""
+"""The dependency audit in `make check`: run where its service answers, reported as left out where it does not.
+The make target is the real one; service and audit command are replaced."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def audit(folder: Path, url: str, command: str) -> subprocess.CompletedProcess[str]:
-    """The target with another environment folder, url and command; nothing is installed."""
+    """Runs the target with another environment folder, url and command; nothing is installed."""
     stamp = folder / ".installed"
     stamp.touch()
     variables = (f"VENV={folder}", f"BIN={Path(sys.executable).parent}", f"AUDIT_URL={url}", f"AUDIT={command}")
@@ -33,7 +34,7 @@ def audit(folder: Path, url: str, command: str) -> subprocess.CompletedProcess[s
 
 @pytest.fixture
 def service() -> Iterator[str]:
-    """Answers everything with 501: reachable."""
+    """Stands for the advisory service: it answers everything with 501, which counts as reachable."""
     server = http.server.HTTPServer(("127.0.0.1", 0), http.server.BaseHTTPRequestHandler)
     server.RequestHandlerClass.log_message = lambda *arguments: None
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
@@ -45,7 +46,7 @@ def service() -> Iterator[str]:
 
 
 def test_without_network_check_goes_on_and_says_so(tmp_path):
-    """One line that names the service and the command to run elsewhere."""
+    """Without network `make check` goes on, and one line names the service that could not be asked."""
     found = audit(tmp_path, "http://127.0.0.1:9/", "false")
     assert found.returncode == 0
     assert "no dependency audit: http://127.0.0.1:9/ cannot be reached" in found.stdout
@@ -53,13 +54,13 @@ def test_without_network_check_goes_on_and_says_so(tmp_path):
 
 
 def test_what_the_audit_finds_fails_the_check(tmp_path, service):
-    """And is not taken for done."""
+    """A failed audit fails the check and is not recorded as done."""
     assert audit(tmp_path, service, "false").returncode != 0
     assert not (tmp_path / ".audited").exists()
 
 
 def test_an_audit_that_passed_is_good_for_a_day(tmp_path, service):
-    """Asked once, then not; again after a day."""
+    """An audit that passed is not repeated for a day."""
     asked = f"echo asked >> {tmp_path}/log"
     assert audit(tmp_path, service, asked).returncode == 0
     assert audit(tmp_path, service, asked).returncode == 0

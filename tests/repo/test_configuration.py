@@ -1,4 +1,4 @@
-"""The configuration reference says what the settings are."""
+"""The configuration reference has the settings of the code: names, types, defaults, variables and options."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ TYPES = {
 
 
 class Row(NamedTuple):
-    """What the page says of one setting."""
+    """Row of the page for one setting."""
 
     name: str
     type: str
@@ -63,14 +63,14 @@ class Row(NamedTuple):
 
 
 def rows(section: str) -> list[Row]:
-    """The table of a section."""
+    """Returns the table of a section."""
     text = re.split(r"^## ", PAGE.partition(f"\n## [{section}]\n")[2], flags=re.MULTILINE)[0]
     lines = [line for line in text.splitlines() if line.startswith("| `")]
     return [Row(*(cell.strip(" `") for cell in line.strip("|").split("|"))) for line in lines]
 
 
 def type_of(section: str, name: str) -> str:
-    """The word of the page for a field's type."""
+    """Returns the page's word for a field's type."""
     if name.endswith("_bytes"):
         return "size"
     if name.endswith("_share"):
@@ -83,7 +83,7 @@ ALL = [row for section in SECTIONS for row in rows(section)]
 
 @pytest.mark.parametrize("section", SECTIONS)
 def test_every_setting_has_a_row_and_every_row_a_setting(section: str) -> None:
-    """In the order of the class, with its type and an explanation."""
+    """Each section's table has the settings of its class in order, with types and explanations."""
     names = [field.name for field in fields(SECTIONS[section])]
     hidden = {"engine": NO_SETTINGS, "fetch": set(names) - set(FETCH_SETTINGS)}.get(section, set())
     settings = [name for name in names if name not in hidden]
@@ -106,14 +106,14 @@ def test_the_defaults_are_those_of_the_service(section: str, tmp_path: Path) -> 
 
 
 def test_datasets_have_their_settings() -> None:
-    """Those of the class, and the file that replaces one of them."""
+    """The table of [[datasets]] has the settings of its class and the file that replaces one of them."""
     text = PAGE.partition("\n## [[datasets]]\n")[2].partition("\n## ")[0]
     names = {field.name for field in fields(DatasetConfig)} | {"storage_options_file"}
     assert set(re.findall(r"^\| `(\w+)`", text, re.MULTILINE)) == names
 
 
 def test_variables_and_options_are_all_named() -> None:
-    """Every variable of the page exists, every variable of the service is there, and so is every option."""
+    """The page names only variables that exist, all variables of the service, and all options of `serve`."""
     variables = set(re.findall(r"STREAMER_[A-Z_]+", PAGE))
     check_variables(dict.fromkeys(variables, ""))
     assert {f"STREAMER_{name}" for name in (*ENGINE_VARIABLES, *SERVICE_VARIABLES)} <= variables

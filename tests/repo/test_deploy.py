@@ -1,4 +1,5 @@
-"""What lies in deploy/ and docker/: valid where there is a schema, and true to what the service wants."""
+"""The files in deploy/ and docker/ are valid where there is a schema, and fit what the service needs.
+kubectl, systemd-analyze and shellcheck run where they are installed."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ KUBERNETES = "1.29"
 
 
 def objects(overlay: Path) -> list[dict]:
-    """Those of its files: its own, and those of the base."""
+    """Returns the objects of an overlay's files: its own, and those of the base."""
     files = [*overlay.glob("*.yaml"), *(KUBERNETES_FOLDER / "base").glob("*.yaml")]
     texts = [path.read_text() for path in files if path.name != "kustomization.yaml"]
     return [found for text in texts for found in yaml.safe_load_all(text)]
@@ -42,14 +43,14 @@ def containers(spec: dict) -> list[dict]:
 
 @pytest.mark.parametrize("path", OVERLAYS, ids=lambda path: path.name)
 def test_manifests_fit_kubernetes_schemas(path):
-    """Each object, strictly: an unknown field is an error."""
+    """Each object of an overlay fits the Kubernetes schema, in which an unknown field is an error."""
     for found in objects(path):
         kubernetes_validate.validate(found, KUBERNETES, strict=True)
 
 
 @pytest.mark.parametrize("path", OVERLAYS, ids=lambda path: path.name)
 def test_kustomize_makes_the_same_objects(path):
-    """With the configuration in a config map whose name the workload mounts, and the part's label on everything."""
+    """kustomize makes an overlay's objects and a config map under the name that the workload mounts."""
     made = kustomized(path)
     assert sorted(one["kind"] for one in made) == sorted(["ConfigMap", *(one["kind"] for one in objects(path))])
     for found in made:
@@ -61,7 +62,7 @@ def test_kustomize_makes_the_same_objects(path):
 
 
 def test_kustomize_adds_the_monitoring(tmp_path):
-    """The component gives every overlay a PodMonitor that selects its pods, and the chart's rules."""
+    """The monitoring component adds a PodMonitor that selects each overlay's pods, and the chart's rules."""
     for overlay in OVERLAYS:
         folder = tmp_path / overlay.name
         shutil.copytree(KUBERNETES_FOLDER, folder)
@@ -76,7 +77,7 @@ def test_kustomize_adds_the_monitoring(tmp_path):
 
 
 def is_restricted(spec: dict) -> bool:
-    """Whether Pod Security admits a pod at the level "restricted" (Kubernetes: "Pod Security Standards")."""
+    """Tells whether Pod Security admits a pod at the level "restricted" (Kubernetes: "Pod Security Standards")."""
     allowed = {
         "configMap",
         "csi",
@@ -99,13 +100,13 @@ def is_restricted(spec: dict) -> bool:
 
 
 def test_pod_security_is_what_the_readme_says():
-    """A sidecar is admitted at the strictest level; an engine of a node is not, because of its host folders."""
+    """The sidecar is admitted at the strictest level of Pod Security; the DaemonSet is not, for its host folders."""
     assert is_restricted(pod_spec(objects(KUBERNETES_FOLDER / "overlays" / "sidecar")))
     assert not is_restricted(pod_spec(objects(KUBERNETES_FOLDER / "overlays" / "daemonset")))
 
 
 def test_kustomize_gives_the_sidecar_a_volume_of_its_own(tmp_path):
-    """Instead of the node's disk, at the same level of Pod Security."""
+    """The ephemeral-volume component replaces the node's disk by a volume, at the same level of Pod Security."""
     shutil.copytree(KUBERNETES_FOLDER, tmp_path / "kubernetes")
     overlay = tmp_path / "kubernetes" / "overlays" / "sidecar"
     with (overlay / "kustomization.yaml").open("a") as file:
@@ -121,7 +122,8 @@ def test_kustomize_gives_the_sidecar_a_volume_of_its_own(tmp_path):
 
 
 def test_kustomize_makes_peers_of_the_engines(tmp_path):
-    """The name that they look up is a headless Service with their label and port; a policy admits no others to it."""
+    """The peers components give the engines a headless Service with their label and port, and a policy that
+    admits only them."""
     shutil.copytree(KUBERNETES_FOLDER, tmp_path / "kubernetes")
     overlay = tmp_path / "kubernetes" / "overlays" / "daemonset"
     with (overlay / "kustomization.yaml").open("a") as file:
@@ -156,7 +158,7 @@ def kustomized(path: Path) -> list[dict]:
 
 @pytest.mark.parametrize("path", OVERLAYS, ids=lambda path: path.name)
 def test_their_configuration_is_one_that_the_service_takes(path, tmp_path):
-    """The TOML of the config map; the secret's file is mounted where it says."""
+    """The service reads each overlay's configuration, whose port, floor, drain time and paths fit the pod."""
     found = objects(path)
     text = (path / "streamer.toml").read_text()
     (tmp_path / "bucket.json").write_text("{}")
@@ -176,7 +178,7 @@ def test_their_configuration_is_one_that_the_service_takes(path, tmp_path):
 
 @pytest.mark.parametrize("path", OVERLAYS, ids=lambda path: path.name)
 def test_every_mount_has_its_volume(path):
-    """Schemas do not see that a name is misspelt."""
+    """Every mount names a volume of the pod, which schemas do not check."""
     spec = pod_spec(objects(path))
     volumes = {volume["name"] for volume in spec["volumes"]}
     mounted = {mount["name"] for one in containers(spec) for mount in one["volumeMounts"]}
@@ -185,7 +187,7 @@ def test_every_mount_has_its_volume(path):
 
 @pytest.mark.parametrize("path", OVERLAYS, ids=lambda path: path.name)
 def test_the_engine_can_read_its_secret(path):
-    """Its files belong to root and to fsGroup, and others may not read them."""
+    """The engine can read its secret, whose files belong to root and to fsGroup."""
     spec = pod_spec(objects(path))
     (volume,) = [volume for volume in spec["volumes"] if "secret" in volume]
     (engine,) = [one for one in containers(spec) if "--config" in one.get("args", ())]
@@ -194,7 +196,7 @@ def test_the_engine_can_read_its_secret(path):
 
 
 def test_the_sidecar_is_native_and_the_trainer_has_no_rights():
-    """Restarts always, starts first; the trainer gets neither secret nor a writable cache."""
+    """The sidecar is a native one that restarts, and the trainer has neither the secret nor a writable cache."""
     spec = pod_spec(objects(KUBERNETES_FOLDER / "overlays" / "sidecar"))
     (sidecar,), (trainer,) = spec["initContainers"], spec["containers"]
     assert sidecar["restartPolicy"] == "Always"
@@ -209,7 +211,7 @@ def test_the_sidecar_is_native_and_the_trainer_has_no_rights():
 
 
 def test_compose_gives_the_trainer_no_network_and_no_secret():
-    """The same split of rights as in Kubernetes."""
+    """The Compose file gives the trainer no network, no secret and read-only volumes."""
     services = yaml.safe_load((ROOT / "docker" / "compose.yaml").read_text())["services"]
     trainer, sidecar = services["trainer"], services["sidecar"]
     assert trainer["network_mode"] == "none"
@@ -219,7 +221,7 @@ def test_compose_gives_the_trainer_no_network_and_no_secret():
 
 
 def test_the_unit_notifies_and_reloads():
-    """Type and watchdog as `service.notify` speaks, SIGHUP to reload, longer to stop than the drain takes."""
+    """The systemd unit notifies, reloads by SIGHUP, and has longer to stop than the drain takes."""
     parser = configparser.ConfigParser(strict=False, interpolation=None)
     parser.optionxform = str
     parser.read(ROOT / "deploy" / "systemd" / "streamer.service")
@@ -233,14 +235,14 @@ def test_the_unit_notifies_and_reloads():
 
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_scripts_parse_and_name_real_variables(script):
-    """bash -n, and every STREAMER_ variable exists."""
+    """Each script passes bash -n, and every STREAMER_ variable in it exists."""
     path = ROOT / "deploy" / script
     subprocess.run(["bash", "-n", str(path)], check=True)
     check_variables(dict.fromkeys(re.findall(r"STREAMER_[A-Z_]+", path.read_text()), "x"))
 
 
 def test_systemd_finds_nothing_to_complain_about(tmp_path):
-    """systemd-analyze verify, with a program that exists in the place of ours."""
+    """systemd-analyze verifies the unit without a complaint, with another program in place of streamer."""
     if shutil.which("systemd-analyze") is None:
         pytest.skip("no systemd-analyze")
     text = (ROOT / "deploy" / "systemd" / "streamer.service").read_text()
@@ -253,7 +255,7 @@ def test_systemd_finds_nothing_to_complain_about(tmp_path):
 
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_shellcheck_finds_nothing_to_complain_about(script):
-    """At every severity."""
+    """shellcheck reports nothing about the scripts at any severity."""
     if shutil.which("shellcheck") is None:
         pytest.skip("no shellcheck: apt-get install shellcheck")
     command = ["shellcheck", "--shell=bash", str(ROOT / "deploy" / script)]
@@ -262,7 +264,7 @@ def test_shellcheck_finds_nothing_to_complain_about(script):
 
 
 def test_the_images_run_as_a_user_with_a_health_check():
-    """Two stages each; a number, so that Kubernetes can see that it is not root."""
+    """Both images have two stages and a numeric user, by which Kubernetes sees that it is not root."""
     sidecar = (ROOT / "docker" / "Dockerfile").read_text()
     trainer = (ROOT / "docker" / "Dockerfile.trainer").read_text()
     for text in (sidecar, trainer):

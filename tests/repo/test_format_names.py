@@ -1,4 +1,4 @@
-"""What a format can do is asked of its class: no other part of the package knows formats by their names."""
+"""Parts of the package ask a format's class what the format can do; none knows formats by their names."""
 
 from __future__ import annotations
 
@@ -55,13 +55,13 @@ COMPARED = {
 
 
 def test_no_name_of_a_format_elsewhere() -> None:
-    """In quotes of either kind, in code and comments."""
+    """No file outside the formats has a format's name in quotes, except for the listed words."""
     found = {(str(path.relative_to(ROOT)), match[2]) for path in FILES for match in QUOTED.finditer(path.read_text())}
     assert found == WORDS.keys()
 
 
 def test_no_class_of_a_format_elsewhere() -> None:
-    """Imports of classes and of their modules, wherever they are in a file."""
+    """No file outside the formats imports a format's class or module, except for the listed ones."""
     found = set()
     for path in FILES:
         for node in ast.walk(ast.parse(path.read_text())):
@@ -77,7 +77,7 @@ def test_no_class_of_a_format_elsewhere() -> None:
 
 
 def test_no_format_is_compared_elsewhere() -> None:
-    """`manifest.format == ...`, `content.format in ...`, with a constant or in another way; and lookups by it."""
+    """No file outside the formats compares a `format` attribute or looks something up by it, except for the listed."""
     found = set()
     for path in FILES:
         for node in ast.walk(ast.parse(path.read_text())):

@@ -1,4 +1,4 @@
-"""What a newcomer reads first: README's commands and install lines, the version, the promise."""
+"""What a newcomer reads first fits the code: README's commands and install lines, the version, the promises."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 
 def test_the_commands_for_a_clone_come_first() -> None:
-    """Before what needs an installation; both are targets, and .ci/run calls the one that tests."""
+    """README's commands for a clone come before the installation and are targets of the Makefile."""
     printed = re.findall(r"^make (\w+) +# ", README, re.MULTILINE)
     assert printed == ["demo", "test"]
     assert README.index("make demo") < README.index("pip install")
@@ -40,7 +40,8 @@ def test_the_commands_for_a_clone_come_first() -> None:
 
 
 def test_the_install_lines_are_those_that_can_work() -> None:
-    """One for a clone; the index's is marked. `make test-pages` runs them."""
+    """README's install lines name extras that exist, and the line for the index is marked as later.
+    `make test-pages` runs them."""
     clone, index = install_lines()
     assert (LATER in clone, LATER in index) == (False, True)
     for line in (clone, index):
@@ -51,14 +52,14 @@ def test_the_install_lines_are_those_that_can_work() -> None:
 
 
 def test_pictures_exist() -> None:
-    """Of README."""
+    """The images that README shows exist."""
     pictures = re.findall(r"!\[[^\]]+\]\(([^)]+)\)", README)
     assert pictures
     assert [name for name in pictures if not (ROOT / name).exists()] == []
 
 
 def test_the_version_is_one() -> None:
-    """Of the package, the newest changes, and the chart."""
+    """The package, the newest changes and the chart have the same version."""
     newest = re.findall(r"^## ([\d.]+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)[0]
     chart = yaml.safe_load((ROOT / "deploy" / "helm" / "streamer" / "Chart.yaml").read_text())
     assert {VERSION} == {newest, chart["version"], chart["appVersion"]}
@@ -66,7 +67,7 @@ def test_the_version_is_one() -> None:
 
 
 def test_the_promise_names_the_formats_that_there_are() -> None:
-    """A row with the version of each thing that is written."""
+    """The compatibility page has a row with the current version of each thing that is written."""
     table = COMPATIBILITY.partition("| what is written |")[2].partition("## ")[0]
     rows = dict(re.findall(r"^\| ([^|]+) \| (\d+)[^|]* \|", table, re.MULTILINE))
     expected = {
@@ -83,7 +84,7 @@ def test_the_promise_names_the_formats_that_there_are() -> None:
 
 
 def test_the_classifiers_are_the_pythons_that_were_run() -> None:
-    """A row of the table where README, demo and unit tests passed."""
+    """The classifiers are the Python versions whose rows of the compatibility page passed."""
     rows = re.findall(r"^\| (3\.\d+)\.\d+ \|.*\| highest \|(.*)$", COMPATIBILITY, re.MULTILINE)
     assert [row for _, row in rows if "FAILED" in row or "failed" in row] == []
     named = re.findall(r"Python :: (3\.\d+)", "\n".join(PROJECT["classifiers"]))
@@ -91,7 +92,7 @@ def test_the_classifiers_are_the_pythons_that_were_run() -> None:
 
 
 def test_what_is_installed_always_is_explained() -> None:
-    """A row for each hard dependency."""
+    """The compatibility page has a row for each hard dependency."""
     table = COMPATIBILITY.partition("| what is installed always |")[2]
     named = re.findall(r"^\| (\w[\w-]*) \|", table, re.MULTILINE)
     assert named == [re.split(r"[>;]", one)[0] for one in PROJECT["dependencies"]]
@@ -99,13 +100,13 @@ def test_what_is_installed_always_is_explained() -> None:
 
 @pytest.mark.parametrize("saved", [{"format": 2}, {}])
 def test_a_state_of_another_format_says_what_reads_it(saved: Mapping[str, object]) -> None:
-    """With this version, and where the formats of others are listed."""
+    """A state of another format raises StateError with this version and the page that lists the formats of others."""
     with pytest.raises(StateError, match=rf"streamer {VERSION} reads format 1: load it with .*compatibility\.md"):
         check_format(saved)
 
 
 def test_the_release_checklist_names_targets_that_there_are() -> None:
-    """Every `make` of CONTRIBUTING."""
+    """Every `make` command of CONTRIBUTING is a target of the Makefile."""
     named = set(re.findall(r"(?:^|`)make ([a-z][\w-]*)", (ROOT / "CONTRIBUTING.md").read_text(), re.MULTILINE))
     printed = subprocess.run(["make", "-s", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     known = set(re.findall(r"^make ([\w-]+)", printed, re.MULTILINE))

@@ -1,4 +1,4 @@
-"""The files of hosts and editors say what the Makefile and pyproject.toml say."""
+"""The files of hosts and editors have the commands and versions of the Makefile and pyproject.toml."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_hooks_before_a_commit_are_those_of_make_check() -> None:
-    """The same commands, in the same order; advisories need the network and are left out."""
+    """The pre-commit hooks are the commands of `make check` in order, without advisories, which need the network."""
     check = (ROOT / "Makefile").read_text().partition("\ncheck: ")[2].partition("\n\n")[0]
     commands = re.findall(r"^\t\$\(BIN\)/(.+?)(?: >.*)?$", check, re.MULTILINE)
     (repository,) = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"]
@@ -19,7 +19,7 @@ def test_hooks_before_a_commit_are_those_of_make_check() -> None:
 
 
 def test_the_workflow_tests_every_python_that_is_supported() -> None:
-    """With `make test`, as on any other machine."""
+    """The workflow runs `make test` with every supported Python."""
     job = yaml.safe_load((ROOT / ".github/workflows/test.yml").read_text())["jobs"]["test"]
     supported = re.findall(r"Programming Language :: Python :: (3\.\d+)", (ROOT / "pyproject.toml").read_text())
     assert job["strategy"]["matrix"]["python"] == supported

@@ -1,4 +1,4 @@
-"""The code that serves all kinds of order does not ask which kind it has: it asks the object that knows."""
+"""Code that serves all kinds of order asks the object that knows its kind, and does not probe the kind."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ALLOWED = {
 
 
 def _probes() -> Iterator[tuple[str, str]]:
-    """The lines that ask for a kind, with their files; comments are left out."""
+    """Yields the lines that probe a kind, with their files; comments are left out."""
     for path in sorted(PACKAGE.rglob("*.py")):
         name = path.relative_to(PACKAGE)
         if "kinds" in name.parts[:-1]:
@@ -40,7 +40,7 @@ def _probes() -> Iterator[tuple[str, str]]:
 
 
 def test_kinds_are_asked_for_in_their_folders_only() -> None:
-    """A new kind is a file in `kinds/`, not a branch in each of twenty files."""
+    """Kinds of order are probed only in their folders `kinds/` and in the listed lines, so a new kind is one file."""
     allowed = {(name, line) for files in ALLOWED.values() for name, lines in files.items() for line in lines}
     found = set(_probes())
     assert found - allowed == set()

@@ -1,4 +1,4 @@
-"""Alert rules and the dashboard: what Prometheus takes, and made of metrics that there are."""
+"""Alert rules and the dashboard are valid for Prometheus and use metrics that exist; promtool is the real one."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ def promtool(*arguments: object) -> str:
 
 
 def substituted(query: str) -> str:
-    """As Grafana sends it."""
+    """Returns a query as Grafana sends it."""
     return query.replace("$__rate_interval", "2m").replace("$instance", ".*")
 
 
 def test_rules_are_those_of_prometheus() -> None:
-    """Syntax, durations, templates."""
+    """promtool accepts syntax, durations and templates of all alert rules."""
     assert f"SUCCESS: {len(RULES)} rules found" in promtool("check", "rules", ALERTS)
 
 
 def test_each_rule_fires_when_it_should_and_not_before() -> None:
-    """Recorded series of each case, and of an engine at work that needs nobody."""
+    """Each alert fires for its recorded series, and none for an engine at work."""
     cases = Path(__file__).with_name("alerts_test.yaml")
     named = re.findall(r"alertname: (\w+)", cases.read_text())
     assert set(named) == {rule["alert"] for rule in RULES}
@@ -50,7 +50,7 @@ def test_each_rule_fires_when_it_should_and_not_before() -> None:
 
 
 def test_queries_are_those_of_prometheus(tmp_path: Path) -> None:
-    """Every panel's query is an expression."""
+    """promtool accepts the query of every panel."""
     recorded = [{"record": f"panel:{number}", "expr": substituted(query)} for number, query in enumerate(QUERIES)]
     (tmp_path / "rules.yaml").write_text(yaml.safe_dump({"groups": [{"name": "panels", "rules": recorded}]}))
     promtool("check", "rules", tmp_path / "rules.yaml")
@@ -58,7 +58,7 @@ def test_queries_are_those_of_prometheus(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("query", [*QUERIES, *(rule["expr"] for rule in RULES)])
 def test_metrics_and_labels_exist(query: str) -> None:
-    """A metric that is renamed would leave an empty panel and a silent alert."""
+    """Each query names metrics and labels that exist: a renamed one would leave an empty panel and a silent alert."""
     metrics = set(re.findall(r"\bstreamer_\w+", query))
     assert metrics <= set(LABELS)
     known = set().union(*(LABELS[name] for name in metrics)) | TARGET_LABELS
@@ -70,14 +70,14 @@ def test_metrics_and_labels_exist(query: str) -> None:
 
 
 def test_the_dashboard_shows_every_metric_that_an_alert_is_about() -> None:
-    """Whoever follows an alert finds its series."""
+    """The dashboard shows every metric of the alerts, so that an alert can be followed to its series."""
     alerting = {name for rule in RULES for name in re.findall(r"\bstreamer_\w+", rule["expr"])}
     shown = {name for query in QUERIES for name in re.findall(r"\bstreamer_\w+", query)}
     assert alerting - shown <= {"streamer_uptime_seconds", "streamer_session_epoch", "streamer_build_info"}
 
 
 def test_panels_do_not_overlap() -> None:
-    """A grid of 24 columns."""
+    """The dashboard's panels do not overlap on their grid of 24 columns."""
     cells = [
         (x, y)
         for panel in DASHBOARD["panels"]

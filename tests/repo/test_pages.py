@@ -1,4 +1,4 @@
-"""The documentation says what the code has."""
+"""The documentation pages agree with the code: names, errors, commands, arguments, links and tests exist."""
 
 from __future__ import annotations
 
@@ -52,14 +52,14 @@ def _tree(kind: type[errors.StreamerError]) -> set[str]:
 
 
 def test_trouble_explains_every_error_and_no_other() -> None:
-    """A row for each class of the tree."""
+    """The trouble page has a row for each error class and no other."""
     rows = re.findall(r"^\| `(\w+Error)`", (DOCS / "trouble.md").read_text(), re.MULTILINE)
     ours = {name for name in _tree(errors.StreamerError) if hasattr(errors, name)}
     assert sorted(rows) == sorted(ours - {"StreamerError"})
 
 
 def test_commands_are_all_named() -> None:
-    """With the exit codes that there are."""
+    """The commands page names all commands and exit codes."""
     text = (DOCS / "commands.md").read_text()
     assert [name for name in COMMANDS if f"`streamer {name}" not in text] == []
     codes = {int(code) for row in re.findall(r"^\| ([\d, ]+) \|", text, re.MULTILINE) for code in row.split(",")}
@@ -67,7 +67,7 @@ def test_commands_are_all_named() -> None:
 
 
 def test_tuning_names_fields_that_there_are() -> None:
-    """What stands in code letters and looks like a figure of the loader is one."""
+    """The tuning page names only figures that the loader has."""
     figure = r"`(?:stats\.)?(\w+_(?:seconds|batches|slots|bytes|faults|free|share)|skipped|rereads|respawns)`"
     named = set(re.findall(figure, (DOCS / "tuning.md").read_text()))
     arguments = [*signature(StreamingDataLoader).parameters, *signature(StreamingDataset).parameters]
@@ -77,7 +77,7 @@ def test_tuning_names_fields_that_there_are() -> None:
 
 
 def test_tuning_explains_every_bottleneck() -> None:
-    """A row for each but `nothing measured`."""
+    """The tuning page has a row for each bottleneck except `nothing measured`."""
     rows = re.findall(r"^\| ([^|]+) \|", (DOCS / "tuning.md").read_text(), re.MULTILINE)
     explained = {bottleneck for row in rows for bottleneck in row.split(", ")}
     assert [str(bottleneck) for bottleneck in Bottleneck if bottleneck not in explained] == ["nothing measured"]
@@ -85,13 +85,13 @@ def test_tuning_explains_every_bottleneck() -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=str)
 def test_programs_are_python(page: Path) -> None:
-    """`make test-pages` runs them; what cannot be compiled need not wait for that."""
+    """Every Python program of a page compiles; `make test-pages` runs them."""
     for block in re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL):
         compile(block, str(page), "exec")
 
 
 def test_every_argument_of_torchs_loader_has_its_row() -> None:
-    """In torch's order; a row more is an argument of another version, which the loader knows as well."""
+    """The migration page has torch's loader arguments in torch's order, and others only if the loader knows them."""
     text = (DOCS / "migrate" / "imagefolder.md").read_text().partition("## Arguments of the DataLoader")[2]
     rows = re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE)
     torchs = [name for name in signature(DataLoader.__init__).parameters if name != "self"]
@@ -102,19 +102,19 @@ def test_every_argument_of_torchs_loader_has_its_row() -> None:
 
 
 def _text(page: Path) -> str:
-    """The page without its blocks of code."""
+    """Returns the page without its blocks of code."""
     return re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
 
 
 def _anchors(page: Path) -> set[str]:
-    """The anchors that headings get: lower case, without punctuation, hyphens for spaces."""
+    """Returns the anchors that headings get: lower case, without punctuation, hyphens for spaces."""
     headings = re.findall(r"^#+ +(.+)$", _text(page), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=str)
 def test_links_lead_somewhere(page: Path) -> None:
-    """Relative links name files that exist, and headings that these have."""
+    """Relative links of a page name files that exist, and headings that these have."""
     for target in re.findall(r"\]\(([^)]+)\)", _text(ROOT / page)):
         if target.startswith(("http:", "https:")):
             continue
@@ -130,7 +130,7 @@ HOUSE_WORDS = re.compile(r"\b(films?|pictures?|dearest|mend(?:s|ed)?|unpack(?:s|
 
 @pytest.mark.parametrize("page", [page for page in PAGES if page.name != "CHANGELOG.md"], ids=str)
 def test_words_are_those_of_the_field(page: Path) -> None:
-    """The prose of the pages has no word of its own for what readers search by another one."""
+    """The prose of the pages uses the words of the field, by which readers search."""
     text = re.sub(r"`[^`]*`", "", _text(ROOT / page))
     assert HOUSE_WORDS.findall(text) == []
 
@@ -163,28 +163,28 @@ def test_extras_are_asked_of_the_distribution_that_has_them() -> None:
 
 @pytest.mark.parametrize("page", ["README.md", "benchmarks/README.md"])
 def test_results_that_are_named_exist(page: str) -> None:
-    """Every figure names the file that it was read from."""
+    """Every result file that a page names for its figures exists."""
     named = set(re.findall(r"`([\w-]+-\d{4}-\d\d-\d\d\.\w+)`", (ROOT / page).read_text()))
     assert named
     assert [name for name in named if not (ROOT / "benchmarks" / "results" / name).exists()] == []
 
 
 def test_every_benchmark_is_explained() -> None:
-    """Each program that keeps a result has a row."""
+    """Each benchmark that keeps a result has a row in the benchmarks' README."""
     text = (ROOT / "benchmarks" / "README.md").read_text()
     programs = {path.name for path in (ROOT / "benchmarks").glob("*.py") if "kept(" in path.read_text()}
     assert {name for name in programs - {"report.py"} if f"\n| `{name}" not in text.replace(" bulk`", "`")} == set()
 
 
 def test_the_reference_names_what_there_is() -> None:
-    """Each `::: name` of the reference can be imported."""
+    """Each `::: name` of the API reference can be imported."""
     names = re.findall(r"^::: ([\w.]+)$", (DOCS / "api.md").read_text(), re.MULTILINE)
     assert {"StallReport", "EngineView"} <= {name.rpartition(".")[2] for name in names}
     assert [name for name in names if pkgutil.resolve_name(name) is None] == []
 
 
 def test_each_row_of_security_is_shown_by_tests_that_exist() -> None:
-    """Rows of the table of who can do what; parsed, not imported."""
+    """Each row of the security page names tests that exist."""
     table = (DOCS / "deploy" / "security.md").read_text().partition("## For operators")[0]
     rows = [line for line in table.splitlines() if line.startswith("| ")][2:]
     missing = []

@@ -1,4 +1,4 @@
-"""Names and sentences by the rules of CONTRIBUTING, as far as a script can see them. The figures may only fall."""
+"""Names and sentences follow the rules of CONTRIBUTING, as far as a script can see them; the counts may only fall."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _INSIDE_A_SENTENCE = re.compile(
 
 
 class Source:
-    """The nodes of all files that a rule looks at, each with its place; the trees are walked once."""
+    """Nodes of all files that a rule looks at, each with its place; the trees are walked once."""
 
     def __init__(self) -> None:
         self.lines: list[tuple[str, str]] = []
@@ -130,7 +130,9 @@ CEILINGS: dict[Rule, int] = {
 
 @pytest.mark.parametrize("find", CEILINGS, ids=lambda find: find.__name__.strip("_"))
 def test_there_are_no_more_of_them(find: Rule, source: Source) -> None:
-    """Functions are named by verbs, sentences stand alone, class names are unique, a line has one assignment."""
+    """Each rule has at most its ceiling of violations, which falls with them: functions are named by verbs,
+    sentences stand
+    alone, class names are unique, a line has one assignment."""
     found = list(find(source))
     rooms = Counter(place.split("/")[0] for place in found)
     assert len(found) <= CEILINGS[find], f"{len(found)} in {dict(rooms)}:\n" + "\n".join(found)

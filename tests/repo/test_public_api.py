@@ -1,4 +1,4 @@
-"""What `import streamer` gives, what it costs, and what it must not bring."""
+"""What `import streamer` gives, which libraries it imports in a fresh process, and its frozen names and arguments."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ HEAVY = ("torch", "numpy", "fsspec", "aiohttp", "obstore", "nanoarrow", "msgspec
 
 
 def fresh(code: str) -> str:
-    """What a new Python prints."""
+    """Returns what a new Python process prints."""
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     return found.stdout.strip()
 
 
 def test_importing_brings_nothing_heavy():
-    """Neither torch nor numpy nor fsspec nor aiohttp, nor any other library."""
+    """`import streamer` imports neither torch nor numpy nor fsspec nor aiohttp, nor any other library."""
     assert fresh(f"import sys, streamer; print([m for m in {HEAVY!r} if m in sys.modules])") == "[]"
 
 
 def test_the_errors_bring_nothing_heavy():
-    """They can be caught in a program that only sometimes trains."""
+    """`streamer.errors` imports no library, so a program that only sometimes trains can catch its errors."""
     code = f"import sys, streamer; streamer.errors.ConfigError; print([m for m in {HEAVY!r} if m in sys.modules])"
     assert fresh(code) == "[]"
 
 
 def test_what_a_worker_imports_is_free_of_torch():
-    """A worker process starts in a tenth of the time without it (1.1 s, 220 MB; 2026-11-20)."""
+    """A worker imports no torch, and starts in a tenth of the time without it (1.1 s, 220 MB; 2026-11-20)."""
     code = (
         "import sys, streamer.batches.samples.recipe, streamer.decode.transforms;"
         "print([m for m in ('torch', 'cv2', 'PIL', 'fsspec', 'aiohttp', 'asyncio') if m in sys.modules])"
@@ -42,7 +42,7 @@ def test_what_a_worker_imports_is_free_of_torch():
 
 
 def test_one_dataset_brings_nothing_of_a_mix():
-    """Neither to its workers nor to its rank; growing datasets bring to a worker what they need."""
+    """A single dataset imports no code of mixes in its workers or its rank, nor of growing datasets in its workers."""
     code = (
         "import sys, streamer.batches.samples.recipe;"
         "print([m for m in sys.modules if m.startswith(('streamer.order.mix', 'streamer.order.growing'))]);"
@@ -52,7 +52,7 @@ def test_one_dataset_brings_nothing_of_a_mix():
 
 
 def test_what_an_engine_imports_until_it_listens_is_little():
-    """A trainer waits for it: clients of stores, builders of manifests and the web come when they are needed."""
+    """An engine imports no store clients, builders of manifests or web server before it listens: a trainer waits."""
     code = (
         "import sys, streamer.service.embedded, streamer.service.lifecycle;"
         "print([m for m in ('torch', 'obstore', 'pycurl', 'fsspec', 'aiohttp', 'nanoarrow', 'diskcache')"
@@ -62,7 +62,7 @@ def test_what_an_engine_imports_until_it_listens_is_little():
 
 
 def test_without_torch_the_error_says_what_to_install():
-    """Not which of our files imports it."""
+    """Without torch the import error says what to install, and not which file imports it."""
     code = (
         "import sys; sys.modules['torch'] = None\n"
         "import streamer\n"
@@ -73,7 +73,7 @@ def test_without_torch_the_error_says_what_to_install():
 
 
 def test_what_this_platform_lacks_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Not "cannot import name": the standard library has other names elsewhere."""
+    """An import that the platform cannot serve names the platform and the missing name."""
     (tmp_path / "needs_linux.py").write_text("import fcntl\nfcntl.F_NO_SUCH_SEAL\n")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setitem(streamer._HOMES, "pack", "needs_linux")
@@ -82,7 +82,7 @@ def test_what_this_platform_lacks_is_named(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_the_names_are_these():
-    """Frozen: a change here is a change for every user."""
+    """The public names are frozen: a change here is a change for every user."""
     assert streamer.__all__ == [
         "Annotations",
         "Balance",
@@ -175,7 +175,8 @@ LOADER = {
     ],
 )
 def test_the_classes_take_these_arguments(kind: type, first: str, defaults: dict[str, object], positional: int):
-    """Names, order and defaults; all but the first ones are keywords. The loader's catch-all is for torch's."""
+    """The public classes have frozen arguments, order and defaults; all but the first are keywords. The loader's
+    catch-all is for torch's."""
     named = list(inspect.signature(kind).parameters.values())
     if kind is streamer.StreamingDataLoader:
         assert named.pop().kind is inspect.Parameter.VAR_KEYWORD
@@ -187,7 +188,7 @@ def test_the_classes_take_these_arguments(kind: type, first: str, defaults: dict
 
 
 def test_the_dataset_has_these_methods():
-    """Its public face besides what torch's IterableDataset has."""
+    """The public methods of StreamingDataset, besides those of torch's IterableDataset, are frozen."""
     classes = streamer.StreamingDataset.__mro__
     own = {
         name for kind in classes[: classes.index(IterableDataset)] for name in vars(kind) if not name.startswith("_")

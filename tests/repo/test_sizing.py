@@ -16,7 +16,7 @@ ROWS = re.findall(r"^\| (\d+) GiB \| (\d+) MiB \| (\d+) MiB \|$", PAGE, re.M)
 
 @pytest.mark.parametrize(("memory", "ring", "buffers"), ROWS, ids=lambda value: value)
 def test_a_row_of_the_table(memory: str, ring: str, buffers: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`ring_bytes` and the engine's buffers with this much memory."""
+    """Each row of the sizing page has the computed `ring_bytes` and engine buffers for its memory."""
     limit = int(memory) << 30
     for module in (options, memory_budget):
         monkeypatch.setattr(module, "usable_memory_bytes", lambda *_: limit)
@@ -25,5 +25,5 @@ def test_a_row_of_the_table(memory: str, ring: str, buffers: str, monkeypatch: p
 
 
 def test_the_table_has_rows() -> None:
-    """The pattern still fits the page."""
+    """The sizing page's table has rows that the pattern of these tests finds."""
     assert len(ROWS) >= 5

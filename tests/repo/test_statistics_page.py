@@ -39,13 +39,13 @@ def named(heading: str) -> list[str]:
     ],
 )
 def test_every_field_of_a_dataclass_has_one_row(heading: str, types: list[Any], properties: list[str]) -> None:
-    """A field that is added, renamed or removed changes its table."""
+    """Each field of a statistics dataclass has one row, so that an added, renamed or removed one changes its table."""
     expected = [field.name for kind in types for field in fields(kind)] + properties
     assert sorted(named(heading)) == sorted(expected)
     assert [row for row in read_rows(heading) if len(row) != 3] == []
 
 
 def test_every_metric_is_in_the_table() -> None:
-    """The rows are those of the definitions, in their order."""
+    """The rows of the metrics are those of the definitions, in their order."""
     rows = [f"`{one.name}` | {', '.join(one.labels)} | {one.help} | {one.stability}" for one in DEFINITIONS]
     assert [" | ".join(row) for row in read_rows("Metrics")] == rows

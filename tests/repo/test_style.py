@@ -1,4 +1,4 @@
-"""What can be counted about the style of the code."""
+"""What can be counted about the style of the package's code."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _functions(trees: dict[Path, ast.Module]) -> Iterator[tuple[str, ast.Functio
 
 
 def _body_lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
-    """Lines of the body without the docstring."""
+    """Counts the lines of the body without the docstring."""
     body = function.body
     if ast.get_docstring(function) is not None:
         body = body[1:]
@@ -40,38 +40,38 @@ def _body_lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
 
 
 def test_no_file_is_longer_than_450_lines() -> None:
-    """A file is one subject, rarely over 400 lines: it is not cut by its length."""
+    """No file of the package is longer than 450 lines: a file is one subject."""
     lengths = {str(path.relative_to(ROOT)): len(path.read_text().splitlines()) for path in FILES}
     assert {name: length for name, length in lengths.items() if length > 450} == {}
 
 
 def test_no_folder_has_more_than_20_files() -> None:
-    """A reader finds a file by guessing its name."""
+    """No folder of the package has more than 20 files, so that a reader can guess a file's name."""
     counts = Counter(str(path.parent.relative_to(ROOT)) for path in FILES)
     assert {name: count for name, count in counts.items() if count > 20} == {}
 
 
 def test_functions_are_small(trees: dict[Path, ast.Module]) -> None:
-    """None is over 60 lines, nine in ten are under 25."""
+    """No function has more than 60 lines, and nine in ten have fewer than 25."""
     lengths = {name: _body_lines(node) for name, node in _functions(trees)}
     assert {name: length for name, length in lengths.items() if length > 60} == {}
     assert statistics.quantiles(lengths.values(), n=10)[-1] < 25
 
 
 def test_every_room_says_what_it_is(trees: dict[Path, ast.Module]) -> None:
-    """Each package has a docstring."""
+    """Every package has a docstring."""
     silent = [path for path, tree in trees.items() if path.name == "__init__.py" and not ast.get_docstring(tree)]
     assert silent == []
 
 
 def test_nothing_is_left_to_do() -> None:
-    """No notes to self in the product."""
+    """The package contains no notes of work left to do."""
     words = ("TO" + "DO", "FIX" + "ME", "XX" + "X")
     assert [path for path in FILES if any(word in path.read_text() for word in words)] == []
 
 
 def test_the_environment_is_read_in_one_place(trees: dict[Path, ast.Module]) -> None:
-    """config.py reads settings; what a process hands to its children, or the system's loader reads, is no setting."""
+    """Only config.py reads settings from the environment; the other files listed hand it on to children or loaders."""
     readers = {
         str(path.relative_to(ROOT))
         for path, tree in trees.items()
@@ -104,7 +104,7 @@ _RETIRED_NAMES = frozenset(["at_once", "hand_over", "hang_up", "head_of_line"])
 
 
 def _defined_names(tree: ast.AST) -> Iterator[str]:
-    """The identifiers that a module defines, not those that it uses from others."""
+    """Yields the identifiers that a module defines, not those that it uses from others."""
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             yield node.name
@@ -117,7 +117,7 @@ def _defined_names(tree: ast.AST) -> Iterator[str]:
 
 
 def test_identifiers_are_free_of_retired_words(trees: dict[Path, ast.Module]) -> None:
-    """One vocabulary: a retired metaphor does not come back as a name."""
+    """No identifier of the package contains a retired metaphor."""
     found = {
         f"{path.relative_to(ROOT)}: {name}"
         for path, tree in trees.items()
@@ -129,7 +129,7 @@ def test_identifiers_are_free_of_retired_words(trees: dict[Path, ast.Module]) ->
 
 
 def _texts(path: Path) -> Iterator[tuple[int, str]]:
-    """Comments and strings of a file, with their lines."""
+    """Yields comments and strings of a file, with their lines."""
     with path.open("rb") as file:
         for token in tokenize.tokenize(file.readline):
             if token.type in (tokenize.COMMENT, tokenize.STRING):

@@ -1,4 +1,4 @@
-"""The tour names files that exist, and no path visits a file twice."""
+"""The tour names files that exist, its paths are short, and no path visits a file twice."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ FILE = re.compile(r"`(streamer/[\w/]+(?:\.py|/))`")
 
 
 def test_every_file_exists():
-    """Renames reach the tour."""
+    """Every file that the tour names exists."""
     named = FILE.findall(TOUR)
     assert len(named) > 60
     assert [name for name in named if not (ROOT / name).exists()] == []
 
 
 def test_no_path_visits_a_file_twice():
-    """Each section between two headings is one path."""
+    """Each path of the tour visits a file once."""
     paths = TOUR.partition("## Seven paths")[2].partition("## Where")[0].split("### ")[1:]
     assert len(paths) == 7
     for path in paths:
@@ -36,7 +36,8 @@ def test_the_walk_to_the_first_batch_is_short():
 
 
 def test_a_chunk_passes_six_stages_and_few_files():
-    """From wanted to leased a reader opens at most 16 files; the wings are a table of their own."""
+    """A reader who follows a chunk through its six stages opens at most 16 files; the wings are a table of their
+    own."""
     walk = TOUR.partition("### A chunk: from wanted to leased")[2].partition("### ")[0]
     trunk, _, wings = walk.partition("Through a wing:")
     stages = re.findall(r"^\| (\d) \w+ \|", trunk, re.MULTILINE)
@@ -47,7 +48,7 @@ def test_a_chunk_passes_six_stages_and_few_files():
 
 
 def test_the_table_of_words_is_short():
-    """At most 45 rows: what only one file calls so, that file says."""
+    """The table of words has at most 45 rows: words of one file are explained in that file."""
     table = CONCEPTS.partition("| word | meaning |\n| --- | --- |\n")[2].partition("\n\n")[0]
     words = [word.strip() for row in table.splitlines() for word in row.split("|")[1].split(",")]
     assert 30 < len(table.splitlines()) <= 45
@@ -55,7 +56,7 @@ def test_the_table_of_words_is_short():
 
 
 def test_packages_name_files_that_exist():
-    """The list of files in a package's docstring is in step with its folder."""
+    """The files that a package's docstring names are in its folder."""
     missing = []
     named = 0
     for package in sorted((ROOT / "streamer").rglob("__init__.py")):

@@ -1,4 +1,4 @@
-"""A loop in the hands of the test, for what keeps time."""
+"""An event loop with a given clock, for tests of what keeps time."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.unit.steered_loop import SteeredLoop
 
 @pytest.fixture
 def loop(monkeypatch: pytest.MonkeyPatch) -> SteeredLoop:
-    """A loop that waits for nothing."""
+    """Makes a loop whose clock a test sets, and makes asyncio return it as the running one."""
     steered = SteeredLoop()
     monkeypatch.setattr(asyncio, "get_running_loop", lambda: steered)
     return steered

@@ -1,10 +1,10 @@
-"""An event loop whose time is told, for what is late or absent."""
+"""An event loop whose clock a test sets, for what is late or absent."""
 
 from __future__ import annotations
 
 
 class SteeredLoop:
-    """A loop whose time is told: `sleep` lets it come round at each of its timers, `be_away` does not."""
+    """Stands for an event loop: `sleep` calls each timer at its time, `be_away` calls them late; it runs no tasks."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -22,13 +22,13 @@ class SteeredLoop:
         return self.call_at(self.now + seconds, call, *arguments)
 
     def be_away(self, seconds: float) -> None:
-        """The process is stopped; then all that is due comes at once, in order."""
+        """Stops the process for a time, after which all timers that are due are called at once, in order."""
         self.now += seconds
         while due := [timer for timer in self.timers if timer.moment <= self.now]:
             self._call(min(due, key=lambda timer: timer.moment))
 
     def sleep(self, seconds: float) -> None:
-        """Time goes by, and each timer is called at its moment."""
+        """Lets time pass, and calls each timer at its time."""
         end = self.now + seconds
         while due := [timer for timer in self.timers if timer.moment <= end]:
             first = min(due, key=lambda timer: timer.moment)
@@ -43,7 +43,7 @@ class SteeredLoop:
 
 
 class SteeredTimer:
-    """As asyncio's TimerHandle."""
+    """Stands for asyncio's TimerHandle: it can be cancelled and tells its time."""
 
     def __init__(self, moment: float, call: object, arguments: tuple[object, ...]) -> None:
         self.moment, self.call, self.arguments = moment, call, arguments

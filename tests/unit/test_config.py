@@ -1,4 +1,4 @@
-"""What the environment says."""
+"""Settings that the environment gives."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from streamer.config import Environment
     ],
 )
 def test_folders_are_the_same_ones_from_everywhere(variables: dict[str, str], tmp_path: Path, monkeypatch) -> None:
-    """An engine is started in another folder than the trainer, and has to listen where the trainer connects."""
+    """Relative cache and runtime folders are made absolute where they are read.
+    An engine is started in another folder than the trainer, and has to listen where the trainer connects."""
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path)
     environment = Environment.read(variables)

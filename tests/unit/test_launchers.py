@@ -1,4 +1,4 @@
-"""The variables that launchers set, and the lines about those that are not clear."""
+"""The variables that launchers set: which rank they give, and the notes about those that are not clear."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ BATCH = {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4", "SLURM_PROCID": "0", "SLURM_T
 
 @pytest.mark.parametrize("launcher", LAUNCHERS, ids=lambda launcher: launcher.name)
 def test_each_launcher_numbers_its_ranks(launcher):
-    """Every rank has its number, without a line."""
+    """Each launcher's variables give every rank its number, without a note."""
     step = {"SLURM_STEP_ID": "0"} if launcher is SLURM else {}
     for rank in range(3):
         place = find_place({launcher.rank: str(rank), launcher.size: "3", **step})
@@ -41,7 +41,7 @@ def test_each_launcher_numbers_its_ranks(launcher):
     ],
 )
 def test_only_a_step_of_srun_has_ranks(variables, rank, world_size, note):
-    """A shell of salloc and a script of sbatch see the tasks of the allocation, and are one process."""
+    """Only a step of srun has ranks: a shell of salloc and a script of sbatch are one process of the allocation."""
     place = find_place(variables)
     assert (place.rank, place.world_size) == (rank, world_size)
     assert re.search(note, place.note) if note else place.note == ""
@@ -60,7 +60,7 @@ def test_only_a_step_of_srun_has_ranks(variables, rank, world_size, note):
     ],
 )
 def test_the_innermost_launcher_counts(variables, rank, world_size, line):
-    """Its rank 0 says where another one tells something else."""
+    """The innermost launcher's rank counts, and its rank 0 has a note where another one differs."""
     place = find_place(variables)
     assert (place.rank, place.world_size, bool(place.note)) == (rank, world_size, line)
     if line:
@@ -87,7 +87,7 @@ def test_the_innermost_launcher_counts(variables, rank, world_size, line):
     ],
 )
 def test_half_of_the_variables_is_one_line(variables):
-    """The process reads everything, and the line names what was there."""
+    """A process with half of a launcher's variables reads everything, with a note that names them."""
     place = find_place(variables)
     assert (place.rank, place.world_size) == (0, 1)
     seen = {name: value for name, value in variables.items() if not name.endswith("PER_NODE")}
@@ -96,12 +96,12 @@ def test_half_of_the_variables_is_one_line(variables):
 
 @pytest.mark.parametrize("variables", [{"WORLD_SIZE": "1"}, {"RANK": "0"}, {"LOCAL_RANK": "0"}, {"PBS_NODENUM": "0"}])
 def test_what_a_lone_process_may_have_is_no_line(variables):
-    """Rank 0, or one of one."""
+    """Rank 0 or a world size of 1 alone gives no note."""
     assert find_place(variables).note == ""
 
 
 def test_what_is_no_number_is_refused():
-    """With the name of the variable."""
+    """A rank or size that is no possible number raises ConfigError with the variable."""
     with pytest.raises(ConfigError, match="PMI_RANK='x'"):
         find_place({"PMI_RANK": "x", "PMI_SIZE": "2"})
     with pytest.raises(ConfigError, match="WORLD_SIZE=0"):
@@ -109,7 +109,7 @@ def test_what_is_no_number_is_refused():
 
 
 def test_instances_of_sagemaker_without_a_launcher():
-    """Each is started with the same script, and without `distribution` no variable numbers them."""
+    """SageMaker instances without a launcher have a note: no variable numbers them without `distribution`."""
     hosts = {"SM_HOSTS": '["algo-1", "algo-2"]', "SM_CURRENT_HOST": "algo-1"}
     assert "SM_HOSTS names 2 instances" in find_place(hosts).note
     assert find_place({**hosts, "RANK": "1", "WORLD_SIZE": "2"}).note == ""
@@ -117,7 +117,7 @@ def test_instances_of_sagemaker_without_a_launcher():
 
 
 def test_ranks_of_a_node_are_counted_by_each_mpi():
-    """MPICH and Intel MPI by MPI_LOCALNRANKS, PALS by PMI_LOCAL_SIZE, DeepSpeed by LOCAL_SIZE."""
+    """The ranks of a node are counted by MPI_LOCALNRANKS, by PMI_LOCAL_SIZE of PALS, or by DeepSpeed's LOCAL_SIZE."""
     assert find_place({"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_SIZE": "4"}).local_size == 4
     pmi = {"PMI_RANK": "5", "PMI_SIZE": "8"}
     assert find_place({**pmi, "MPI_LOCALNRANKS": "4"}).local_size == 4
@@ -127,7 +127,9 @@ def test_ranks_of_a_node_are_counted_by_each_mpi():
 
 @pytest.mark.parametrize("name", ["NPROC_PER_NODE", "PET_NPROC_PER_NODE"])
 def test_a_rank_that_numbers_nodes_is_doubted(name):
-    """Kubeflow and PAI set RANK and WORLD_SIZE in each container: torchrun in it sets its own, mpirun or a pool not."""
+    """RANK without LOCAL_RANK, beside several processes per node, has a note: it may number nodes.
+    Kubeflow and PAI set RANK and WORLD_SIZE in each container: torchrun in it sets its own, mpirun or a pool
+    not."""
     node = {"RANK": "1", "WORLD_SIZE": "2", name: "8"}
     place = find_place(node)
     assert (place.rank, place.world_size) == (1, 2)
@@ -137,7 +139,7 @@ def test_a_rank_that_numbers_nodes_is_doubted(name):
 
 
 def test_the_variables_of_real_jobs():
-    """What each of these sets in one rank, as their sources say; the innermost launcher counts."""
+    """The variables of one rank of real jobs, taken from their sources, give the innermost launcher's rank."""
     prrte = {"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "4", "PMIX_RANK": "3", "PMIX_NAMESPACE": "n@1"}
     torch = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1"}
     azure = {**torch, "NODE_RANK": "1", "AZUREML_RUN_ID": "r"}
@@ -155,6 +157,6 @@ def test_the_variables_of_real_jobs():
 
 
 def test_a_heterogeneous_job_counts_all_its_components():
-    """srun numbers their tasks through, and SLURM_NTASKS is that of one component."""
+    """A heterogeneous Slurm job counts the tasks of all its components, as srun numbers them."""
     place = find_place({"SLURM_STEP_ID": "0", "SLURM_PROCID": "5", "SLURM_NTASKS": "2", "SLURM_STEP_NUM_TASKS": "6"})
     assert (place.rank, place.world_size) == (5, 6)

@@ -1,4 +1,4 @@
-"""Names that strangers choose do not reach terminals and logs as they are."""
+"""Control characters in names that others choose do not reach terminals and logs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FORGED = "x\n2026-01-01 00:00:00,000 streamer.service INFO forged line"
 
 @pytest.mark.parametrize("name", NAMES)
 def test_messages_write_control_characters_out(name):
-    """The error stays readable, and the same over a socket and a pipe."""
+    """Errors and terminal lines escape control characters in names, and stay the same over a socket and a pipe."""
     error = ManifestError(f"s3://b/{name}.tar is damaged")
     assert error.message.isprintable()
     assert str(error) == str(pickle.loads(pickle.dumps(error))) == str(from_wire("ManifestError", error.message, {}))
@@ -36,7 +36,7 @@ def test_messages_write_control_characters_out(name):
 
 
 def test_a_name_makes_no_line_of_a_log():
-    """Further lines of a message are indented; a url is on one line."""
+    """A line break in a name makes no unindented line of an error, and none in a url."""
     assert not [line for line in str(StoreError(FORGED)).splitlines()[1:] if not line.startswith("    ")]
     assert len(shown(f"s3://b/{FORGED}").splitlines()) == 1
 
@@ -44,7 +44,7 @@ def test_a_name_makes_no_line_of_a_log():
 @pytest.mark.parametrize("name", [*NAMES, FORGED, "[/bold]", "[link=file:///etc/passwd]x[/link]"])
 @pytest.mark.parametrize("is_tty", [False, True])
 def test_tables_and_bars_write_control_characters_out(name, is_tty):
-    """On a terminal rich draws them, which passes escapes on and takes brackets for markup."""
+    """Tables and bars escape control characters and brackets, which rich takes for escapes and markup."""
 
     class Screen(io.StringIO):
         def isatty(self) -> bool:
@@ -70,7 +70,7 @@ def test_tables_and_bars_write_control_characters_out(name, is_tty):
 
 @pytest.mark.parametrize("name", [*NAMES, FORGED])
 def test_records_of_a_log_write_control_characters_out(name, tmp_path):
-    """Also where a module writes a name as it is, and in what another library raised."""
+    """Records of a log escape control characters in arguments and in errors of other libraries."""
     formatter = TextFormatter("%(asctime)s %(name)s %(levelname)s %(message)s")
     record = logging.makeLogRecord({"name": "streamer.store", "msg": "%s is no file", "args": (name,)})
     try:
@@ -85,13 +85,14 @@ def test_records_of_a_log_write_control_characters_out(name, tmp_path):
 
 
 def test_other_texts_stay():
-    """Accents, tabs, and lines that are indented already."""
+    """Accents, tabs and lines that are indented already are printed unchanged."""
     text = "f\u00fcr\tzwei:\n  a\n  b \udcff"
     assert str(StoreError(text)) == text
 
 
 def test_the_name_or_the_locale(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the locale C a name in UTF-8 was told to be none."""
+    """The text about an undecodable name blames the name or the locale, whichever is at fault.
+    (In the locale C a name in UTF-8 was told to be none.)"""
     assert describe_undecodable(os.fsdecode(b"/d/\xff")) == "'/d/\\udcff' is not UTF-8"
     monkeypatch.setattr("sys.getfilesystemencoding", lambda: "ascii")
     found = describe_undecodable("/d/\udcc3\udca9")

@@ -1,4 +1,4 @@
-"""The demo's table, its words and its curves."""
+"""The demo's report: its table, its words and its curves, made of given measurements."""
 
 from __future__ import annotations
 
@@ -46,7 +46,8 @@ def measured() -> Measured:
 
 
 def test_waiting_stands_beside_what_the_link_makes_unavoidable(measured: Measured) -> None:
-    """Where 36 MB take 3.6 s and the steps 3 s, a sixth of the time is waited for; 20 MB take less than the steps."""
+    """The report shows waiting beside what the link makes unavoidable.
+    36 MB take 3.6 s and the steps 3 s, so a sixth of the time is waited for; 20 MB take less than the steps."""
     first, second = make_rows(measured)
     assert first["wait_share"] == pytest.approx(0.25)
     assert first["link_wait_share"] == pytest.approx(1 - 3.0 / 3.6)
@@ -55,21 +56,23 @@ def test_waiting_stands_beside_what_the_link_makes_unavoidable(measured: Measure
 
 
 def test_waiting_stands_beside_what_the_cores_make_unavoidable(measured: Measured) -> None:
-    """Steps of 3 s in an epoch of 4 s: 2 s of the cores are less than the steps, 3.8 s are what is waited for."""
+    """The report shows waiting beside what the cores make unavoidable.
+    Steps take 3 s of 4 s: 2 s of the cores are less than the steps, 3.8 s are waited for."""
     first, second = make_rows(measured)
     assert first["core_wait_share"] == 0
     assert second["core_wait_share"] == pytest.approx(1 - 3.0 / 3.8)
 
 
 def test_hits_stand_beside_what_the_cache_keeps(measured: Measured) -> None:
-    """Of 74 MB the store sent 20 in the second epoch, and the cache kept 0.72; in the first one it was empty."""
+    """The report shows hits beside what the cache keeps.
+    Of 74 MB the store sent 20 in the second epoch, and the cache kept 0.72; in the first one it was empty."""
     first, second = make_rows(measured)
     assert (first["hit_share"], first["kept_share"]) == (pytest.approx(1 - 36 / 74), 0.0)
     assert (second["hit_share"], second["kept_share"]) == (pytest.approx(1 - 20 / 74), pytest.approx(0.72))
 
 
 def test_the_table_has_all_columns_and_names_the_killed_epoch(measured: Measured) -> None:
-    """The index comes first, then the epochs counted from 1; the last lines say what bounds them."""
+    """The table has the index and the epochs from 1 on, names the killed epoch, and ends with what bounds them."""
     text = describe(measured)
     lines = text.splitlines()
     assert [line.split("  ")[0] for line in lines[:4]] == ["epoch", "index", "1", "2 (engine killed)"]
@@ -91,19 +94,19 @@ def test_the_table_has_all_columns_and_names_the_killed_epoch(measured: Measured
     ],
 )
 def test_an_epoch_is_bounded_by_what_was_busy(link: float, cores: float, wait: float, bound: str) -> None:
-    """The link comes first, then the steps where hardly anything was waited for, then the cores."""
+    """An epoch is bounded by the link, else by the steps if hardly anything was waited for, else by the cores."""
     assert bound in name_bound({"link_busy_share": link, "core_busy_share": cores, "wait_share": wait})
 
 
 def test_throughput_counts_every_sample_once(measured: Measured) -> None:
-    """The windows' values times their length add up to all samples."""
+    """The throughput of all windows times their length is the number of samples."""
     seconds, values = compute_throughput([step for epoch in measured.epochs for step in epoch.steps], 2.0)
     assert seconds == [1.0, 3.0, 5.0, 7.0]
     assert sum(values) * 2.0 == 16 * 32
 
 
 def test_results_and_curves_are_written(measured: Measured, tmp_path: Path) -> None:
-    """The results are JSON with the rows, and the curves an image that opens."""
+    """Results are written as JSON with the rows, and curves as an image that opens."""
     results, curves = save(measured, tmp_path / "new")
     assert json.loads(results.read_text())["rows"][1]["requests"] == 240
     with Image.open(curves) as image:
@@ -111,7 +114,7 @@ def test_results_and_curves_are_written(measured: Measured, tmp_path: Path) -> N
 
 
 def test_the_digest_is_of_ranks_and_epochs_in_their_order(measured: Measured) -> None:
-    """It does not depend on which rank reports first, and does when a rank reads other samples."""
+    """The digest does not depend on which rank reports first, and changes when a rank reads other samples."""
     before = measured.digest()
     measured.epochs[0].ends = dict(reversed(measured.epochs[0].ends.items()))
     assert measured.digest() == before

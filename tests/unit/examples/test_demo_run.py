@@ -1,4 +1,4 @@
-"""How the demo takes what its ranks say."""
+"""How the demo takes the reports of its ranks, which are given as dicts; no process is started."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from examples.demo.run import DemoOptions, Measured, Run
 
 
 class _CountingStore:
-    """Stands in for the store: one more read each time."""
+    """Stands for the demo's store: it counts one more read each time it is asked."""
 
     def __init__(self) -> None:
         self.reads = 0
@@ -21,6 +21,8 @@ class _CountingStore:
 
 
 class _Run(Run):
+    """Stands for a run of the demo without an engine, whose pid is 0."""
+
     def _engine_pid(self) -> int:
         return 0
 
@@ -36,7 +38,7 @@ def _followed(tmp_path: Path, *events: dict[str, Any]) -> Measured:
 
 
 def test_an_epoch_is_complete_when_every_rank_has_reported_its_end(tmp_path: Path) -> None:
-    """Only the last rank's line completes it, whichever rank that is."""
+    """An epoch is complete when the last rank has reported its end, whichever rank that is."""
     end = {"rank": 1, "epoch": 0, "keys": "b"}
     assert _followed(tmp_path, {"rank": 0, "batches": 4}, _step(0, 0), end).epochs == []
     (epoch,) = _followed(tmp_path, {"rank": 0, "batches": 4}, _step(0, 0), end, {**end, "rank": 0}).epochs
@@ -45,7 +47,7 @@ def test_an_epoch_is_complete_when_every_rank_has_reported_its_end(tmp_path: Pat
 
 
 def test_what_the_engine_keeps_is_asked_now_and_then(tmp_path: Path) -> None:
-    """Only some steps have it; an epoch has all that were said in it."""
+    """An epoch has the kept shares of those of its steps that report one."""
     steps = [_step(0, 0, 0.4), _step(1, 0), _step(0, 1, 0.5)]
     ends = [{"rank": rank, "epoch": 0, "keys": ""} for rank in range(2)]
     (epoch,) = _followed(tmp_path, {"rank": 0, "batches": 2}, *steps, *ends).epochs

@@ -17,7 +17,7 @@ from streamer.cli.main import main
 
 @pytest.mark.parametrize("most", [1, 2, 7, 64])
 def test_the_search_ends_at_the_largest_number_that_is_fed(most: int) -> None:
-    """For every number that a machine could feed, with about twice as many runs as its logarithm."""
+    """The search ends at the largest number of accelerators that is fed, in about twice its logarithm of runs."""
     for capable in range(most + 3):
         fed: dict[int, bool] = {}
         while (count := next_count(fed, most)) is not None:
@@ -28,7 +28,8 @@ def test_the_search_ends_at_the_largest_number_that_is_fed(most: int) -> None:
 
 
 def test_waiting_lowers_the_utilisation() -> None:
-    """Ten steps of 0.1 s in 1.25 s are 80 %; the slowest accelerator says what it waited for."""
+    """Waiting lowers the utilisation, and the slowest accelerator names the bottleneck.
+    Ten steps of 0.1 s in 1.25 s are 80 %."""
     fast = AcceleratorResult(steps=10, seconds=1.0, samples=40, received_bytes=400, bottleneck="nothing")
     slow = AcceleratorResult(steps=10, seconds=1.5, samples=40, received_bytes=400, bottleneck="slow store")
     trial = combine([fast, slow], 0.1)
@@ -38,7 +39,7 @@ def test_waiting_lowers_the_utilisation() -> None:
 
 
 def test_the_next_number_says_what_stopped_it() -> None:
-    """Not a larger one, which was tried before."""
+    """The trial that stopped a search is that of the next number, not of a larger one that was tried before."""
     found = Found("cold", 2, tuple(Trial(count, 0.0, 0.0, 0.0, 0.0, f"{count} failed") for count in (8, 4, 3)))
     assert found.stopped is not None
     assert found.stopped.bottleneck == "3 failed"
@@ -46,7 +47,7 @@ def test_the_next_number_says_what_stopped_it() -> None:
 
 @pytest.mark.parametrize("name", ["retinanet", "resnet50", "unet3d"])
 def test_data_is_generated_once_and_has_its_size(name: str, tmp_path: Path) -> None:
-    """Scaled by a thousand. A second call adds what is missing, and writes nothing anew."""
+    """Generated data have the workload's sizes, and a second call adds only what is missing."""
     scaled = replace(
         WORKLOADS[name],
         sample_bytes=WORKLOADS[name].sample_bytes // 1000,
@@ -63,7 +64,7 @@ def test_data_is_generated_once_and_has_its_size(name: str, tmp_path: Path) -> N
 
 
 def test_the_command_says_where_it_went(capsys: pytest.CaptureFixture[str]) -> None:
-    """`bench --like` names the program in the repository; without a url there is nothing to measure."""
+    """`bench --like` names the program in the repository, and `bench` without a url is wrong use."""
     for words, message in ((["--like", "resnet50"], "python -m benchmarks.feed NAME"), ([], "required: URL")):
         with pytest.raises(SystemExit) as ended:
             main(["bench", *words])

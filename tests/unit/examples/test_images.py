@@ -1,4 +1,4 @@
-"""The images of the demos."""
+"""The images that the demos draw."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_the_same_seed_draws_the_same_bytes() -> None:
 
 @pytest.mark.parametrize("label", range(len(CLASSES)))
 def test_every_class_is_a_readable_jpeg_of_the_size_that_makes_150_chunks(label: int) -> None:
-    """2,000 images of at least 20 KB are more than 150 chunks of 256 KiB."""
+    """Each class is a JPEG of at least 20 KB, so that 2,000 images are more than 150 chunks of 256 KiB."""
     drawn = draw(label, 17)
     with Image.open(io.BytesIO(drawn.jpeg)) as image:
         assert (image.format, image.size) == ("JPEG", (EDGE_PIXELS, EDGE_PIXELS))

@@ -1,4 +1,4 @@
-"""The bucket of the demos; one real server for all tests."""
+"""The store of the demos: one real server, in a process of its own, for all tests."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _get(store: Store, path: str, **headers: str) -> bytes:
 
 
 def test_every_image_is_in_a_tar_with_its_class(store: Store) -> None:
-    """The second tar begins where the first one is full."""
+    """Every image is in a tar with its class, and the second tar begins where the first one is full."""
     with tarfile.open(fileobj=io.BytesIO(_get(store, "/demo/tars/00001.tar"))) as tar:
         assert tar.getnames()[:2] == ["000125.cls", "000125.jpg"]
         member = tar.extractfile("000125.jpg")
@@ -47,7 +47,7 @@ def test_every_image_is_in_a_tar_with_its_class(store: Store) -> None:
 
 
 def test_the_store_counts_reads_and_their_bytes(store: Store) -> None:
-    """A range counts with its own length, and lists are no reads."""
+    """The store counts a range with its own length as a read, and a listing as another request."""
     before = store.counts()
     assert len(_get(store, "/demo/tars/00000.tar", Range="bytes=100-299")) == 200
     _get(store, "/demo?list-type=2&prefix=tars/")
@@ -56,13 +56,13 @@ def test_the_store_counts_reads_and_their_bytes(store: Store) -> None:
 
 
 def test_the_link_carries_what_it_says(store: Store) -> None:
-    """150 KB over 2 MB/s take at least 70 ms."""
+    """The simulated link takes the time of its rate: 150 KB over 2 MB/s take at least 70 ms."""
     start = time.monotonic()
     content = _get(store, "/demo/tars/00000.tar", Range="bytes=0-149999")
     assert time.monotonic() - start >= len(content) / 2_000_000 * 0.95
 
 
 def test_a_refused_upload_is_an_error(store: Store) -> None:
-    """An upload to a bucket that does not exist raises."""
+    """An upload to a bucket that does not exist raises StoreError."""
     with pytest.raises(StoreError, match="nowhere"):
         request(store.endpoint, "PUT", "/nowhere/key", b"x")

@@ -1,4 +1,4 @@
-"""The executor of processes: errors and deaths concern one task."""
+"""The executor of processes: errors and deaths concern one task. Processes are real, and some are killed."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ pytestmark = pytest.mark.process
 
 @pytest.fixture
 def processes() -> Iterator[Processes]:
-    """Two of them."""
+    """Runs an executor of two processes."""
     executor = Processes(2)
     yield executor
     executor.shutdown(cancel_futures=True)
 
 
 def refuse(number: int) -> int:
-    """An error with details."""
+    """Raises an error with details."""
     raise DecodeError(f"sample {number}", offset=number)
 
 
 def end_once(path: str) -> int:
-    """Ends its process the first time."""
+    """Kills its process the first time, and returns its pid the second time."""
     if not os.path.exists(path):
         Path(path).touch()
         os.kill(os.getpid(), signal.SIGKILL)
@@ -42,7 +42,7 @@ def end_once(path: str) -> int:
 
 
 def test_results_and_errors_come_back(processes: Processes) -> None:
-    """Also of functions without a name, in processes that live on; what they print is not taken for a result."""
+    """Results and typed errors of tasks are returned, also of lambdas; printed text is not taken for a result."""
     first = [processes.submit(lambda n: (print("noise"), n * n, os.getpid())[1:], n) for n in range(20)]
     assert [future.result()[0] for future in first] == [n * n for n in range(20)]
     assert 1 <= len({future.result()[1] for future in first} - {os.getpid()}) <= 2
@@ -52,7 +52,7 @@ def test_results_and_errors_come_back(processes: Processes) -> None:
 
 
 def test_an_error_that_cannot_be_pickled_comes_as_text(processes: Processes) -> None:
-    """With its trace."""
+    """An error that cannot be pickled is raised as a WorkerError with its text."""
 
     class Odd(Exception):
         def __init__(self, a: int, b: int) -> None:
@@ -66,7 +66,7 @@ def test_an_error_that_cannot_be_pickled_comes_as_text(processes: Processes) -> 
 
 
 def test_a_killed_process_costs_its_task(processes: Processes, tmp_path: Path) -> None:
-    """The error says how it ended; the others go on, and the executor as well."""
+    """A killed process fails its task with an error that names the signal, and the executor goes on."""
     future = processes.submit(end_once, str(tmp_path / "ended"))
     with pytest.raises(WorkerError, match="killed by signal 9"):
         future.result()
@@ -74,7 +74,7 @@ def test_a_killed_process_costs_its_task(processes: Processes, tmp_path: Path) -
 
 
 def test_a_task_whose_process_was_killed_runs_again(processes: Processes, tmp_path: Path) -> None:
-    """What is wrong with the data does not."""
+    """A task whose process was killed runs again, one with OSError three times, and one with damaged data once."""
     assert list(run_all(Runner(processes, 2), end_once, [str(tmp_path / "a"), str(tmp_path / "b")]))
     counted = tmp_path / "counted"
 
@@ -91,7 +91,7 @@ def test_a_task_whose_process_was_killed_runs_again(processes: Processes, tmp_pa
 
 
 def test_shutdown_does_not_wait_for_what_nothing_wants() -> None:
-    """Running tasks are ended, waiting ones are cancelled."""
+    """A shutdown ends running tasks and cancels waiting ones without waiting for them."""
     executor = Processes(1)
     running, waiting = executor.submit(time.sleep, 600), executor.submit(time.sleep, 600)
     while not running.running():
@@ -103,7 +103,7 @@ def test_shutdown_does_not_wait_for_what_nothing_wants() -> None:
 
 
 def test_the_callers_script_is_not_run_again(tmp_path: Path) -> None:
-    """Without `if __name__ == "__main__"`, with functions and modules of its own folder."""
+    """Processes do not run the caller's script again, and know its functions and the modules beside it."""
     (tmp_path / "beside.py").write_text("def double(n): return 2 * n\n")
     (tmp_path / "script.py").write_text(
         "import beside\n"
@@ -119,7 +119,7 @@ def test_the_callers_script_is_not_run_again(tmp_path: Path) -> None:
 
 
 def test_names_of_executors() -> None:
-    """A name that is none is refused before anything starts."""
+    """An unknown name of an executor raises ConfigError before anything starts."""
     for name in ("threads", "processes:0", "processes:x", "dask:", "ray:", ""):
         with pytest.raises(ConfigError, match="is not processes"), runner(name):
             pass

@@ -1,4 +1,4 @@
-"""Ranges of keys that are listed at the same time."""
+"""Ranges of keys that are listed at the same time; the store and its tasks are simulated by pages of ten keys."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PAGE = 10
 
 
 def listed(keys: list[str], part: KeyRange) -> tuple[list[str], int, KeyRange | None]:
-    """What a task does, with pages of ten keys: the keys, how many pages it has read, and what is left."""
+    """Lists a range as a task does, with pages of ten keys: returns the keys, the pages read, and what is left."""
     at, found = bisect_right(keys, part.after), []
     for pages in count(1):
         page = keys[at : at + PAGE]
@@ -32,7 +32,7 @@ def listed(keys: list[str], part: KeyRange) -> tuple[list[str], int, KeyRange | 
 
 
 def everything(keys: list[str], most: int) -> tuple[list[str], int, int]:
-    """All that is listed where `most` tasks run at once; how many pages that is, and how many one after the other."""
+    """Lists all keys with `most` tasks at once: returns the keys, the pages, and how many follow each other."""
     ranges, found, total, now = KeyRanges(KeyRange(""), most), [], 0, 0
     running: list[tuple[int, int, KeyRange | None]] = []
     order = count()
@@ -63,7 +63,7 @@ NAMES = {
 
 @pytest.mark.parametrize("name", NAMES)
 def test_large_prefixes_are_listed_by_many(name: str) -> None:
-    """Every key once; 2,000 pages in the time of 320, and few of them for nothing."""
+    """Many tasks list a large prefix with every key once: 2,000 pages in the time of 320, few of them for nothing."""
     keys = sorted(NAMES[name])
     found, total, in_turn = everything(keys, 16)
     assert sorted(found) == keys
@@ -78,14 +78,14 @@ def test_large_prefixes_are_listed_by_many(name: str) -> None:
     st.integers(1, 9),
 )
 def test_every_key_once(keys: list[str], most: int) -> None:
-    """Whatever they are."""
+    """Every key is listed once, whatever the keys and the number of tasks."""
     found, _, _ = everything(sorted(keys), most)
     assert Counter(found) == Counter(keys)
 
 
 @given(st.text("az09-/#", max_size=9), st.text("az09-/#", max_size=9))
 def test_a_key_between_two(first: str, second: str) -> None:
-    """Is between them, and sent by every client as it is."""
+    """A key between two others lies between them, and every client sends it unchanged."""
     after, until = sorted((first, second))
     if middle := key_between(after, until):
         assert after < middle
@@ -94,6 +94,7 @@ def test_a_key_between_two(first: str, second: str) -> None:
 
 
 def test_halves() -> None:
+    """`key_between` returns a key between two others, or an empty one where no clean key lies between."""
     assert "img_0" < key_between("img_00000009", "img_1") < "img_1"
     assert key_between("a", "a-") == ""
     assert key_between("a#1", "a#9") == ""

@@ -1,4 +1,4 @@
-"""Which samples come to which shard."""
+"""The plan of a pack: which samples come to which shard, in which order, and what is read for them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.tars import tar_of
 
 
 def indexed(folder: Path, tmp_path: Path) -> Manifest:
-    """The manifest of a folder."""
+    """Returns the manifest of a folder."""
     source = DatasetSource(urls=(str(folder),))
     with ThreadPoolExecutor(1) as threads:
         return asyncio.run(manifest_of_source(source, tmp_path / "manifest", Runner(threads, 1), BuildOptions()))
@@ -31,7 +31,7 @@ def indexed(folder: Path, tmp_path: Path) -> Manifest:
 
 @pytest.fixture
 def files(tmp_path: Path) -> Manifest:
-    """100 raw files of 0 to 990 bytes."""
+    """Indexes 100 raw files of 0 to 990 bytes."""
     for number in range(100):
         path = tmp_path / f"raw/c{number % 3}/{number:03d}.bin"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -41,7 +41,7 @@ def files(tmp_path: Path) -> Manifest:
 
 @pytest.fixture
 def tars(tmp_path: Path) -> Manifest:
-    """Four tars of 50 samples, in chunks of about 256 KiB."""
+    """Indexes four tars of 50 samples, in chunks of about 256 KiB."""
     (tmp_path / "tars").mkdir()
     for tar in range(4):
         entries = [(f"{tar}-{i:02d}.bin", bytes([tar]) * 20_000) for i in range(50)]
@@ -50,13 +50,13 @@ def tars(tmp_path: Path) -> Manifest:
 
 
 def samples_of(plan: ShardPlan) -> list[int]:
-    """The ordinals of all shards, in order."""
+    """Returns the ordinals of all shards, in order."""
     return [i for shard in range(plan.shards) for batch in plan.batches(shard) for i in batch.tolist()]
 
 
 @pytest.mark.parametrize("order", ["manifest", "name", "shuffle"])
 def test_every_sample_once(files: Manifest, order: planning.Order) -> None:
-    """In shards of about the size that was asked for."""
+    """A plan has every sample once, in shards of about the size that was asked for, in any order."""
     plan = make_plan(files, order, 1, 50_000)
     assert sorted(samples_of(plan)) == list(range(100))
     assert plan.shards == 5
@@ -65,7 +65,7 @@ def test_every_sample_once(files: Manifest, order: planning.Order) -> None:
 
 
 def test_orders(files: Manifest) -> None:
-    """As they are; by name; and by a seed."""
+    """Samples are planned in the order of the manifest, of their names, or of a shuffle by a seed."""
     assert samples_of(make_plan(files, "manifest", 0, 10**6)) == list(range(100))
     named = [files.name(i).object_key for i in samples_of(make_plan(files, "name", 0, 10**6))]
     assert named == sorted(named)
@@ -74,7 +74,7 @@ def test_orders(files: Manifest) -> None:
 
 
 def test_shuffled_tars_are_read_by_whole_chunks(tars: Manifest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each chunk is in one batch, and the samples of a batch are mixed."""
+    """A shuffle of tars has each chunk in one batch and mixes the samples of a batch."""
     monkeypatch.setattr(planning, "BATCH_BYTES", 600_000)
     plan = make_plan(tars, "shuffle", 5, 1_500_000)
     assert sorted(samples_of(plan)) == list(range(200))
@@ -86,7 +86,7 @@ def test_shuffled_tars_are_read_by_whole_chunks(tars: Manifest, monkeypatch: pyt
 
 
 def test_a_batch_of_neighbours_is_one_read(tars: Manifest) -> None:
-    """Of each tar; a gap is read where it is small."""
+    """Adjacent samples of a tar are one read, which includes a small gap and not a large one."""
     extents, places = reads_of(batch_of(tars, np.arange(200)))
     assert len(extents) == 4
     assert places == sorted(places)
@@ -97,7 +97,7 @@ def test_a_batch_of_neighbours_is_one_read(tars: Manifest) -> None:
 
 
 def test_a_batch_of_files(files: Manifest) -> None:
-    """One read each, none of empty ones."""
+    """A batch of files has one read for each file and none for empty ones."""
     batch = batch_of(files, np.arange(100))
     extents, _ = reads_of(batch)
     assert len(extents) == 99
@@ -110,7 +110,7 @@ def test_a_batch_of_files(files: Manifest) -> None:
     st.integers(1, 10_000),
 )
 def test_cuts_have_every_unit_once(sizes: list[int], shard_bytes: int, batch_bytes: int) -> None:
-    """Whatever the sizes are, no shard and no batch is empty."""
+    """Cuts of any sizes have every unit once, in order, and no shard or batch is empty."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(planning, "BATCH_BYTES", batch_bytes)
         count = len(sizes)
@@ -122,7 +122,7 @@ def test_cuts_have_every_unit_once(sizes: list[int], shard_bytes: int, batch_byt
 
 
 def test_what_cannot_be_planned(tars: Manifest, files: Manifest) -> None:
-    """Names that are not known, orders and sizes that are none."""
+    """Unknown orders, sizes and an order by names without names raise ConfigError."""
     with pytest.raises(ConfigError, match="needs the names"):
         make_plan(tars, "name", 0, 10**6)
     with pytest.raises(ConfigError, match="not one of manifest, name, shuffle"):
@@ -136,12 +136,12 @@ def test_what_cannot_be_planned(tars: Manifest, files: Manifest) -> None:
     [("a/b.c.JPEG", "a/b.c"), ("a/b", "a/b"), ("b.txt.gz", "b"), ("v1.5.gz", "v1.5"), ("a.d/b", "a.d/b")],
 )
 def test_keys_of_files(path: str, key: str) -> None:
-    """Without what becomes the field."""
+    """The key of a file is its path without the extensions that become the field."""
     assert key_of_file(path) == key
 
 
 def test_two_files_of_one_key(tmp_path: Path) -> None:
-    """Said before anything is written, with both names."""
+    """Two files that would be one sample raise PackError with both names before anything is written."""
     (tmp_path / "raw").mkdir()
     for name in ("x.jpg", "x.png", "y.png"):
         (tmp_path / "raw" / name).write_bytes(b"x")

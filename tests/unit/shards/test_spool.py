@@ -17,7 +17,7 @@ from streamer.shards.spool import open_spool, spool_folder, sweep_other_jobs
 
 
 def test_what_a_killed_task_has_left_is_removed(tmp_path: Path) -> None:
-    """Not what another task writes, nor a receipt that the local store is just writing beside it."""
+    """The next task removes the spool file of a killed one, and neither one that is written nor a receipt."""
     (tmp_path / "000001-dead.spool").write_bytes(b"half a shard")
     (tmp_path / "000002.json.4711.part").write_bytes(b"half a receipt")
     with open_spool(tmp_path, 3) as other, open_spool(tmp_path, 4) as path:
@@ -26,7 +26,8 @@ def test_what_a_killed_task_has_left_is_removed(tmp_path: Path) -> None:
 
 
 def test_what_packs_of_other_jobs_have_left_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A killed pack of a bucket left a shard for each process in /tmp until the same pack was run again, if ever."""
+    """A pack removes spool files and old folders that killed packs of other jobs left in /tmp.
+    (They stayed until the same pack was run again, if ever.)"""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     killed, running, waiting = (tmp_path / f"streamer-pack-{name}" for name in ("killed", "running", "waiting"))
     for folder in (killed, running, waiting):
@@ -48,7 +49,7 @@ def test_what_packs_of_other_jobs_have_left_is_removed(tmp_path: Path, monkeypat
 
 
 def test_a_sweep_takes_no_file_that_is_just_made(tmp_path: Path) -> None:
-    """Between its creation and its lock another task may sweep; the file that is written is there to the end."""
+    """A sweep by another task never removes a spool file between its creation and its lock."""
     lost = []
 
     def write(number: int) -> None:
@@ -72,7 +73,7 @@ def _job(url: str = "s3://b/x/") -> Any:
 
 
 def test_the_folder_of_uploads_is_private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tasks of one job share it; no other user may read a shard on its way, or put another one in its place."""
+    """Tasks of one job share a private spool folder, and one that other users may read is not used."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     folder = spool_folder(_job())
     assert folder.parent == tmp_path
@@ -91,7 +92,7 @@ def test_the_folder_of_uploads_is_private(tmp_path: Path, monkeypatch: pytest.Mo
 def test_what_other_users_put_there_is_neither_used_nor_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A folder with the name of the job, and a pipe in the place of a file: a lock of it would wait for ever."""
+    """A folder of another user with the job's name is not used, and a pipe in place of a file is not waited for."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     theirs = [tmp_path / f"streamer-pack-{name}" for name in ("a1b2", "a1b2-0", "evil")]
     for folder in theirs:

@@ -1,4 +1,4 @@
-"""The tar writer: read by every tool, and always the same bytes."""
+"""The tar writer: its files are read by tarfile and by the index, and are always the same bytes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SAMPLES = [
 
 
 def written(path: Path) -> TarWriter:
-    """The samples as a tar."""
+    """Writes the samples as a tar."""
     path.touch()
     with TarWriter(path) as writer:
         for key, fields in SAMPLES:
@@ -37,7 +37,7 @@ def written(path: Path) -> TarWriter:
 
 
 def test_tarfile_reads_it(tmp_path: Path) -> None:
-    """Names of any length, empty files, and nothing else."""
+    """tarfile reads a written tar with names of any length and empty files, and finds nothing else."""
     written(tmp_path / "a.tar")
     with tarfile.open(tmp_path / "a.tar") as archive:
         found = {member.name: archive.extractfile(member).read() for member in archive}  # type: ignore[union-attr]
@@ -46,7 +46,7 @@ def test_tarfile_reads_it(tmp_path: Path) -> None:
 
 
 def test_it_knows_where_its_samples_are(tmp_path: Path) -> None:
-    """As the index finds them; size and blocks agree with the file."""
+    """The writer's size and blocks of samples are those that the index finds in the file."""
     writer = written(tmp_path / "a.tar")
     raw = (tmp_path / "a.tar").read_bytes()
     record = ObjectRecord("a.tar", len(raw), "v")
@@ -60,7 +60,7 @@ def test_it_knows_where_its_samples_are(tmp_path: Path) -> None:
 
 
 def test_the_same_samples_give_the_same_bytes(tmp_path: Path) -> None:
-    """No clock and no owner is in them."""
+    """The same samples give the same bytes, without time or owner."""
     written(tmp_path / "a.tar")
     os.utime(tmp_path / "a.tar", (0, 0))
     written(tmp_path / "b.tar")
@@ -68,13 +68,13 @@ def test_the_same_samples_give_the_same_bytes(tmp_path: Path) -> None:
 
 
 def test_gnu_headers_for_huge_files() -> None:
-    """A size of more than 8 GiB is in base 256, which tarfile reads."""
+    """A file of more than 8 GiB has its size in base 256, which tarfile reads."""
     (block,) = headers("k.bin", 9 << 30)
     assert tarfile.TarInfo.frombuf(block, "utf-8", "strict").size == 9 << 30
 
 
 def test_many_small_samples_are_written_whole(tmp_path: Path) -> None:
-    """More pieces than one system call takes."""
+    """A tar of more pieces than one system call takes is written whole."""
     path = tmp_path / "a.tar"
     path.touch()
     with TarWriter(path) as writer:
@@ -86,7 +86,7 @@ def test_many_small_samples_are_written_whole(tmp_path: Path) -> None:
 
 
 def test_a_file_that_may_not_grow_is_an_error(tmp_path: Path) -> None:
-    """A call that writes a part of its bytes is not taken for the whole."""
+    """A file that may not grow raises OSError: a partial write is not taken for the whole."""
     path = tmp_path / "a.tar"
     path.touch()
     before = resource.getrlimit(resource.RLIMIT_FSIZE)

@@ -1,4 +1,4 @@
-"""What becomes of the values of a sample."""
+"""The values of a sample as files of a tar: names, bytes, and values that cannot be written."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from streamer.shards.values import files_of, key_of, value_of
 
 
 class Opaque:
-    """Nothing that can be written."""
+    """Stands for a value of a type that cannot be written."""
 
 
 def test_values_become_files() -> None:
-    """Bytes as they are, texts, a class, arrays; the rest together in one json."""
+    """Bytes are written as they are, texts, classes and arrays as files of their own, the rest as one json."""
     array = np.arange(6, dtype=np.float32).reshape(2, 3)
     files = dict(
         files_of(
@@ -43,7 +43,7 @@ def test_values_become_files() -> None:
 
 
 def test_a_json_is_itself() -> None:
-    """A dict named json is the file, not a file with a json in it."""
+    """A dict named json, or a field named .json, is the file itself."""
     assert files_of({"json": {"a": 1}}) == [("json", b'{"a": 1}')]
     assert files_of({"meta.json": [1]}) == [("meta.json", b"[1]")]
 
@@ -64,13 +64,13 @@ def test_a_json_is_itself() -> None:
     ],
 )
 def test_what_cannot_be_written_is_said(sample: dict[str, object], said: str) -> None:
-    """The field is named; nothing is pickled."""
+    """A value or name that cannot be written raises PackError with the field, and nothing is pickled."""
     with pytest.raises(PackError, match=said):
         files_of(sample)
 
 
 def test_keys() -> None:
-    """The dots of a name would end it; a sample without a name has its number."""
+    """The dots of a key become underscores, a sample without a key has its number, and other keys are refused."""
     assert key_of({"__key__": "a.b/v1.5"}, 3) == "a.b/v1_5"
     assert key_of({}, 3) == "000000003"
     for bad in ("", "/a", "../a", "a/", "a\0", "__meta__/a", 5):
@@ -79,7 +79,8 @@ def test_keys() -> None:
 
 
 def test_fields_of_typed_formats() -> None:
-    """Numbers and arrays by their dtype, images by their magic, the others by the extension of their kind."""
+    """Fields of typed formats become numbers and arrays by dtype, images by magic, others by their kind's
+    extension."""
 
     def of(name: str, content: bytes, kind: str) -> tuple[str, object]:
         found, value = value_of(Field(name, memoryview(content), kind))

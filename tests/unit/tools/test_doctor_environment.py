@@ -1,4 +1,4 @@
-"""What `streamer doctor` says of the environment of a process."""
+"""What `streamer doctor` finds in the environment of a process; missing parts are played by patches."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _found(folder: Path, **variables: str) -> dict[str, Finding]:
 
 
 def test_a_usual_environment_is_one_line(tmp_path: Path) -> None:
-    """Nothing to read where nothing is strange."""
+    """A usual environment is one line of the doctor."""
     assert list(_found(tmp_path)) == ["environment"]
 
 
@@ -36,14 +36,14 @@ def test_a_usual_environment_is_one_line(tmp_path: Path) -> None:
     ],
 )
 def test_variables(tmp_path: Path, variables: dict[str, str], subject: str, state: str) -> None:
-    """Each strange one is a line that says what it means."""
+    """Each unusual variable is one line in ASCII with its state."""
     (finding,) = _found(tmp_path, **variables).values()
     assert (finding.subject, finding.state) == (subject, state)
     assert str(finding).isascii()
 
 
 def test_an_interpreter_that_lacks_things(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A module that stores need is a problem, one for some files a warning."""
+    """An interpreter without a module that stores need is a problem, and without one for some files a warning."""
     monkeypatch.setitem(sys.modules, "lzma", None)
     monkeypatch.setitem(sys.modules, "ssl", None)
     monkeypatch.setattr(sys, "frozen", True, raising=False)
@@ -64,7 +64,7 @@ def test_an_interpreter_that_lacks_things(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_a_process_that_lacks_things(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Signals, descriptors, limits, and what a sandbox refuses."""
+    """Ignored signals, closed descriptors, limits and calls that a sandbox refuses are lines of the doctor."""
 
     def refuse(*_: object) -> int:
         raise PermissionError
@@ -93,6 +93,6 @@ def test_a_process_that_lacks_things(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_a_runtime_folder_that_cannot_be_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is named before an engine fails over it."""
+    """A runtime folder that cannot be used is a problem, named before an engine fails over it."""
     monkeypatch.setattr(os, "access", lambda path, _mode: Path(path) != tmp_path)
     assert _found(tmp_path)["runtime folder"].state == "problem"

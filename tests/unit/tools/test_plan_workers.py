@@ -1,4 +1,4 @@
-"""What `streamer plan` says of the workers that decode: figures in, a sentence out."""
+"""The sentence of `streamer plan` on the workers that decode; figures are given."""
 
 from __future__ import annotations
 

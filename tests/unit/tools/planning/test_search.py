@@ -1,4 +1,4 @@
-"""The search for the smallest value with which a job does not wait."""
+"""The search for the smallest value with which a job does not wait; simulations are given functions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def middle(low: float, high: float) -> float:
 
 @pytest.mark.parametrize("needed", [0.01, 0.3, 0.77, 0.999])
 def test_the_search_comes_close_from_above(needed: float) -> None:
-    """Whatever the threshold: the result does not wait, and a 64th of the range less does."""
+    """The search finds a value that does not wait and is at most a 64th of the range above the smallest one."""
     found = smallest(lambda value: 0.0 if value >= needed else 0.5, 0.0, 1.0, middle)
     assert found.least is not None
     assert needed <= found.least <= needed + 1 / 64
@@ -22,7 +22,7 @@ def test_the_search_comes_close_from_above(needed: float) -> None:
 
 
 def test_a_job_that_waits_for_something_else_has_no_least_value() -> None:
-    """One simulation shows it."""
+    """A job that waits with any value has no smallest one, which one simulation shows."""
     found = smallest(lambda value: WAITING_BOUND + 0.001, 0.0, 1.0, middle)
     assert found.least is None
     assert len(found.points) == 1
