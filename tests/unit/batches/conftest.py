@@ -1,4 +1,4 @@
-"""The datasets and the engine of the loader's tests."""
+"""The fixtures of the loader's tests, with datasets on the disk and a fake engine, for the tests of batches."""
 
 from tests.unit.loader.conftest import fake_engine, folder, make_dataset, ordinary, tars
 

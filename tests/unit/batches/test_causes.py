@@ -1,4 +1,4 @@
-"""What a wait is put down to, on made-up stories."""
+"""Tests of the causes that a wait is charged to, on made-up timelines of batches."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def timeline(made_at: int = 1000, **spent: int) -> BatchTimeline:
     ],
 )
 def test_what_delayed_it_before_the_worker_counts_first(spent, waited, expected):
-    """A cause takes as much of the wait as there would not have been without it; the rest is the worker's stages."""
+    """A cause takes as much of a wait as there would not have been without it; the rest goes to the worker's stages."""
     ledger = Ledger()
     ledger.note(Trace(timeline(**spent), STAGES, (7, 50)), waited, arrived_at=1000)
     assert {cause: spent for cause, spent in ledger.nanoseconds.items() if spent} == expected
@@ -52,7 +52,7 @@ def test_what_delayed_it_before_the_worker_counts_first(spent, waited, expected)
 
 
 def test_the_way_to_the_trainer_is_handoff():
-    """What passed since the batch was made is nobody else's, and never more than the wait."""
+    """The time since a batch was made is charged to the handoff, up to the whole wait."""
     ledger = Ledger()
     ledger.note(Trace(timeline(made_at=1000, network=500), STAGES), 70, arrived_at=1050)
     ledger.note(Trace(timeline(made_at=0), STAGES), 30, arrived_at=1050)
@@ -61,7 +61,7 @@ def test_the_way_to_the_trainer_is_handoff():
 
 
 def test_a_failed_batch_is_lost():
-    """There is no trace of it."""
+    """The wait for a batch that failed is charged as lost, as there is no trace of it."""
     ledger = Ledger()
     ledger.note(None, 40, 1000)
     assert ledger.nanoseconds[LOST] == 40
@@ -69,7 +69,7 @@ def test_a_failed_batch_is_lost():
 
 
 def test_a_timeline_adds_up(monkeypatch):
-    """States follow each other without a gap; a dead worker's work is lost."""
+    """The states of a batch follow each other without a gap, and the work of a dead worker is lost."""
     now = iter([10, 30, 60, 100, 150])
     monkeypatch.setattr(causes.time, "perf_counter_ns", lambda: next(now))
     told = BatchTimeline()
@@ -83,7 +83,7 @@ def test_a_timeline_adds_up(monkeypatch):
 
 
 def test_a_wait_that_goes_on():
-    """It is put down to what the batch is in right now."""
+    """A wait that goes on is charged to the state in which the batch is now."""
     told = BatchTimeline()
     told.state, told.since = NETWORK, 100
     assert so_far(told, 500, now=400) == {**dict.fromkeys(causes.DELAYS, 0), NETWORK: 300, WORK: 200}
@@ -91,7 +91,7 @@ def test_a_wait_that_goes_on():
 
 
 def test_the_tail_of_a_row():
-    """What came since a count, as far as it is kept."""
+    """A tail has the values that came since a count, at most the last 4,096."""
     recent: Recent[int] = Recent()
     for value in range(5000):
         recent.add(value)
@@ -101,7 +101,7 @@ def test_the_tail_of_a_row():
 
 
 def test_calls_per_batch():
-    """The cost of the report in the trainer's thread, in calls, which repeat: about 3 us (2026-11-20)."""
+    """The report costs the trainer's thread at most 35 calls for each batch, about 3 us (2026-11-20); calls repeat."""
     clock, trace, calls = TrainerClock(), Trace(timeline(network=50), STAGES, (7, 50)), [0]
 
     def count(frame: object, event: str, argument: object) -> None:

@@ -1,4 +1,4 @@
-"""Arguments of earlier versions: an error that says what to write now."""
+"""Tests of names and arguments of earlier versions: an error or a warning that says what to write now."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ OF_THE_LOADER = {
 
 @pytest.mark.parametrize(("name", "now"), OF_THE_DATASET.items())
 def test_of_the_dataset(name: str, now: str) -> None:
-    """Whatever the value."""
+    """An argument of `StreamingDataset` of earlier versions is a `ConfigError` that says what to write now."""
     with pytest.raises(ConfigError) as caught:
         StreamingDataset("/data", **{name: None})
     assert f"{name}= of StreamingDataset is now {now}" in str(caught.value)
@@ -80,7 +80,7 @@ def test_of_the_dataset(name: str, now: str) -> None:
 
 @pytest.mark.parametrize(("name", "now"), OF_THE_MIX.items())
 def test_of_the_mix(name: str, now: str) -> None:
-    """The same."""
+    """An argument of `MixedDataset` of earlier versions is a `ConfigError` that says what to write now."""
     with pytest.raises(ConfigError) as caught:
         MixedDataset({"a": StreamingDataset("/data")}, **{name: None})
     assert f"{name}= of MixedDataset is now {now}" in str(caught.value)
@@ -88,14 +88,14 @@ def test_of_the_mix(name: str, now: str) -> None:
 
 @pytest.mark.parametrize(("name", "now"), OF_THE_LOADER.items())
 def test_of_the_loader(name: str, now: str) -> None:
-    """The same."""
+    """An argument of `StreamingDataLoader` of earlier versions is a `ConfigError` that says what to write now."""
     with pytest.raises(ConfigError) as caught:
         StreamingDataLoader(FakeDataset(8, lambda epoch, ordinal: ordinal), 4, **{name: None})
     assert f"{name}= of StreamingDataLoader is now {now}" in str(caught.value)
 
 
 def test_what_no_version_had_is_a_type_error() -> None:
-    """As Python itself says it."""
+    """An argument that no version had is a `TypeError` with Python's own message."""
     for make in (StreamingDataset, lambda url, **more: MixedDataset({"a": StreamingDataset(url)}, **more)):
         with pytest.raises(TypeError, match="unexpected keyword argument 'transfrom'"):
             make("/data", transfrom=None)
@@ -131,7 +131,7 @@ OPTIONS = {
 def test_an_old_option_is_an_error_that_says_the_new_one(
     kind: type, usual: dict[str, object], old: str, new: str, value: object
 ) -> None:
-    """The new one is taken."""
+    """An old name of an option is a `ConfigError` that says the new one, and the new one is taken."""
     with pytest.raises(ConfigError, match=rf"^{old}= of {kind.__name__} is now {new}=") as caught:
         kind(**{name: given for name, given in usual.items() if name != new}, **{old: value})
     assert caught.value.details["field"] == old
@@ -139,7 +139,7 @@ def test_an_old_option_is_an_error_that_says_the_new_one(
 
 
 def test_the_cost_of_packing_is_taken_with_a_warning() -> None:
-    """Many programs have it. Both names at once are an error."""
+    """`cost=` of `Packing`, which many programs have, is taken with a warning; both names at once are an error."""
     with pytest.warns(FutureWarning, match=r"^cost= of Packing is now lengths=; ") as warned:
         packing = Packing(64, cost="a.npy")
     assert packing == Packing(64, lengths="a.npy")
@@ -149,7 +149,7 @@ def test_the_cost_of_packing_is_taken_with_a_warning() -> None:
 
 
 def test_the_errors_of_an_index_are_taken_with_a_warning() -> None:
-    """`on_error` is what becomes of samples."""
+    """`on_error=` of `Index` is taken as `damaged=` with a warning."""
     with pytest.warns(FutureWarning, match=r"^on_error= of Index is now damaged=; ") as warned:
         index = Index(on_error="skip")
     assert index == Index(damaged="skip")
@@ -157,7 +157,7 @@ def test_the_errors_of_an_index_are_taken_with_a_warning() -> None:
 
 
 def test_the_peers_of_an_order_are_taken_with_a_warning() -> None:
-    """They are an option of the dataset; a mix has none."""
+    """`peers=` of `Order` is taken as `share_caches=` of the dataset with a warning; a mix has none."""
     with pytest.warns(FutureWarning, match=r"^peers= of Order is now share_caches= of the dataset; ") as warned:
         order = Order(peers="auto")
     assert [one.filename for one in warned] == [__file__]
@@ -167,7 +167,7 @@ def test_the_peers_of_an_order_are_taken_with_a_warning() -> None:
 
 
 def test_missing_values_have_one_name() -> None:
-    """The old ones of annotations and of joins are taken with a warning."""
+    """Old values of `missing=` of annotations and joins are taken as "none" with a warning."""
     with pytest.warns(FutureWarning, match=r"^missing='empty' of Annotations is now missing='none'; ") as warned:
         annotations = Annotations("a.csv", missing="empty")
     assert annotations == Annotations("a.csv", missing="none")
@@ -180,7 +180,7 @@ def test_missing_values_have_one_name() -> None:
 
 
 def test_how_a_join_is_made_is_called_validate() -> None:
-    """`how` of pandas says which samples are left."""
+    """`how=` of `join` is a `ConfigError` that says `validate=`, as `how` of pandas says which samples are left."""
     left = StreamingDataset("/left")
     right = StreamingDataset("/right")
     with pytest.raises(ConfigError, match=r'^how= of StreamingDataset.join is now validate=, .*"many_to_many"'):
@@ -190,7 +190,7 @@ def test_how_a_join_is_made_is_called_validate() -> None:
 
 
 def test_measure_is_measure_lengths(make_dataset, folder, tmp_path) -> None:
-    """The old function has its old arguments, and warns."""
+    """`streamer.measure` takes its old arguments with a warning, and its numbers are those of `measure_lengths`."""
     with pytest.warns(FutureWarning, match=r"^measure\(.*\) is now measure_lengths\(path=") as warned:
         old = streamer.measure(make_dataset(folder), "txt", to=tmp_path / "old.npy")
     assert [one.filename for one in warned] == [__file__]
@@ -205,7 +205,10 @@ def test_measure_is_measure_lengths(make_dataset, folder, tmp_path) -> None:
     [(None, None, None), (5, 5, None), (print, 30.0, print), (streamer.Reports(5, print), 5, print)],
 )
 def test_the_reports_of_a_loader_are_taken_with_a_warning(reports: object, every: float | None, call: object) -> None:
-    """They were seconds, a function, or both."""
+    """`reports=` of a loader, seconds, a function or both, is taken with a warning.
+
+    Beside `report_every=` it is an error.
+    """
     dataset = FakeDataset(8, lambda epoch, ordinal: ordinal)
     with (
         pytest.warns(
@@ -220,14 +223,14 @@ def test_the_reports_of_a_loader_are_taken_with_a_warning(reports: object, every
 
 
 def test_no_report_has_no_function() -> None:
-    """It would never be called."""
+    """`on_report=` with `report_every=None` is a `ConfigError`, as it would never be called."""
     with pytest.raises(ConfigError, match=r"on_report= with report_every=None: no report is made"):
         StreamingDataLoader(FakeDataset(8, lambda epoch, ordinal: ordinal), 4, report_every=None, on_report=print)
 
 
 @pytest.mark.parametrize("kind", [Packing, Buckets])
 def test_fields_that_are_a_mapping_are_an_error_that_says_pad(kind: type) -> None:
-    """What fields are padded with has an argument of its own."""
+    """`fields=` as a mapping is a `ConfigError` that says `pad=`, which is for fields that are named."""
     with pytest.raises(ConfigError, match=r"what fields are padded with is pad=\{'tokens': 7\}"):
         kind(64, fields={"tokens": 7})
     assert kind(64, pad={"tokens": 7}).find_pad("tokens") == 7
@@ -236,7 +239,7 @@ def test_fields_that_are_a_mapping_are_an_error_that_says_pad(kind: type) -> Non
 
 
 def test_the_options_of_a_file_are_refused_by_their_new_names() -> None:
-    """Mappings in place of options are checked as options are."""
+    """Mappings in place of options are refused by their old names, with the new ones."""
     with pytest.raises(ConfigError, match=r"budget= of Buckets is now max_tokens="):
         read_packing({"budget": 64})
     with pytest.raises(ConfigError, match=r"safety= of Estimate is now margin="):
@@ -244,12 +247,12 @@ def test_the_options_of_a_file_are_refused_by_their_new_names() -> None:
 
 
 def test_checked_classes_show_their_own_arguments() -> None:
-    """The check does not hide the signature."""
+    """The signature of a class whose old names are checked has its own arguments."""
     assert list(inspect.signature(Growing).parameters) == ["reuse", "epoch_samples", "round_bytes"]
 
 
 def test_an_old_name_is_an_import_error_that_says_the_new_one() -> None:
-    """The new name is there."""
+    """The import of an old name is an `ImportError` that says the new one, which is there."""
     for module, names in NAMES.items():
         for old, new in names.items():
             if old == "Packed":
@@ -260,7 +263,7 @@ def test_an_old_name_is_an_import_error_that_says_the_new_one() -> None:
 
 
 def test_the_result_of_a_pack_is_imported_with_a_warning() -> None:
-    """It is another name of the class."""
+    """The old name of `PackResult` is imported with a warning, and is the same class."""
     with pytest.warns(FutureWarning, match=r"^streamer.shards.settle.Packed is now .*PackResult; ") as warned:
         from streamer.shards.settle import Packed
     assert Packed is PackResult
@@ -283,7 +286,10 @@ def test_the_result_of_a_pack_is_imported_with_a_warning() -> None:
     ],
 )
 def test_the_options_of_a_pack(options: dict[str, object], said: str, folder, tmp_path) -> None:
-    """An old format of the shards is never taken for that of the source."""
+    """An old argument of `pack`, or a format of the shards as that of the source, is a `ConfigError`.
+
+    Nothing is written.
+    """
     with pytest.raises(ConfigError, match=said):
         streamer.pack(folder, tmp_path / "out", **options)
     assert not (tmp_path / "out").exists()
@@ -291,14 +297,17 @@ def test_the_options_of_a_pack(options: dict[str, object], said: str, folder, tm
 
 @pytest.mark.parametrize("options", [{"format": "mds"}, {"manifest": "/m"}])
 def test_an_iterable_has_no_format(options: dict[str, object], tmp_path) -> None:
-    """It was left out without a word."""
+    """`format=` and `manifest=` are refused for an iterable that is packed.
+
+    Regression: they were left out without a word.
+    """
     with pytest.raises(ConfigError, match=r"format= and manifest= are of a url that is packed"):
         streamer.pack([{"txt": "a"}], tmp_path / "out", **options)
 
 
 @pytest.mark.parametrize(("kind", "value"), [(Video, "repeat_last"), (Audio, "pad"), (VideoClip, "repeat_last")])
 def test_what_becomes_of_the_end_is_at_end(kind: type, value: str) -> None:
-    """`policy` is an option of rows."""
+    """`policy=` of video, audio and clips is a `ConfigError` that says `at_end=`, as `policy` is an option of rows."""
     with pytest.raises(ConfigError, match=rf"^policy= of {kind.__name__} is now at_end="):
         kind(policy=value)
     assert kind(at_end=value).at_end == value
@@ -306,20 +315,23 @@ def test_what_becomes_of_the_end_is_at_end(kind: type, value: str) -> None:
 
 @pytest.mark.parametrize(("name", "value"), [("video", "repeat_last"), ("audio", "pad")])
 def test_manifests_keep_the_name_of_the_end(name: str, value: str) -> None:
-    """An option of the command may have either."""
+    """Manifests keep the option `policy`, and a format takes it by either name."""
     made = find_format(name, {"at_end": value})
     assert made.options == {"policy": value}
     assert find_format(name, made.options) == made
 
 
 def test_find_is_index_of() -> None:
-    """As of a list."""
+    """`find` of a dataset is an error that says `index_of`, as a list has it."""
     with pytest.raises(ConfigError, match=r"StreamingDataset\.find is not there any more: StreamingDataset\.index_of"):
         StreamingDataset("/data").find("a")
 
 
 def test_the_field_of_annotations_and_the_depth_of_a_prefetcher() -> None:
-    """Their old names are refused."""
+    """Old names of arguments of annotations and of a prefetcher are refused with the new ones.
+
+    They are `sample_field=`, `depth=` and `device=`.
+    """
     with pytest.raises(ConfigError, match=r"on= of Annotations is now sample_field="):
         Annotations.parse({"url": "a.csv", "on": "name"})
     assert Annotations("a.csv", sample_field="name").sample_field == "name"

@@ -1,4 +1,4 @@
-"""Values of fields and of their parts; chunks that several threads read, in their order."""
+"""Tests of values of fields and of their parts, and of chunks that several threads read, in their order."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from streamer.formats.base import Field
 
 
 def test_results_come_in_the_order_of_the_chunks_although_several_are_read_at_once():
-    """The first chunk ends last; no more than 16 chunks are begun before it has ended."""
+    """Results come in the order of the chunks, of which at most 16 are begun before the first has ended."""
     other = threading.Event()
     begun = []
 
@@ -31,7 +31,7 @@ def test_results_come_in_the_order_of_the_chunks_although_several_are_read_at_on
 
 
 def test_a_generator_that_is_closed_begins_no_further_chunks():
-    """An error of a chunk comes at its place, and ends the generator."""
+    """A generator that is closed, or ends with the error of a chunk at its place, begins no further chunks."""
     begun = []
 
     def work(chunk: int) -> int:
@@ -52,7 +52,7 @@ def test_a_generator_that_is_closed_begins_no_further_chunks():
 
 
 def test_a_value_may_be_a_part_of_a_field():
-    """A field whose name has a dot comes first; null has no parts, and is null."""
+    """A dotted name is a field of that name, or a part of a JSON field; null has no parts, and is null."""
     fields = {
         "json": Field("json", memoryview(b'{"size": {"width": 3}, "none": null}')),
         "a.json": Field("a.json", memoryview(b"7")),

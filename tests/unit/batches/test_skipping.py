@@ -1,4 +1,4 @@
-"""What is skipped, by one rank and by several that count together."""
+"""Tests of what is skipped, by one rank and by several that count together in a fake store."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from streamer.errors import CacheFullError, DecodeError
 
 
 class DictStore:
-    """A process group's store."""
+    """Stands for a process group's store: a dict in this process, where a key that is waited for must be there."""
 
     def __init__(self) -> None:
         self.values: dict[str, object] = {}
@@ -44,12 +44,12 @@ def ranks(budget: int, count: int) -> list[SkipLedger]:
     ("error", "may"), [(DecodeError("bad"), True), (KeyError("k"), True), (CacheFullError("full"), False)]
 )
 def test_what_may_be_skipped(error, may):
-    """A sample's own faults; not those of cache, store and engine."""
+    """A sample's own errors may be skipped, and those of cache, store and engine may not."""
     assert may_skip(error) is may
 
 
 def test_alone_the_budget_ends_at_once():
-    """The sample that is one too many is named, and its batch is not delivered."""
+    """Without other ranks the sample that is one too many for the budget is an error before its batch."""
     ledger = SkipLedger(2)
     for step in range(2):
         ledger.note([entry(step)], step)
@@ -60,7 +60,10 @@ def test_alone_the_budget_ends_at_once():
 
 
 def test_ranks_share_the_budget_and_stop_at_the_same_step():
-    """The one that finds it spent gives notice; each goes on to the same batch, as far apart as they may be."""
+    """Ranks share the budget of `Skip`, and all stop at the same batch.
+
+    The rank that finds it spent gives notice; the others may be some batches apart.
+    """
     first, second = ranks(2, 2)
     first.note([entry(1), entry(2)], 0)
     second.note([entry(3)], 5)
@@ -73,7 +76,7 @@ def test_ranks_share_the_budget_and_stop_at_the_same_step():
 
 
 def test_the_first_notice_counts():
-    """Two ranks find the budget spent: all stop where the first one said."""
+    """Where two ranks find the budget spent, all stop where the first one said."""
     first, second = ranks(0, 2)
     first.note([entry(1)], 3)
     second.note([entry(2)], 5)
@@ -84,7 +87,7 @@ def test_the_first_notice_counts():
 
 
 def test_a_rank_far_ahead_raises_as_soon_as_it_looks():
-    """It cannot stop in the past."""
+    """A rank that is ahead of the batch to stop at raises as soon as it looks, as it cannot stop in the past."""
     first, second = ranks(0, 2)
     second.check(99)
     first.note([entry(1)], 0)
@@ -93,7 +96,7 @@ def test_a_rank_far_ahead_raises_as_soon_as_it_looks():
 
 
 def test_what_was_skipped_before_counts():
-    """A ledger that takes over another's list."""
+    """Samples that a ledger takes over from another one count for its budget."""
     ledger = SkipLedger(1, entries=[entry(0)])
     ledger.check()
     ledger.note([entry(1)])

@@ -1,4 +1,4 @@
-"""Arguments that users bring from torch's DataLoader."""
+"""Tests of arguments and attributes that users bring from torch's DataLoader."""
 
 from __future__ import annotations
 
@@ -32,27 +32,27 @@ def sample(epoch: int, ordinal: int) -> object:
 
 @pytest.mark.parametrize("name", OTHER)
 def test_the_error_says_what_to_write(name):
-    """Each names the argument, its value and what to write instead."""
+    """An argument of torch's DataLoader is a `ConfigError` with its name and what to write instead."""
     with pytest.raises(ConfigError, match=f"{name}=.* is not an argument of StreamingDataLoader: ") as caught:
         StreamingDataLoader(FakeDataset(8, sample), 4, **{name: OTHER[name]})
     assert caught.value.details["field"] == name
 
 
 def test_one_error_names_all_of_them():
-    """A call that was written for torch's loader is corrected once."""
+    """Several arguments of torch's DataLoader are one error, so that a call is corrected once."""
     with pytest.raises(ConfigError, match=r"shuffle=True is not .* StreamingDataset.*; prefetch_factor=2 is not an"):
         StreamingDataLoader(FakeDataset(8, sample), 4, shuffle=True, prefetch_factor=2)
 
 
 def test_every_argument_of_torchs_loader_is_known():
-    """It is an argument here, too, or has an entry."""
+    """Every argument of torch's DataLoader is one of the streaming loader, or has an error of its own."""
     theirs = set(inspect.signature(torch.utils.data.DataLoader).parameters)
     ours = set(inspect.signature(StreamingDataLoader).parameters)
     assert theirs - ours - {"multiprocessing_context", "pin_memory", "generator"} <= set(OTHER)
 
 
 def test_values_that_change_nothing_are_accepted():
-    """As copied from a script that used torch's loader."""
+    """Arguments of torch's DataLoader whose values change nothing are accepted, as in a script that used it."""
     same = {"shuffle": None, "pin_memory": True, "persistent_workers": True, "prefetch_factor": None, "in_order": True}
     with StreamingDataLoader(FakeDataset(8, sample), 4, **same) as loader:
         assert len(list(loader)) == 2
@@ -60,13 +60,16 @@ def test_values_that_change_nothing_are_accepted():
 
 @pytest.mark.parametrize("context", ["spawn", multiprocessing.get_context("spawn")])
 def test_the_context_of_processes_has_torchs_name(context):
-    """A name, or a context of multiprocessing."""
+    """`multiprocessing_context=` takes a name or a context of multiprocessing; the default is "forkserver"."""
     own, instead = check_torch_arguments({"multiprocessing_context": context}), check_torch_arguments({})
     assert (own.start, instead.start) == ("spawn", "forkserver")
 
 
 def test_every_attribute_of_torchs_loader_can_be_read():
-    """With the value that torch's has for the same arguments; trainers read them."""
+    """Every attribute of torch's DataLoader can be read, with torch's value for the same arguments.
+
+    Trainers read them.
+    """
     same = {"num_workers": 2, "timeout": 7, "drop_last": True, "persistent_workers": True}
     torchs = torch.utils.data.DataLoader(Numbers(), 4, **same)
     own = {"worker_type": "thread", "prefetch_batches": 4}
@@ -90,6 +93,6 @@ class Numbers(torch.utils.data.IterableDataset):
 
 
 def test_others_are_a_type_error():
-    """As Python itself says it."""
+    """An argument that neither loader has is a `TypeError` with Python's own message."""
     with pytest.raises(TypeError, match="unexpected keyword argument 'shufle'"):
         StreamingDataLoader(FakeDataset(8, sample), 4, shufle=True)

@@ -1,4 +1,4 @@
-"""A wait that looks like a hang is said, once, with what it is for."""
+"""Tests of waits that look like a hang: each is logged once, with what it is for."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _impatient(monkeypatch):
 
 
 class Bell:
-    """Waits as the loader's waits do: a TimeoutError after a limited time."""
+    """Stands for a wait of the loader: raises a TimeoutError after a limited time, without waiting."""
 
     def __init__(self, *, late: bool) -> None:
         self.late = late
@@ -48,13 +48,13 @@ class Bell:
 
 
 def test_a_short_wait_says_nothing(caplog):
-    """What is there in time needs no line."""
+    """A wait that ends in time logs nothing."""
     assert WaitNotice(logger).wait(Bell(late=False), lambda: "nothing") == "here"
     assert not caplog.records
 
 
 def test_a_long_wait_says_once_what_for(caplog, monkeypatch):
-    """A warning; then it waits on without limit. The next long wait is said after a minute only."""
+    """A long wait is one warning, after which it waits without limit; the next is logged after a minute only."""
     clock = [1000.0]
     monkeypatch.setattr(waiting, "time", SimpleNamespace(monotonic=lambda: clock[0]))
     notice, bell = WaitNotice(logger, "rank 3: "), Bell(late=True)
@@ -67,7 +67,7 @@ def test_a_long_wait_says_once_what_for(caplog, monkeypatch):
 
 
 def test_a_timeout_of_the_store_is_an_error(caplog):
-    """It is a TimeoutError, too, but the end of the wait."""
+    """A `StoreTimeoutError` ends a wait, although it is a TimeoutError, too."""
 
     def wait(seconds: float | None) -> None:
         raise StoreTimeoutError("s3://b/k: no answer")
@@ -78,13 +78,13 @@ def test_a_timeout_of_the_store_is_an_error(caplog):
 
 
 def test_a_wait_that_another_says_is_silent(caplog):
-    """No line without a text."""
+    """A wait without a text logs nothing."""
     WaitNotice(logger).wait(Bell(late=True), lambda: "")
     assert not caplog.records
 
 
 def test_a_block_is_watched_from_outside(caplog, monkeypatch):
-    """For calls that take no timeout; one that is over in time says nothing."""
+    """A block that takes long is logged from another thread, as calls without a timeout need; a quick one is not."""
     with monkeypatch.context() as patient:
         patient.setattr(waiting, "NOTICE_SECONDS", 60.0)
         with watch_wait(logger, lambda: "a quick block"):
@@ -113,7 +113,7 @@ def sample(epoch: int, ordinal: int) -> object:
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_chunks_that_are_not_local_are_waited_for_by_name(caplog, workers):
-    """Epoch and batch, and what the engine is doing; the batch then comes."""
+    """A wait for chunks is logged with epoch, batch and what the engine does, and the batch then comes."""
     dataset = FakeDataset(12, sample, held_back=True)
     engine = {"fetches": 3, "in_flight": 7}
 
@@ -149,7 +149,7 @@ def _until(reached) -> None:
 
 
 def test_a_slow_sample_is_named(caplog):
-    """The worker that has it, and the sample."""
+    """A wait for a slow sample is logged with the worker and the sample."""
     release = threading.Event()
 
     def slow(epoch: int, ordinal: int) -> object:
@@ -173,7 +173,7 @@ def test_a_slow_sample_is_named(caplog):
 
 @pytest.mark.process
 def test_workers_that_import_are_named_with_their_modules(caplog, tmp_path, monkeypatch):
-    """The fork server imports the modules of user code before its first worker."""
+    """A wait for workers that start is logged with the modules of user code that they import first."""
     code = f"import os, time\nif os.getpid() != {os.getpid()}: time.sleep(1)\n"
     code += "def sample(epoch, ordinal): return ordinal\n"
     (tmp_path / "slow_to_import.py").write_text(code)
@@ -190,7 +190,7 @@ def test_workers_that_import_are_named_with_their_modules(caplog, tmp_path, monk
 
 
 def test_a_listing_is_said_with_its_progress(make_dataset, folder, fake_engine, caplog, monkeypatch):
-    """By the first rank of a node, and only if it takes long; the progress itself is information."""
+    """A listing that takes long is one warning, of the first rank of a node; its progress is information."""
     caplog.set_level(logging.INFO)
     with monkeypatch.context() as patient:
         patient.setattr(waiting, "NOTICE_SECONDS", 60.0)
@@ -218,7 +218,7 @@ def test_a_listing_is_said_with_its_progress(make_dataset, folder, fake_engine, 
 
 
 def test_an_engine_that_starts_slowly_is_said_with_its_log(make_dataset, folder, caplog, monkeypatch):
-    """An external one is said by the client, which also knows how long it waits."""
+    """An engine that starts slowly is named with its log; a client says it itself of an external one."""
     for options, said in (({}, True), ({"engine": "unix:/run/none.sock"}, False)):
         found = make_dataset(folder, **options)._member
         monkeypatch.setattr(type(found.connections), "connected", False)
@@ -228,7 +228,7 @@ def test_an_engine_that_starts_slowly_is_said_with_its_log(make_dataset, folder,
 
 
 def test_the_cost_of_a_long_index_is_a_warning(caplog, monkeypatch):
-    """Once, on the first rank; later progress is information."""
+    """The cost of a long index is one warning, on the first rank; later progress is information."""
     caplog.set_level(logging.INFO)
     clock = [10.0]
     monkeypatch.setattr(waiting, "time", SimpleNamespace(monotonic=lambda: clock[0]))
@@ -243,7 +243,7 @@ def test_the_cost_of_a_long_index_is_a_warning(caplog, monkeypatch):
 
 
 class Meeting:
-    """A store of torch.distributed to which rank 1 comes late."""
+    """Stands for a store of torch.distributed to which rank 1 comes late, as soon as it is waited for."""
 
     def __init__(self) -> None:
         self.values = {"0": b"zero"}
@@ -259,7 +259,7 @@ class Meeting:
 
 
 def test_ranks_that_do_not_come_are_named(caplog):
-    """By rank 0, which reads for all; rank 1 says where rank 0 is missing."""
+    """Rank 0 names the ranks that it waits for, and rank 1 rank 0."""
     assert agreement._collect(Meeting(), ["0", "1"]) == ["zero", "one"]
     assert "waiting for ranks [1] of 2 to compare their datasets" in caplog.text
     assert "an error after 1800 s" in caplog.text
@@ -268,7 +268,7 @@ def test_ranks_that_do_not_come_are_named(caplog):
 
 
 def test_who_speaks_is_named():
-    """Only where there are several ranks."""
+    """Lines of the log name the rank where there are several."""
 
     class Ranked:
         def __init__(self, rank: int, world_size: int) -> None:

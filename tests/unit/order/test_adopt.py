@@ -1,4 +1,4 @@
-"""Going on with a changed mix: `load_state_dict(state, strict=False)`."""
+"""Tests of going on with a changed mix: `load_state_dict(state, strict=False)`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,10 @@ def _uses(spec: MixSpec, epoch: int, end: int | None = None) -> list[np.ndarray]
 
 
 def test_other_weights_go_on_at_the_end_of_an_epoch() -> None:
-    """Every member where it was, exactly: both jobs together use every sample equally often or once more."""
+    """A mix with other weights goes on at the end of an epoch with every member exactly where it was.
+
+    Both jobs together use every sample equally often or once more.
+    """
     spec, state = _saved(4800)
     new = adopt(state, request(list(SIZES), weights={"web": 1, "books": 5}), sources(SIZES), 48)
     assert new.spec.origin_epoch == 3
@@ -46,7 +49,7 @@ def test_other_weights_go_on_at_the_end_of_an_epoch() -> None:
 
 
 def test_in_the_middle_of_an_epoch_a_few_samples_come_again() -> None:
-    """The note counts them."""
+    """A mix that goes on in the middle of an epoch repeats a few samples, which the note counts."""
     uneven = {"web": 0.83, "books": 0.17}
     spec, state = _saved(912, weights=uneven, epoch_samples=4800)
     new = adopt(state, request(list(SIZES), weights=uneven), sources(SIZES), 48)
@@ -58,7 +61,7 @@ def test_in_the_middle_of_an_epoch_a_few_samples_come_again() -> None:
 
 
 def test_whole_passes_begin_where_a_pass_begins() -> None:
-    """A member in the middle of a pass is shared by weight instead, as fairly."""
+    """A member in the middle of a pass is shared by weight where whole passes are asked for, as fairly."""
     _, state = _saved(4800)
     new = adopt(state, request(list(SIZES)), sources(SIZES), 48).spec
     assert [member.passes for member in new.members] == [0, 1]
@@ -66,7 +69,7 @@ def test_whole_passes_begin_where_a_pass_begins() -> None:
 
 
 def test_a_new_member_begins_and_a_missing_one_is_left_out() -> None:
-    """Each is said."""
+    """A new member begins with its first pass, a missing one is left out, and the notes say both."""
     _, state = _saved(4800)
     members = [sources(SIZES)[0], MixSource("news", "e" * 32, np.full(40, 20), 9)]
     new = adopt(state, request(["web", "news"], weights={"web": 1, "news": 1}), members, 48)
@@ -89,7 +92,10 @@ def test_a_new_member_begins_and_a_missing_one_is_left_out() -> None:
 def test_a_member_with_another_order_begins_a_pass(
     change: dict[str, object], said: dict[str, object], note: str
 ) -> None:
-    """What is left of the running pass cannot be told from what was used."""
+    """A member whose order has changed begins a pass.
+
+    What is left of the running pass cannot be told from what was used.
+    """
     _, state = _saved(4800)
     web, books = sources(SIZES)
     members = [msgspec.structs.replace(web, **change), books]
@@ -99,7 +105,10 @@ def test_a_member_with_another_order_begins_a_pass(
 
 
 def test_a_grown_member_goes_on_with_its_next_pass_of_all_samples() -> None:
-    """After `refresh`: pass numbers go on, and with them the transforms' random numbers."""
+    """A member that has grown goes on with its next pass of all samples.
+
+    Pass numbers go on, and with them the transforms' random numbers.
+    """
     _, state = _saved(4800)
     grown = MixSource("web", "f" * 32, np.full(300, 20), 5)
     new = adopt(state, request(list(SIZES), weights=EVEN), [grown, sources(SIZES)[1]], 48)
@@ -107,7 +116,7 @@ def test_a_grown_member_goes_on_with_its_next_pass_of_all_samples() -> None:
 
 
 def test_the_state_of_a_dataset_goes_on_as_its_member() -> None:
-    """In the middle of its pass: the rest of the pass comes first, each sample once."""
+    """The state of a dataset in the middle of its pass goes on in a mix with the rest of the pass, each sample once."""
     web = sources(SIZES)[0]
     spec = OrderSpec.auto(web.manifest_digest, web.chunk_samples, 48, web.seed)
     saved = State(spec, 1, 4000, 48)
@@ -123,14 +132,14 @@ def test_the_state_of_a_dataset_goes_on_as_its_member() -> None:
 
 
 def test_the_state_of_a_dataset_that_is_no_member_is_refused() -> None:
-    """By manifest and seed."""
+    """The state of a dataset whose manifest and seed no member has is refused."""
     saved = State(OrderSpec("f" * 32, 5, "block", 8, 16), 0, 0, 48).to_dict()
     with pytest.raises(StateError, match=r"which is no member of the mix: \['web', 'books'\]"):
         adopt(saved, request(list(SIZES)), sources(SIZES), 48)
 
 
 def test_a_run_that_has_not_begun_an_epoch_begins_it_changed() -> None:
-    """Nothing of it was used."""
+    """A run that has used nothing of an epoch begins this epoch with the changed mix."""
     _, state = _saved(0)
     assert adopt(state, request(list(SIZES), weights=EVEN), sources(SIZES), 48).spec.origin_epoch == 2
 
@@ -139,7 +148,7 @@ def test_a_run_that_has_not_begun_an_epoch_begins_it_changed() -> None:
     "said", [{}, {"repeat": {"web": 2, "books": 0.5}}, {"weights": [(0, EVEN), (4, {"web": 1, "books": 0})]}]
 )
 def test_a_continued_mix_is_resumed_like_any_other(said: dict[str, object]) -> None:
-    """The state of the changed mix holds where it began: the same request gives the same spec."""
+    """The state of a changed mix holds where it began, so that the same request gives the same spec."""
     _, state = _saved(960)
     asked = request(list(SIZES), **said)
     new = adopt(state, asked, sources(SIZES), 48).spec
@@ -150,7 +159,7 @@ def test_a_continued_mix_is_resumed_like_any_other(said: dict[str, object]) -> N
 
 
 def test_a_spec_and_a_request_travel_to_other_processes() -> None:
-    """Equal there, with the same id."""
+    """A pickled spec of a mix is equal and has the same id, and a pickled request gives the same spec."""
     spec, _ = _saved(0)
     asked = request(list(SIZES), weights=EVEN)
     assert pickle.loads(pickle.dumps(spec)) == spec

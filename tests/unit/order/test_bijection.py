@@ -1,4 +1,4 @@
-"""The permutation of [0, size) without a table."""
+"""Tests of the permutation of [0, size) without a table."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _MASK = (1 << 64) - 1
 
 
 def _reference(value: int, size: int, key: int) -> int:
-    """The same permutation with Python's integers, one value at a time."""
+    """Returns the value of the same permutation with Python's integers, one value at a time."""
 
     def mix(z: int) -> int:
         z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
@@ -40,19 +40,19 @@ def _permutation(size: int, key: int) -> np.ndarray:
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 7, 8, 9, 63, 64, 65, 100, 1000, 4097])
 def test_every_size_is_permuted(size: int) -> None:
-    """Each value below the size appears once."""
+    """The permutation of any size has each value below the size once."""
     assert np.array_equal(np.sort(_permutation(size, fold(size))), np.arange(size))
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 9, 100, 257])
 def test_it_equals_the_same_thing_written_with_integers(size: int) -> None:
-    """The vectorised walk gives what the plain one gives."""
+    """The vectorised permutation gives what a loop with Python's integers gives."""
     key = fold(5, size)
     assert _permutation(size, key).tolist() == [_reference(i, size, key) for i in range(size)]
 
 
 def test_sizes_and_keys_may_differ_per_value() -> None:
-    """One call serves many permutations."""
+    """One call permutes values of different sizes and keys."""
     sizes = np.array([1, 2, 10, 1 << 33, (1 << 40) + 1, 3])
     keys = fold_each(fold(1), np.arange(6))
     values = sizes - 1
@@ -61,7 +61,7 @@ def test_sizes_and_keys_may_differ_per_value() -> None:
 
 
 def test_values_spread_evenly_over_places_and_keys() -> None:
-    """Over 4,000 keys each value of [0, 10) lands in each place 400 +- 100 times (5 sigma)."""
+    """Over 4,000 keys each value of [0, 10) comes to each place 400 +- 100 times (5 sigma)."""
     keys = np.repeat(fold_each(fold(2), np.arange(4000)), 10)
     found = permute(np.tile(np.arange(10), 4000), np.full(40_000, 10), keys).reshape(4000, 10)
     counts = np.array([np.bincount(found[:, i], minlength=10) for i in range(10)])
@@ -70,6 +70,6 @@ def test_values_spread_evenly_over_places_and_keys() -> None:
 
 
 def test_nothing_is_permuted_to_nothing() -> None:
-    """An empty request is answered by an empty array."""
+    """An empty array is permuted to an empty array."""
     empty = np.empty(0, dtype=np.int64)
     assert permute(empty, empty, empty.astype(np.uint64)).shape == (0,)

@@ -1,4 +1,4 @@
-"""cut="by_key": lanes that do not follow the seed."""
+"""Tests of the cut "by_key", `lanes_by="key"` of an `Order`: lanes that do not follow the seed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ WORDS = fold_each(fold(3), np.arange(CHUNKS))
 
 
 def _lanes(spec: OrderSpec, words: np.ndarray) -> list[set[int]]:
-    """Per lane the words of its chunks."""
+    """Returns for each lane the words of its chunks."""
     sizes = np.full(len(words), SAMPLES)
     cut = cut_lanes(spec, sizes, 0, chunk_words=words)
     return [set(words[cut.pieces(np.array([lane]), sizes)[1]].tolist()) for lane in range(spec.lanes)]
@@ -28,7 +28,7 @@ def _spec(seed: int, cut: Cut = "by_key", lanes: int = 16) -> OrderSpec:
 
 
 def test_twenty_seeds_have_the_same_lanes() -> None:
-    """Their orders inside the lanes differ."""
+    """With cut "by_key" twenty seeds have the same lanes, and other orders inside of them."""
     assert all(_lanes(_spec(seed), WORDS) == _lanes(_spec(0), WORDS) for seed in range(1, 20))
     positions = np.arange(0, 1600, 16)
     zero, one = (EpochOrder(_spec(seed), SIZES, 0, chunk_words=WORDS).ordinals(positions) for seed in (0, 1))
@@ -36,13 +36,16 @@ def test_twenty_seeds_have_the_same_lanes() -> None:
 
 
 def test_two_lanes_of_a_run_with_more_of_them_are_one_lane_of_another() -> None:
-    """So jobs with different batches share caches, too."""
+    """Two of 32 lanes by key are one of 16, so that jobs with different batches share caches, too."""
     halves = _lanes(_spec(0, lanes=32), WORDS)
     assert [one | other for one, other in zip(halves[::2], halves[1::2], strict=True)] == _lanes(_spec(0), WORDS)
 
 
 def test_new_chunks_and_another_numbering_move_few_to_another_lane() -> None:
-    """As after the data was indexed again: the keys decide, not the numbers."""
+    """New chunks and another numbering move less than 10 % of the chunks to another lane by key.
+
+    So it is after the data was indexed again: the keys decide, not the numbers.
+    """
     before = {word: lane for lane, held in enumerate(_lanes(_spec(0), WORDS)) for word in held}
     grown = np.concatenate([fold_each(fold(4), np.arange(CHUNKS // 20)), WORDS[::-1]])
     after = {word: lane for lane, held in enumerate(_lanes(_spec(0), grown)) for word in held}
@@ -50,13 +53,13 @@ def test_new_chunks_and_another_numbering_move_few_to_another_lane() -> None:
 
 
 def test_its_keys_are_needed() -> None:
-    """Without them there is no order, and no order by accident."""
+    """An order with cut "by_key" is refused without the keys of the chunks."""
     with pytest.raises(ConfigError, match="by_key"):
         EpochOrder(_spec(0), SIZES, 0).ordinals(np.arange(3))
 
 
 def _variance(cut: Cut, seed: int, labels: np.ndarray) -> float:
-    """Of the classes of a batch, as a multiple of that of a full shuffle; mean of one epoch."""
+    """Returns the variance of the classes of a batch, as a multiple of that of a full shuffle; mean of one epoch."""
     chunk = np.repeat(np.arange(CHUNKS), SAMPLES)
     batches, classes = len(chunk) // BATCH, int(labels.max()) + 1
     order = EpochOrder(_spec(seed, cut), SIZES, 0, chunk_words=WORDS)
@@ -75,6 +78,9 @@ def _variance(cut: Cut, seed: int, labels: np.ndarray) -> float:
     ],
 )
 def test_it_shuffles_as_well_as_a_fixed_cut(labels: np.ndarray) -> None:
-    """Chunks sorted by label; ten seeds. Read: 6.12 and 6.12, 6.07 and 6.12 (2026-11-23)."""
+    """Lanes by key mix chunks that are sorted by label as well as a fixed cut, within 5 % over ten seeds.
+
+    Read: 6.12 and 6.12, 6.07 and 6.12 (2026-11-23).
+    """
     means = {cut: np.mean([_variance(cut, seed, labels) for seed in range(10)]) for cut in ("by_key", "fixed")}
     assert means["by_key"] == pytest.approx(means["fixed"], rel=0.05)

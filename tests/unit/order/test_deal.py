@@ -1,4 +1,4 @@
-"""The groups of a lane: how pieces are mixed and found again."""
+"""Tests of the groups of a lane: how pieces are mixed and found again."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _counts(deal: Deal, lane: int, groups: int) -> list[list[int]]:
 
 
 def test_the_window_grows_from_one_piece_to_k() -> None:
-    """Piece j goes into min(k, j+1) slices, one per group from group j on."""
+    """Piece j of a lane goes into min(k, j+1) slices, one per group from group j on."""
     assert _counts(_deal(3, [6, 6, 6, 6]), 0, 6) == [
         [0, 0, 6],
         [0, 0, 3],
@@ -34,14 +34,14 @@ def test_the_window_grows_from_one_piece_to_k() -> None:
 
 
 def test_a_piece_of_fewer_samples_than_slices_is_spread_over_the_window() -> None:
-    """Two samples in four slices: in the first and in the third."""
+    """A piece of two samples and four slices is spread over the window: they are in the first and the third."""
     deal = _deal(4, [9, 9, 9, 2])
     mine = [row[3 - t] for t, row in enumerate(_counts(deal, 0, 7)[3:7])]
     assert mine == [1, 0, 1, 0]
 
 
 def test_a_piece_of_one_sample_has_one_slice() -> None:
-    """Its sample is in its first group; nothing is open after it."""
+    """A piece of one sample has one slice, in its first group, and is not open after it."""
     assert slice_count(np.array([9, 9]), np.array([1, 2]), 4).tolist() == [1, 4]
 
 
@@ -59,7 +59,7 @@ def test_groups_follow_each_other_without_gap(window: int) -> None:
 
 @pytest.mark.parametrize("window", [1, 2, 3, 7, 40])
 def test_the_group_of_every_index_is_found(window: int) -> None:
-    """Bisection gives the group whose half-open run holds the index."""
+    """Bisection finds the group whose half-open run holds an index."""
     deal = _deal(window, [5, 1, 8, 3, 2], [4, 4], [30])
     for lane, total in enumerate([19, 8, 30]):
         lanes, indices = np.full(total, lane), np.arange(total)
@@ -70,6 +70,6 @@ def test_the_group_of_every_index_is_found(window: int) -> None:
 
 
 def test_many_rows_are_worked_on_in_parts() -> None:
-    """A window of 1,024 is looked up 64 rows at a time: a matrix of 512 KiB."""
+    """A window of 1,024 is looked up 64 rows at a time, in a matrix of 512 KiB."""
     parts = _deal(1024, [5]).parts(130)
     assert [(p.start, p.stop) for p in parts] == [(0, 64), (64, 128), (128, 192)]

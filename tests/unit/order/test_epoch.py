@@ -1,4 +1,4 @@
-"""The order of one epoch."""
+"""Tests of the order of one epoch of a dataset."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SPEC = OrderSpec("m", 17, "block", 8, 32)
 
 
 def test_epochs_differ_and_repeat() -> None:
-    """Another epoch is another order; the same epoch is the same."""
+    """Another epoch is another order, and the same epoch is the same, however it is opened."""
     sizes = np.full(50, 7)
     positions = np.arange(350)
     zero, one = (EpochOrder(SPEC, sizes, e).ordinals(positions).tolist() for e in (0, 1))
@@ -27,7 +27,7 @@ def test_epochs_differ_and_repeat() -> None:
 
 
 def test_a_redrawn_cut_is_not_shared_between_epochs() -> None:
-    """`at` gives what a fresh order of that epoch gives."""
+    """`open_epoch` with a redrawn cut gives what a fresh order of that epoch gives."""
     spec, sizes = OrderSpec("m", 17, "block", 8, 32, "redrawn"), np.full(50, 7)
     order = EpochOrder(spec, sizes, 0)
     order.ordinals(np.arange(9))
@@ -38,7 +38,10 @@ def test_a_redrawn_cut_is_not_shared_between_epochs() -> None:
 @pytest.mark.parametrize("cut", ["fixed", "redrawn"])
 @pytest.mark.parametrize("shift", [0, 3, 7])
 def test_a_shift_turns_the_lanes_and_keeps_every_sample(shift: int, cut: Cut) -> None:
-    """Position p is in lane (p + shift) mod L; `at` gives what a fresh order with that shift gives."""
+    """With a shift position p is in lane (p + shift) mod L, and every sample comes once.
+
+    `open_epoch` gives what a fresh order with that shift gives.
+    """
     spec, sizes = OrderSpec("m", 17, "block", 8, 32, cut), np.full(50, 7)
     order = EpochOrder(spec, sizes, 2, shift=shift)
     ordinals = order.ordinals(np.arange(350))
@@ -54,7 +57,10 @@ def test_a_shift_turns_the_lanes_and_keeps_every_sample(shift: int, cut: Cut) ->
 
 
 def test_padding_repeats_the_end_of_its_own_lane() -> None:
-    """p >= n is p - L ceil((p-n+1)/L): the last L positions again and again."""
+    """Positions beyond an epoch of n samples repeat the last L positions again and again, each in its own lane.
+
+    p >= n is p - L ceil((p-n+1)/L).
+    """
     order = EpochOrder(SPEC, np.full(4, 5), 0)
     positions = np.arange(20, 41)
     assert real_positions(positions, 20, 8).tolist() == [12 + (p - 20) % 8 for p in range(20, 41)]
@@ -62,18 +68,18 @@ def test_padding_repeats_the_end_of_its_own_lane() -> None:
 
 
 def test_padding_with_fewer_samples_than_lanes_goes_round() -> None:
-    """With 3 samples in 8 lanes most lanes have nothing to repeat: p mod n."""
+    """Positions beyond an epoch with fewer samples than lanes are p mod n, as most lanes have nothing to repeat."""
     assert real_positions(np.arange(3, 10), 3, 8).tolist() == [0, 1, 2, 0, 1, 0, 1]
 
 
 def test_without_shuffle_position_is_ordinal() -> None:
-    """The identity; padding repeats the last sample."""
+    """Without shuffle a position is its ordinal, and padding repeats the last sample."""
     order = EpochOrder(OrderSpec("m", 17, "none", 1, 1), np.full(4, 5), 2)
     assert order.ordinals(np.array([7, 0, 19, 20, 33])).tolist() == [7, 0, 19, 19, 19]
 
 
 def test_nothing_asked_is_nothing_answered() -> None:
-    """An empty request gives an empty array."""
+    """An empty array of positions gives an empty array of ordinals."""
     assert EpochOrder(SPEC, np.full(4, 5), 0).ordinals(np.empty(0, dtype=np.int64)).shape == (0,)
 
 
@@ -96,13 +102,16 @@ def test_nothing_asked_is_nothing_answered() -> None:
     ],
 )
 def test_what_cannot_be_is_refused(make: Callable[[], object], error: type[Exception], words: str) -> None:
-    """Each with its typed error."""
+    """An order that cannot be, or a negative position, is refused with a typed error.
+
+    It has no samples, a negative epoch, or is by sample over chunks of several.
+    """
     with pytest.raises(error, match=words):
         make()
 
 
 def test_sample_shuffle_mixes_one_sample_chunks() -> None:
-    """Over chunks of one sample the block order is a permutation of single samples."""
+    """`shuffle="sample"` over chunks of one sample is a permutation that leaves few neighbours together."""
     order = EpochOrder(OrderSpec.auto("m", np.ones(1000, np.int64), 64, 3, "sample"), np.ones(1000, np.int64), 0)
     found = order.ordinals(np.arange(1000))
     assert np.array_equal(np.sort(found), np.arange(1000))
@@ -110,14 +119,14 @@ def test_sample_shuffle_mixes_one_sample_chunks() -> None:
 
 
 def test_only_the_lanes_that_are_asked_for_are_ordered() -> None:
-    """A rank pays for its own lanes."""
+    """Only the lanes that a rank asks for are ordered, so that it pays for its own."""
     order = EpochOrder(SPEC, np.full(50, 7), 0)
     order.ordinals(np.array([3, 11, 19]))
     assert np.flatnonzero(order._filled).tolist() == [3]
 
 
 def test_repr_says_what_it_is() -> None:
-    """Epoch, samples and the order's id."""
+    """The `repr` of an order has epoch, samples and the order's id."""
     text = repr(EpochOrder(SPEC, np.full(4, 5), 2))
     assert "epoch=2" in text
     assert "samples=20" in text
@@ -126,7 +135,10 @@ def test_repr_says_what_it_is() -> None:
 
 @pytest.mark.parametrize(("chunks", "limit_bytes"), [(100_000, 10_000_000), (1_500_000, 64_000_000)])
 def test_a_large_epoch_needs_little_memory(chunks: int, limit_bytes: int) -> None:
-    """First position and a resume in the middle of 1e9 samples and more: bytes per chunk, none per sample."""
+    """An order of 1e9 samples and more takes bytes per chunk and none per sample.
+
+    So do its first position and a resume in the middle.
+    """
     sizes = np.full(chunks, 10_000, dtype=np.int64)
     spec = OrderSpec.auto("m", sizes, 256, 17)
     tracemalloc.start()

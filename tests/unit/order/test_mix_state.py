@@ -1,4 +1,4 @@
-"""The state of a mix."""
+"""Tests of the state of a mix: saved, resumed and refused."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ def _state(**said: object) -> State:
 
 
 def test_a_state_is_plain_values() -> None:
-    """Through any checkpoint format and back."""
+    """The state of a mix passes through JSON, and a field that is not known is ignored."""
     state = _state(weights=[(0, {"web": 1, "books": 2}), (5, {"web": 1, "books": 0})], seed=(1 << 64) - 1)
     assert State.from_dict(json.loads(json.dumps(state.to_dict()))) == state
     assert State.from_dict({**state.to_dict(), "workers": 4}) == state
 
 
 def test_a_resume_goes_on_with_the_samples_left() -> None:
-    """At the batch; past the end with the next epoch; after a batch of another size from the same position."""
+    """A state resumes at its batch, past the end with the next epoch, and with another batch size at its position."""
     state = _state()
     assert state.resume(5900, 48) == Resume(3, 0, 10)
     assert msgspec.structs.replace(state, position=5904).resume(5900, 48) == Resume(4, 0, 0)
@@ -53,14 +53,14 @@ def test_a_resume_goes_on_with_the_samples_left() -> None:
     ],
 )
 def test_another_mix_is_refused(change: dict[str, Any], message: str) -> None:
-    """The message names the part, its member, both values and what to do."""
+    """A state of another mix is refused with the part, its member, both values and what to do."""
     with pytest.raises(StateError, match=message) as refused:
         _state().check(_spec(**{"lanes": 8, **change}))
     assert "load_state_dict(state, strict=False)" in str(refused.value)
 
 
 def test_other_members_are_refused() -> None:
-    """Missing, renamed, with another manifest or seed."""
+    """A state is refused where a member is missing or has another manifest or seed."""
     state = _state()
     with pytest.raises(StateError, match="members was 'web, books' when it was saved and is 'web' now"):
         state.check(_spec({"web": 5000}))
@@ -74,7 +74,10 @@ def test_other_members_are_refused() -> None:
 
 
 def test_other_proportions_are_refused() -> None:
-    """Weights with the share of each member, lengths in samples, stages by their epochs."""
+    """A state of a mix with other weights, another length or other stages is refused.
+
+    Weights are named as shares, lengths in samples, stages by their epochs.
+    """
     even = {"web": 1, "books": 1}
     state = _state(weights=even, epoch_samples=4800)
     with pytest.raises(StateError, match=r"member web: weight from epoch 0 was '50\.0+%' .* is '75\.0+%' now"):
@@ -86,7 +89,7 @@ def test_other_proportions_are_refused() -> None:
 
 
 def test_the_same_mix_with_another_batch_size_goes_on() -> None:
-    """Lanes, batch and windows that nobody fixed follow the state."""
+    """A state of the same mix goes on with another batch size, whose automatic lanes and windows follow the state."""
     asked = request(list(SIZES), weights={"web": 2, "books": 1})
     state = State(asked.spec(sources(SIZES), 48), 3, 480, 48)
     state.check(asked.spec(sources(SIZES), 96, like=state.spec))
@@ -110,13 +113,13 @@ def _dataset_state() -> dict[str, object]:
     ],
 )
 def test_what_is_no_state_is_refused(change: dict[str, Any], message: str) -> None:
-    """Each with its reason."""
+    """A state that is malformed is refused with the reason."""
     with pytest.raises(StateError, match=message):
         State.from_dict({**_state().to_dict(), **change})
 
 
 def test_a_state_is_of_a_mix_or_of_a_dataset() -> None:
-    """Neither is taken for the other."""
+    """A state of a mix is not taken for that of a dataset, nor a dataset's for that of a mix or a growing dataset."""
     alone = State.from_dict(_dataset_state())
     with pytest.raises(StateError, match=r"of a single dataset, not of a MixedDataset; load_state_dict\(state, strict"):
         alone.spec_of(MixSpec)
@@ -129,7 +132,7 @@ def test_a_state_is_of_a_mix_or_of_a_dataset() -> None:
 
 
 def test_a_state_whose_parts_are_no_mix_is_refused() -> None:
-    """Changed by hand."""
+    """A state whose parts were changed by hand to no mix is refused."""
     state = _state().to_dict()
     state["mix"] = {**state["mix"], "window": 3}  # type: ignore[dict-item]
     with pytest.raises(StateError, match="window=3 a power of two"):

@@ -1,4 +1,4 @@
-"""One rank's epoch."""
+"""Tests of one rank's epoch: its batches, their samples and marks of repeats."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ ORDER = EpochOrder(OrderSpec("m", 17, "block", 8, 32), np.full(50, 7), 0)
 
 
 def test_a_batch_has_its_positions_their_samples_and_marks() -> None:
-    """The last of 350 samples in batches of 64: 30 real, 34 repeats, over two ranks."""
+    """A batch has its positions, their samples and marks of repeats, over two ranks.
+
+    The last of 350 samples in batches of 64: 30 real, 34 repeats.
+    """
     last = [RankPlan(ORDER, 64, 2, r).batch(5) for r in range(2)]
     positions = np.concatenate([b.positions for b in last])
     assert sorted(positions.tolist()) == list(range(320, 384))
@@ -23,14 +26,14 @@ def test_a_batch_has_its_positions_their_samples_and_marks() -> None:
 
 
 def test_drop_last_leaves_the_incomplete_batch_out() -> None:
-    """350 samples are 5 batches of 64, or 6 with the last one filled up."""
+    """ "drop" leaves the incomplete batch out: 350 samples are 5 batches of 64, or 6 with the last one filled up."""
     assert RankPlan(ORDER, 64, 2, 0, "drop").batches == 5
     assert RankPlan(ORDER, 64, 2, 0).batches == 6
     assert RankPlan(ORDER, 64, 2, 0).samples == 192
 
 
 def test_fewer_samples_than_a_batch() -> None:
-    """Nothing with drop_last; one batch with every sample in it otherwise."""
+    """Fewer samples than a batch are no batch with "drop", and otherwise one with every sample in it."""
     order = EpochOrder(ORDER.spec, np.array([3, 2]), 0)
     assert RankPlan(order, 64, 1, 0, "drop").batches == 0
     batch = RankPlan(order, 64, 1, 0).batch(0)
@@ -39,7 +42,10 @@ def test_fewer_samples_than_a_batch() -> None:
 
 
 def test_a_short_last_batch_has_only_its_own_samples() -> None:
-    """350 samples in batches of 64 on one rank: the sixth has 30, no repeats; its chunks are those of the 30."""
+    """A short last batch has only its own samples, without repeats, and asks for their chunks.
+
+    350 samples in batches of 64 leave 30 for the sixth.
+    """
     short, filled = RankPlan(ORDER, 64, 1, 0, "short"), RankPlan(ORDER, 64, 1, 0, "fill")
     assert (short.batches, short.samples, filled.samples) == (6, 350, 384)
     last = short.batch(5)
@@ -51,7 +57,7 @@ def test_a_short_last_batch_has_only_its_own_samples() -> None:
 
 
 def test_the_mask_of_a_batch_is_that_of_its_samples() -> None:
-    """Without the samples: for loaders that are not ours."""
+    """`find_repeats` gives the mask of a batch without its samples, for other loaders than streamer's."""
     for rank in range(2):
         plan = RankPlan(ORDER, 64, 2, rank)
         for batch in range(plan.batches):
@@ -61,14 +67,17 @@ def test_the_mask_of_a_batch_is_that_of_its_samples() -> None:
 
 
 def test_a_short_last_batch_is_for_one_rank() -> None:
-    """Ranks must make the same number of steps; unsaid, one rank is short and several fill."""
+    """A short last batch is refused on several ranks, which must make the same number of steps.
+
+    Where nothing is said, one rank is short and several fill.
+    """
     with pytest.raises(ConfigError, match=r"last_batch='short' on 2 ranks.*'fill'.*'drop'"):
         RankPlan(ORDER, 64, 2, 0, "short")
     assert [check_last_batch(None, 1), check_last_batch(None, 2)] == ["short", "fill"]
 
 
 def test_batches_are_the_same_in_any_order_of_asking() -> None:
-    """The block of computed batches is not seen from outside."""
+    """Batches are the same in any order of asking, although they are computed in blocks."""
     order = EpochOrder(ORDER.spec, np.full(2000, 7), 0)
     forward, backward = RankPlan(order, 8, 1, 0), RankPlan(order, 8, 1, 0)
     wanted = [forward.batch(g).ordinals.tolist() for g in range(forward.batches)]
@@ -85,14 +94,14 @@ def test_batches_are_computed_in_blocks() -> None:
 
 
 def test_a_delivered_batch_cannot_be_written_to() -> None:
-    """Batches share memory with their block."""
+    """The ordinals of a batch are read-only, as batches share memory with their block."""
     batch = RankPlan(ORDER, 64, 2, 0).batch(0)
     with pytest.raises(ValueError, match="read-only"):
         batch.ordinals[0] = 1
 
 
 def test_a_shifted_start_shifts_every_batch() -> None:
-    """After a resume with another batch: batch g holds [start + gB, start + (g+1)B)."""
+    """After a resume with another batch size B at `start`, batch g holds [start + gB, start + (g+1)B)."""
     plan = RankPlan(ORDER, 64, 1, 0, start=50)
     assert plan.batches == 5
     assert plan.position(2) == 178
@@ -101,27 +110,27 @@ def test_a_shifted_start_shifts_every_batch() -> None:
 
 @pytest.mark.parametrize("start", [-1, 351])
 def test_a_start_outside_the_epoch_is_refused(start: int) -> None:
-    """0..n."""
+    """A start outside of 0..n is refused."""
     with pytest.raises(ConfigError, match=f"start={start}"):
         RankPlan(ORDER, 64, 1, 0, start=start)
 
 
 @pytest.mark.parametrize("batch", [-1, 6])
 def test_a_batch_outside_the_epoch_is_refused(batch: int) -> None:
-    """Like any index."""
+    """A batch outside of the epoch is an `IndexError`."""
     with pytest.raises(IndexError, match=r"is not in 0\.\.5"):
         RankPlan(ORDER, 64, 1, 0).batch(batch)
 
 
 @pytest.mark.parametrize(("samples", "whole", "filled"), [(0, 0, 0), (1, 0, 1), (64, 1, 1), (65, 1, 2)])
 def test_batches_are_counted(samples: int, whole: int, filled: int) -> None:
-    """Whole ones, or rounded up."""
+    """Batches are counted as whole ones with "drop", and rounded up otherwise."""
     assert batch_count(samples, 64, "drop") == whole
     assert batch_count(samples, 64, "fill") == batch_count(samples, 64, "short") == filled
 
 
 def test_workers_share_the_batches_in_turn() -> None:
-    """Worker w of W yields g = w mod W, counted from the first batch after a resume."""
+    """Worker w of W yields the batches g = w mod W, counted from the first batch after a resume."""
     assert list(worker_batches(0, 10, 1, 3)) == [1, 4, 7]
     assert list(worker_batches(4, 10, 1, 3)) == [5, 8]
     with pytest.raises(ConfigError, match=r"worker=3 is not in 0\.\.2"):
@@ -130,7 +139,10 @@ def test_workers_share_the_batches_in_turn() -> None:
 
 @pytest.mark.parametrize("workers", [1, 2, 3])
 def test_without_a_batch_size_each_sample_still_comes_once(workers: int) -> None:
-    """B := R: one sample per rank and step; worker w takes the steps q = w mod W."""
+    """Without a batch size each rank takes one sample a step, and each sample comes once.
+
+    Worker w takes the steps q = w mod W.
+    """
     spec = OrderSpec.auto("m", ORDER.chunk_samples, 2, 17)
     order = EpochOrder(spec, ORDER.chunk_samples, 0)
     seen: list[int] = []
@@ -143,7 +155,7 @@ def test_without_a_batch_size_each_sample_still_comes_once(workers: int) -> None
 
 
 def test_repr_says_where_it_stands() -> None:
-    """Rank, batches, start."""
+    """The `repr` of a plan has rank and batches."""
     text = repr(RankPlan(ORDER, 64, 2, 1))
     assert "rank=1/2" in text
     assert "batches=6" in text

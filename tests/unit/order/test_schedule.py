@@ -1,4 +1,4 @@
-"""What the engine is told: tight enough that what is open stays near K."""
+"""Tests of the schedule that the engine is told: tight enough that the open chunks stay near K."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from streamer.order import EpochOrder, OrderSpec, RankPlan, Schedule
 
 
 def _open(first: np.ndarray, last: np.ndarray, batches: int) -> np.ndarray:
-    """(batches,) chunks between first and last need."""
+    """Returns (batches,) chunks between first and last need."""
     change = np.zeros(batches + 1, dtype=np.int64)
     np.add.at(change, first, 1)
     np.add.at(change, last + 1, -1)
@@ -34,7 +34,7 @@ def _sorted_by_chunk(schedule: Schedule) -> tuple[np.ndarray, np.ndarray]:
 @pytest.mark.parametrize("size", [1, 3, 17, 50, 64])
 @pytest.mark.parametrize("window", [16, 64, 256])
 def test_each_chunk_is_scheduled_nearly_exactly(size: int, window: int) -> None:
-    """A need is widened by less than one group of all lanes, L pieces, and a sample per open chunk."""
+    """A need is told wider by less than one group of all lanes, L pieces, and a sample per open chunk."""
     batch = 64
     order = EpochOrder(OrderSpec("m", 1, "block", 8, window), np.full(1000, size), 0)
     plan = RankPlan(order, batch, 1, 0)
@@ -49,7 +49,7 @@ def test_each_chunk_is_scheduled_nearly_exactly(size: int, window: int) -> None:
 
 @pytest.mark.parametrize(("size", "window"), [(50, 16), (50, 64), (50, 256), (8, 64), (1000, 64)])
 def test_what_is_open_stays_near_the_window(size: int, window: int) -> None:
-    """At any batch: at most K chunks, one more per lane, and those that one batch can finish."""
+    """At any batch at most K chunks are open, 2 more for each lane, and those that one batch can finish."""
     lanes, batch = 8, 64
     order = EpochOrder(OrderSpec("m", 1, "block", lanes, window), np.full(1000, size), 0)
     schedule = RankPlan(order, batch, 1, 0).schedule()
@@ -58,14 +58,14 @@ def test_what_is_open_stays_near_the_window(size: int, window: int) -> None:
 
 
 def test_a_rank_gets_its_own_lanes_only() -> None:
-    """With nodes | L | B no chunk is asked for twice, but for those cut between two lanes."""
+    """Four ranks on eight lanes ask for no chunk twice, but for those cut between two lanes."""
     order = EpochOrder(OrderSpec("m", 1, "block", 8, 64), np.full(1000, 50), 0)
     told = np.concatenate([RankPlan(order, 64, 4, r).schedule().chunk for r in range(4)])
     assert 1000 <= len(told) <= 1000 + 3
 
 
 def test_a_part_of_the_epoch_costs_its_own_chunks_only() -> None:
-    """Ten batches of a large epoch: the chunks of those batches, without walking to them."""
+    """The schedule of ten batches of a large epoch has the chunks of those batches alone."""
     order = EpochOrder(OrderSpec("m", 1, "block", 8, 64), np.full(100_000, 1000), 0)
     schedule = RankPlan(order, 64, 1, 0).schedule(900_000, 900_010)
     assert 64 <= len(schedule) <= 64 + 2 * 8
@@ -73,7 +73,7 @@ def test_a_part_of_the_epoch_costs_its_own_chunks_only() -> None:
 
 
 def test_no_batches_need_no_chunks() -> None:
-    """An empty run gives an empty schedule of the right types."""
+    """An empty run of batches has an empty schedule of the right types."""
     plan = RankPlan(EpochOrder(OrderSpec("m", 1, "block", 8, 64), np.full(10, 10), 0), 10, 1, 0)
     empty = plan.schedule(4, 4)
     assert len(empty) == 0
@@ -81,7 +81,7 @@ def test_no_batches_need_no_chunks() -> None:
 
 
 def test_padding_asks_for_the_chunks_it_repeats() -> None:
-    """The rank that fills the last batch up needs the chunk of the repeated samples in that batch."""
+    """A rank that fills the last batch up needs the chunk of the repeated samples in that batch."""
     order = EpochOrder(OrderSpec("m", 1, "none", 1, 1), np.full(10, 10), 0)
     schedule = RankPlan(order, 64, 4, 3).schedule()
     assert schedule.chunk[schedule.last == 1].tolist() == [9]
@@ -89,7 +89,7 @@ def test_padding_asks_for_the_chunks_it_repeats() -> None:
 
 @pytest.mark.parametrize("run", [(-1, 2), (3, 2), (0, 11)])
 def test_batches_outside_the_epoch_are_refused(run: tuple[int, int]) -> None:
-    """Like any index."""
+    """A schedule of batches outside of the epoch is an `IndexError`."""
     plan = RankPlan(EpochOrder(OrderSpec("m", 1, "block", 8, 64), np.full(10, 10), 0), 10, 1, 0)
     with pytest.raises(IndexError, match=r"are not in 0\.\.10"):
         plan.schedule(*run)

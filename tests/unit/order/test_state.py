@@ -1,4 +1,4 @@
-"""Where a run is."""
+"""Tests of the state of a run: saved, checked and resumed."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ STATE = State(SPEC, 2, 640, 64)
 
 
 def test_a_state_survives_json() -> None:
-    """Plain values only, for any checkpoint format."""
+    """A state passes through JSON, as it has plain values for any checkpoint format."""
     assert State.from_dict(json.loads(json.dumps(STATE.to_dict()))) == STATE
 
 
 def test_a_state_says_everything_by_name() -> None:
-    """The order's id and parts, epoch, position, batch, and the format."""
+    """A state has the order's id and parts, epoch, position, batch and format by name."""
     assert STATE.to_dict() == {
         "format": 1,
         "order_id": SPEC.order_id,
@@ -52,7 +52,7 @@ def test_a_state_says_everything_by_name() -> None:
     ],
 )
 def test_a_state_of_another_order_names_the_part(change: dict[str, object], field: str) -> None:
-    """With both values and what to do."""
+    """A state of another order is a `StateError` with the part that differs and both values."""
     STATE.check(SPEC)
     with pytest.raises(StateError, match=f"state does not fit: {field} was ") as caught:
         STATE.check(msgspec.structs.replace(SPEC, **change))  # type: ignore[arg-type]
@@ -82,26 +82,29 @@ def test_a_state_of_another_order_names_the_part(change: dict[str, object], fiel
     ],
 )
 def test_a_damaged_state_names_the_field(change: dict[str, object], field: str) -> None:
-    """Nothing of it is used."""
+    """A damaged state is a `StateError` with the field, and nothing of it is used."""
     with pytest.raises(StateError, match=field) as caught:
         State.from_dict({**STATE.to_dict(), **change})
     assert caught.value.details["field"] == field
 
 
 def test_a_missing_field_is_named() -> None:
-    """As if it had a wrong type."""
+    """A field that a state does not have is named in the error."""
     saved = {name: value for name, value in STATE.to_dict().items() if name != "position"}
     with pytest.raises(StateError, match="position=None is not a number"):
         State.from_dict(saved)
 
 
 def test_a_resume_goes_on_at_the_batch_not_delivered() -> None:
-    """With the batch of the run, batch numbers go on."""
+    """A resume with the batch of the run goes on at the first batch that was not delivered, by its number."""
     assert STATE.resume(1000, 64) == Resume(epoch=2, start=0, batch=10)
 
 
 def test_another_batch_goes_on_at_the_position_and_is_logged(caplog: pytest.LogCaptureFixture) -> None:
-    """Batch 6 of 100 from start 40 begins at position 640."""
+    """A resume with another batch goes on at the position, with a warning.
+
+    Batch 6 of 100 from start 40 begins at position 640.
+    """
     with caplog.at_level(logging.WARNING, logger="streamer.order.state"):
         assert STATE.resume(1000, 100) == Resume(epoch=2, start=40, batch=6)
     assert "global batch of 100 instead of 64" in caplog.text
@@ -109,7 +112,10 @@ def test_another_batch_goes_on_at_the_position_and_is_logged(caplog: pytest.LogC
 
 @pytest.mark.parametrize(("samples", "last_batch"), [(640, "fill"), (640, "drop"), (600, "short"), (700, "drop")])
 def test_a_finished_epoch_goes_on_with_the_next(samples: int, last_batch: LastBatch) -> None:
-    """Also when padding was delivered, or what is left is no whole batch and is dropped."""
+    """A state at the end of an epoch resumes with the next one.
+
+    So it does where padding was delivered, or what is left is no whole batch and is dropped.
+    """
     assert STATE.resume(samples, 64, last_batch) == Resume(epoch=3, start=0, batch=0)
 
 
@@ -117,7 +123,7 @@ GROWN = State(GrowingSpec(SPEC, reuse=3, epoch_samples=1280, least=4, admitted=(
 
 
 def test_a_growing_state_has_the_log_of_admissions() -> None:
-    """A number per round, as plain values; it is taken by a dataset that grows in the same way."""
+    """The state of a growing dataset has the log of admissions, a number per round, as plain values."""
     saved = json.loads(json.dumps(GROWN.to_dict()))
     assert (saved["kind"], saved["reuse"], saved["admitted"]) == ("growing", 3, [4, 2, 0])
     assert State.from_dict(saved) == GROWN
@@ -132,20 +138,20 @@ def test_a_growing_state_has_the_log_of_admissions() -> None:
     ],
 )
 def test_a_dataset_that_grows_otherwise_is_refused(name: str, saved: int, found: int, message: str) -> None:
-    """By name, with both values."""
+    """A state of a dataset that grows in another way is refused with the name, both values and what to pass."""
     with pytest.raises(StateError, match=message):
         GROWN.check_value(name, saved, found)
 
 
 @pytest.mark.parametrize("change", [{"admitted": None}, {"admitted": [4, "2"]}, {"reuse": 1.5}])
 def test_a_log_that_is_none_is_refused(change: dict[str, object]) -> None:
-    """Changed by hand, or cut."""
+    """A log of admissions that is malformed is refused."""
     with pytest.raises(StateError, match="state of a growing dataset"):
         State.from_dict({**GROWN.to_dict(), **change})
 
 
 def test_parts_that_were_chosen_automatically_may_differ() -> None:
-    """Those that the user gave are compared."""
+    """Parts of an order that were chosen automatically may differ from the state; given ones are compared."""
     other = msgspec.structs.replace(SPEC, lanes=4, window=32)
     STATE.check(other, left_out={"lanes", "window"})
     with pytest.raises(StateError, match="window was 64"):

@@ -1,4 +1,4 @@
-"""Samples that make no batch: the error names the field, the samples and what to do."""
+"""Tests of samples that make no batch: the error names the field, the samples and what to do."""
 
 from __future__ import annotations
 
@@ -60,7 +60,10 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("workers", [0, pytest.param(1, marks=[pytest.mark.process, pytest.mark.slow])])
 def test_the_loader_explains_it(case, workers):
-    """Inline and in workers; the rest of the samples may differ in what torch's rules accept."""
+    """Samples that make no batch are a `ConfigError` with the field, the samples and what to do.
+
+    So they are inline and from a worker.
+    """
     samples, message = CASES[case]
     dataset = FakeDataset(len(samples), lambda epoch, ordinal: samples[ordinal])
     with StreamingDataLoader(dataset, len(samples), workers) as loader, pytest.raises(ConfigError) as caught:
@@ -69,14 +72,14 @@ def test_the_loader_explains_it(case, workers):
 
 
 def test_what_no_rule_takes():
-    """With torch's own reason."""
+    """A field of a type that cannot make a batch is refused with the reason of torch's `default_collate`."""
     message = r"field 'jpg' cannot make a batch \(PIL\.Image\.Image: default_collate: .*\): return arrays, tensors"
     with pytest.raises(ConfigError, match=message):
         raise explain(keyed({"jpg": Image.new("RGB", (2, 2))})) or AssertionError
 
 
 def test_a_users_function_raises_its_own_error():
-    """Its samples need not make a batch."""
+    """A user's `collate_fn` raises its own error, as its samples need not make a batch."""
 
     def collate(samples):
         raise KeyError("mine")

@@ -1,4 +1,4 @@
-"""Rows: arrays that stand in their slot before the batch is packed."""
+"""Tests of rows: arrays that stand in their slot before the batch is laid out."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def slot() -> np.ndarray:
 
 
 def samples_in(rows: Rows, count: int) -> list[dict[str, object]]:
-    """Samples whose arrays are the rows, filled with the number of their index."""
+    """Makes samples whose arrays are the rows, filled with the number of their index."""
     made = []
     for index in range(count):
         row = rows.row(index)
@@ -31,7 +31,7 @@ def samples_in(rows: Rows, count: int) -> list[dict[str, object]]:
 
 
 def test_rows_are_aligned_and_apart(slot):
-    """Every field's block begins at a multiple of 64 bytes; writing to one row changes no other."""
+    """The rows of every field begin at a multiple of 64 bytes, and writing to one row changes no other."""
     rows = Rows(slot, {"a": PICTURE, "b": SIGNAL}, 5)
     assert rows.end == 5 * 1800 + (-5 * 1800) % ALIGN + 5 * 2800
     for index in range(5):
@@ -43,14 +43,14 @@ def test_rows_are_aligned_and_apart(slot):
 
 
 def test_what_does_not_fit_gets_no_rows(slot):
-    """A slot too small for a field: the field is made as if nothing were foreseen."""
+    """A field that does not fit into its slot gets no rows, and is made in memory of its own."""
     rows = Rows(slot[:10000], {"a": PICTURE, "b": SIGNAL}, 5)
     assert rows.shapes == {"a": PICTURE}
     assert set(rows.row(0)) == {"a"}
 
 
 def test_arrays_in_place_are_not_written(slot):
-    """A batch of rows is packed around them; what is read back is the rows themselves."""
+    """Arrays that are their rows are not written again; the batch that is read back is the rows themselves."""
     rows = Rows(slot, {"a": PICTURE, "b": SIGNAL}, 5)
     packed = WritableBatch(collate(samples_in(rows, 5)), rows)
     assert packed.claimed == {"a", "b"}
@@ -67,7 +67,7 @@ def test_arrays_in_place_are_not_written(slot):
 
 @pytest.mark.parametrize("odd", ["copy", "view", "swapped", "missing"])
 def test_arrays_from_elsewhere_are_copied(slot, odd):
-    """One array that is not its row: the whole field is written behind the rows, with the right values."""
+    """A field of which one array is not its row is written behind the rows as a whole, with the right values."""
     rows = Rows(slot, {"a": PICTURE}, 3)
     made = samples_in(rows, 3)
     first = made[0]["a"]
@@ -89,7 +89,7 @@ def test_arrays_from_elsewhere_are_copied(slot, odd):
 
 
 def test_a_field_twice_is_two_tensors(slot):
-    """The same array under two names: changing one tensor must not change the other."""
+    """An array under two names makes two tensors, and a change of one does not change the other."""
     rows = Rows(slot, {"a": PICTURE}, 3)
     packed = WritableBatch(collate([{**sample, "b": sample["a"]} for sample in samples_in(rows, 3)]), rows)
     packed.write(slot)
@@ -99,7 +99,7 @@ def test_a_field_twice_is_two_tensors(slot):
 
 
 def test_compact_leaves_nothing_free(slot):
-    """For other memory: everything is written, from the beginning on."""
+    """`compact` makes a layout for other memory, to which everything is written, arrays in rows included."""
     rows = Rows(slot, {"a": PICTURE}, 3)
     packed = WritableBatch(collate(samples_in(rows, 3)), rows)
     whole = packed.compact()
@@ -111,7 +111,10 @@ def test_compact_leaves_nothing_free(slot):
 
 
 def test_the_next_batch_looks_like_the_last(slot):
-    """Arrays are foreseen, numbers and small arrays are not; a new shape takes the old one's place."""
+    """Rows are foreseen for the arrays of the last batch, not for numbers and small arrays.
+
+    A new shape takes the place of the old one.
+    """
     predicted = PredictedLayout()
     assert predicted.rows(slot, 4).shapes == {}
     sample = {"a": np.zeros((20, 30, 3), np.uint8), "n": 5, "little": np.zeros(10)}
@@ -128,7 +131,7 @@ def test_the_next_batch_looks_like_the_last(slot):
 
 
 def test_rows_that_nobody_writes_to_are_given_up(slot):
-    """After a few batches in vain; one batch that uses them counts anew."""
+    """Rows to which no batch writes are given up after a few batches; a batch that uses them begins the count anew."""
     predicted = PredictedLayout()
     sample = {"a": np.zeros((20, 30, 3), np.uint8)}
     structure = collate([sample, sample])
@@ -141,7 +144,7 @@ def test_rows_that_nobody_writes_to_are_given_up(slot):
 
 
 def test_memory_behind_the_rows_is_reserved_if_it_is_there(slot):
-    """Aligned, and what is written later comes behind it; too much is refused and changes nothing."""
+    """Memory behind the rows is reserved aligned, if there is enough; too much is refused and changes nothing."""
     rows = Rows(slot, {"a": PICTURE}, 3)
     end = rows.end
     assert rows.reserve(len(slot) - end + 1) is None

@@ -1,4 +1,4 @@
-"""Points in the work of a device."""
+"""Tests of fences, points in the work of a device, with a fake event."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from tests.unit.loader.fake_event import FakeEvent
 
 
 def test_fence_of_an_event():
-    """An event answers for the copies before it."""
+    """A fence is done when its event has passed, and a wait for the fence waits for the event."""
     event = FakeEvent()
     fence = Fence(event)
     assert not fence.is_done()

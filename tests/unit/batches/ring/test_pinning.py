@@ -1,4 +1,4 @@
-"""Registering slots with CUDA, against a runtime that does what it is told."""
+"""Tests of the registration of slots with CUDA, against a fake runtime that does what it is told."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from tests.unit.loader.fake_event import FakeEvent
 
 
 class FakeCuda:
-    """Remembers registrations; fails at the n-th with a code."""
+    """Stands for the CUDA runtime: remembers registrations, and fails at the n-th with a code.
+
+    It keeps the last error until it is cleared, like the real one; it registers and copies nothing.
+    """
 
     def __init__(self, fail_at: int = -1, code: int = 2) -> None:
         self.registered: dict[int, int] = {}
@@ -42,7 +45,7 @@ class FakeCuda:
 
 
 def with_slots(pinner: Pinner, count: int = 4) -> tuple[Ring, list[Slot]]:
-    """A ring whose slots have memory and are taken."""
+    """Makes a ring whose slots have memory and are taken."""
     ring = Ring(Limits(count, count, 1 << 20), lambda: None, pinner)
     return ring, [filled(ring) for _ in range(count)]
 
@@ -54,7 +57,10 @@ def filled(ring: Ring, nbytes: int = 8192) -> Slot:
 
 
 def test_registered_and_fenced():
-    """Success: pinned, dead slots wait for an event of the trainer's stream; close waits and unregisters."""
+    """Registered slots are pinned, and free only after an event of the trainer's stream.
+
+    `close` waits for it and unregisters them.
+    """
     cuda = FakeCuda()
     pinner = Pinner(cuda, required=False)
     made, slots = with_slots(pinner)
@@ -81,7 +87,7 @@ def test_registered_and_fenced():
 
 
 def test_replaced_memory_is_unregistered():
-    """A slot whose batch outgrew it is registered anew, at its new size."""
+    """The memory of a slot that its batch outgrew is unregistered, and the new memory registered."""
     cuda = FakeCuda()
     pinner = Pinner(cuda, required=False)
     made, slots = with_slots(pinner, 1)
@@ -94,7 +100,7 @@ def test_replaced_memory_is_unregistered():
 
 @pytest.mark.parametrize("code", [1, 2, 712])
 def test_failure_is_one_warning(code, caplog):
-    """It goes on unpinned: the error is cleared, one warning for all slots, and no further attempt."""
+    """A failed registration clears the error of CUDA, warns once for all slots and tries no further."""
     cuda = FakeCuda(fail_at=0, code=code)
     pinner = Pinner(cuda, required=False)
     made, _ = with_slots(pinner)
@@ -106,7 +112,7 @@ def test_failure_is_one_warning(code, caplog):
 
 
 def test_failure_at_a_later_slot():
-    """What is registered stays so until the end; the slots are fenced."""
+    """Slots that are registered when a later one fails stay so until the end, and stay fenced."""
     cuda = FakeCuda(fail_at=1)
     pinner = Pinner(cuda, required=False)
     made, _ = with_slots(pinner)
@@ -119,7 +125,7 @@ def test_failure_at_a_later_slot():
 
 
 def test_required():
-    """`pin_memory="required"`: a failure is an error that names the argument."""
+    """With `pin_memory="required"` a failed registration is a `ConfigError` that names the argument."""
     ring = Ring(Limits(1, 1, 1 << 20), lambda: None, Pinner(FakeCuda(fail_at=0), required=True))
     with pytest.raises(ConfigError, match="pin_memory='required'") as caught:
         filled(ring)
@@ -128,7 +134,7 @@ def test_required():
 
 
 def test_modes_without_cuda():
-    """Without CUDA there is nothing to pin, unless it was demanded."""
+    """Without CUDA nothing is pinned, and `required` is an error."""
     assert Pinner.from_mode("auto") is None
     assert Pinner.from_mode("off") is None
     with pytest.raises(ConfigError, match="no CUDA device"):

@@ -1,4 +1,7 @@
-"""Slots: made on demand, free, at work, held; never used again under a live view or a pending copy."""
+"""Tests of the slots of the ring: made on demand, free, at work, held.
+
+No slot is used again under a live view or a pending copy; the shared memory is real.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +21,8 @@ from streamer.batches.ring.ring import POISON, Limits, Ring, Slot
 
 
 class Counter:
+    """Stands for the callback of a ring, and counts its calls."""
+
     calls = 0
 
     def __call__(self) -> None:
@@ -25,7 +30,7 @@ class Counter:
 
 
 class LateCopy:
-    """A fence that passes when it is told."""
+    """Stands for the event of a copy, and passes when it is told."""
 
     def __init__(self) -> None:
         self.over = False
@@ -38,7 +43,10 @@ class LateCopy:
 
 
 def with_ring(test):
-    """Gives a test its ring of three slots. Not a fixture: pytest would hold it, and so its memory, beyond the test."""
+    """Gives a test its ring of three slots.
+
+    Not a fixture: pytest would hold it, and so its memory, beyond the test.
+    """
 
     @functools.wraps(test)
     def run():
@@ -56,7 +64,7 @@ def with_ring(test):
 
 
 def take(ring: Ring, nbytes: int = 8192) -> Slot:
-    """A slot with memory, as after a worker's first batch in it."""
+    """Takes a slot with memory, as after a worker's first batch in it."""
     slot = ring.take(late=False)
     assert slot is not None
     if slot.nbytes == 0:
@@ -72,7 +80,7 @@ def put(slot: Slot, value: float) -> tuple[int, int]:
 
 @with_ring
 def test_slot_returns_after_the_last_view(ring):
-    """A slice, its reshaped slice and that one's array each keep the slot; then it is free, and only then."""
+    """A slot is free only when the last view of its batch has died: a slice, a reshaped slice, and that one's array."""
     slot = take(ring)
     batch = BatchReader(ring.hold(slot)).read(put(slot, 3.0))
     part = batch["x"][2:4]
@@ -91,7 +99,7 @@ def test_slot_returns_after_the_last_view(ring):
 
 @with_ring
 def test_kept_tensor_survives_a_thousand_batches(ring):
-    """One tensor kept while all others come and go still holds what was delivered."""
+    """A tensor that is kept while a thousand other batches come and go still holds what was delivered."""
     slot = take(ring)
     kept = BatchReader(ring.hold(slot)).read(put(slot, -1.0))["x"]
     for turn in range(1000):
@@ -105,7 +113,7 @@ def test_kept_tensor_survives_a_thousand_batches(ring):
 
 @with_ring
 def test_freed_slot_is_poisoned(ring):
-    """With `poison`, memory that outlives its slot is recognised."""
+    """With `poison`, the memory of a freed slot is overwritten, so that a late read of it is seen."""
     slot = take(ring)
     held = ring.hold(slot)
     outlived = slot.window()
@@ -115,7 +123,7 @@ def test_freed_slot_is_poisoned(ring):
 
 
 def test_slice_of_a_long_lived_array_is_the_trap():
-    """Why each delivery has an array of its own: numpy re-bases views of a slice, and the slice dies at once."""
+    """NumPy re-bases views of a slice, and the slice dies at once: each delivery therefore has an array of its own."""
     import weakref
 
     long_lived = np.zeros(100, np.uint8)
@@ -131,7 +139,7 @@ def test_slice_of_a_long_lived_array_is_the_trap():
 
 @with_ring
 def test_the_end_of_a_view_runs_no_python(ring):
-    """A Ctrl-C inside it would be lost: Python prints it and continues."""
+    """The end of a view calls no function of Python, in which a Ctrl-C would be printed and lost."""
     held = [ring.hold(take(ring)) for _ in range(3)]
     assert ring.take(late=True) is None
     entered = []
@@ -147,7 +155,7 @@ def test_the_end_of_a_view_runs_no_python(ring):
 
 @with_ring
 def test_dead_slot_waits_for_the_copy(ring):
-    """With fencing, the end of the last view is not enough: a copy that was begun may still read."""
+    """With fencing a slot is free only when the copies that were begun before its last view died are over."""
     ring.fencing = True
     held = ring.hold(take(ring))
     del held
@@ -164,13 +172,13 @@ def test_dead_slot_waits_for_the_copy(ring):
 
 @with_ring
 def test_no_event_without_a_dead_slot(ring):
-    """A fence is made only when something has died."""
+    """A ring with fencing makes no fence while no view has died."""
     ring.fencing = True
     ring.fence(lambda: pytest.fail("nothing died"))
 
 
 def test_the_last_slot_that_was_freed_is_taken_first():
-    """A trainer that keeps few batches uses few slots."""
+    """The slot that was freed last is taken first, so that a trainer that keeps few batches uses few slots."""
     ring = Ring(Limits(4, 4, 1 << 20), lambda: None)
     first = take(ring)
     for _ in range(3):
@@ -182,7 +190,7 @@ def test_the_last_slot_that_was_freed_is_taken_first():
 
 
 def test_more_slots_while_the_next_batch_is_late():
-    """The usual number as a rule; up to the limit while the batch that is delivered next is being made."""
+    """A ring has more slots than usual, up to its limit, only while the batch that is delivered next is late."""
     ring = Ring(Limits(2, 4, 1 << 20), lambda: None)
     assert all(ring.take(late=False) for _ in range(2))
     assert ring.take(late=False) is None
@@ -192,7 +200,7 @@ def test_more_slots_while_the_next_batch_is_late():
 
 
 def test_a_batch_that_outgrows_its_slot_replaces_its_memory():
-    """The old memory is gone, and the ring counts the new."""
+    """A batch that outgrows its slot replaces the slot's memory, and the ring counts the new."""
     ring = Ring(Limits(2, 2, 1 << 20), lambda: None)
     slot = take(ring, 4096)
     assert ring.adopt(slot, memory.create_memfd("test-slot", 12288), 12288)
@@ -201,7 +209,7 @@ def test_a_batch_that_outgrows_its_slot_replaces_its_memory():
 
 
 def test_no_slot_beyond_the_limit():
-    """A further slot of the usual size does not fit: the batch waits for one that comes back."""
+    """A slot whose usual size does not fit into the ring's bytes is not made, and one that comes back is taken."""
     ring = Ring(Limits(4, 4, 20480), lambda: None)
     slot = take(ring)
     take(ring)
@@ -212,7 +220,10 @@ def test_no_slot_beyond_the_limit():
 
 
 def test_memory_beyond_the_limit_is_not_adopted(caplog):
-    """The caller keeps it, the slot is gone, and one warning says which argument to change."""
+    """Memory beyond the ring's bytes is not adopted: the caller keeps it, and the slot is gone.
+
+    One warning names `ring_bytes`.
+    """
     ring = Ring(Limits(4, 4, 12288), lambda: None)
     slots = [ring.take(late=False) for _ in range(3)]
     take_memory = functools.partial(memory.create_memfd, "test-slot", 8192)

@@ -1,4 +1,4 @@
-"""Shared memory: all of it present from the start, unmapped with its last view."""
+"""Tests of shared memory: all of it present from the start, unmapped with its last view."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MB = 1 << 20
 
 
 def mapped(name):
-    """Bytes of this process's mappings of a memfd."""
+    """Returns the bytes of this process's mappings of a memfd."""
     lines = Path("/proc/self/maps").read_text().splitlines()
     ends = [line.split()[0].split("-") for line in lines if f"memfd:{name}" in line]
     return sum(int(stop, 16) - int(start, 16) for start, stop in ends)
@@ -24,7 +24,7 @@ def mapped(name):
 
 @pytest.mark.parametrize("count", [64 * 4096, 4 * MB + 4096])
 def test_every_page_is_there(count):
-    """Writing to all of a mapping takes no page fault, and other mappings see what is written."""
+    """Writing to all of a mapping takes hardly a page fault, and other mappings see what is written."""
     descriptor = memory.create_memfd("test-there", count)
     assert os.fstat(descriptor).st_blocks * 512 >= count
     mapping, other = memory.map_memfd(descriptor, count), memory.map_memfd(descriptor, count)
@@ -41,7 +41,7 @@ def test_every_page_is_there(count):
 
 
 def test_it_goes_with_the_last_view():
-    """The mapping lives as long as a slice of an array over it."""
+    """A mapping lives as long as a slice of an array over it."""
     descriptor = memory.create_memfd("test-gone", MB)
     view = memory.window(memory.map_memfd(descriptor, MB), 16, 64)[8:]
     view[:] = 7
@@ -52,7 +52,7 @@ def test_it_goes_with_the_last_view():
 
 
 def test_what_cannot_be_mapped_is_an_error():
-    """With the reason."""
+    """Memory that cannot be mapped is an error with the system's reason."""
     descriptor = os.memfd_create("test")
     os.ftruncate(descriptor, 4096)
     unreadable = os.open(f"/proc/self/fd/{descriptor}", os.O_WRONLY)
@@ -63,7 +63,7 @@ def test_what_cannot_be_mapped_is_an_error():
 
 
 def test_it_can_neither_grow_nor_shrink():
-    """No worker can truncate it under a copy."""
+    """Shared memory can neither grow nor shrink, so that no worker can truncate it under a copy."""
     descriptor = memory.create_memfd("test", MB)
     for size in (0, MB * 2):
         with pytest.raises(PermissionError):
@@ -72,7 +72,7 @@ def test_it_can_neither_grow_nor_shrink():
 
 
 def test_no_room_is_a_config_error():
-    """More than the machine has is refused at once; the error names the argument."""
+    """More memory than the machine has is a `ConfigError` at once that names `ring_bytes`."""
     with pytest.raises(ConfigError, match="ring_bytes"):
         memory.create_memfd("test", 1 << 60)
 

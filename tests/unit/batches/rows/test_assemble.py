@@ -1,4 +1,7 @@
-"""Rows of documents have the arrays that attention needs, as 20 lines of numpy make them one token at a time."""
+"""Tests of rows of documents: they have the arrays that attention needs.
+
+Compared with 20 lines of numpy that make them one token at a time, and with what other packers made.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ from tests.formats.make.row_fields import LENGTH, SIZES
 
 
 def pieces(rows: list[list[tuple[int, int, int]]], tokens: list[int]) -> Pieces:
-    """Rows of (document, begin, size)."""
+    """Returns rows of (document, begin, size) as pieces."""
     flat = [piece for row in rows for piece in row]
     document, begin, size = (np.array([piece[column] for piece in flat], np.int64) for column in range(3))
     first = np.cumsum([0, *map(len, rows)])
@@ -26,7 +29,7 @@ def pieces(rows: list[list[tuple[int, int, int]]], tokens: list[int]) -> Pieces:
 
 
 def reference(rows, documents, packing) -> dict[str, np.ndarray]:
-    """The batch, token by token."""
+    """Returns the batch, made token by token."""
     found = {name: [] for name in ("tokens", "position_ids", "document_ids", "labels")}
     bounds = [0]
     for number, row in enumerate(rows):
@@ -56,7 +59,7 @@ def reference(rows, documents, packing) -> dict[str, np.ndarray]:
 
 
 def random_batch(seed: int, multiple: int):
-    """Rows with documents, pieces of a long document, one row without padding and one of padding alone."""
+    """Returns rows with documents, pieces of a long document, one row without padding and one of padding alone."""
     random = np.random.default_rng(seed)
     documents = [random.integers(0, 1 << 16, random.integers(1, LENGTH + 1), dtype=np.uint16) for _ in range(9)]
     documents.append(random.integers(0, 1 << 16, LENGTH + 7, dtype=np.uint16))
@@ -73,7 +76,7 @@ def random_batch(seed: int, multiple: int):
 
 @pytest.mark.parametrize(("labels", "multiple"), [("shifted", 1), ("same", 1), ("shifted", 8), ("same", 8)])
 def test_equals_the_reference(labels, multiple):
-    """Of 250 batches: tokens, positions, documents, labels of both kinds and the bounds of attention."""
+    """The fields of 250 batches, labels and bounds of attention included, are those of a loop over the tokens."""
     packing = Packing(LENGTH, labels=labels, multiple_of=multiple)
     assembler = RowAssembler(packing)
     for seed in range(250):
@@ -100,7 +103,10 @@ def test_equals_the_reference(labels, multiple):
 
 
 def row_of(tokens: list[int]) -> list[tuple[int, int, int]]:
-    """The pieces of documents in a row of tests/formats/make/row_fields.py; an end belongs to the document before."""
+    """Returns the pieces of documents in a row of tests/formats/make/row_fields.py.
+
+    An end belongs to the document before.
+    """
     ends = np.maximum.accumulate(tokens) // 100 - 1
     runs = [list(run) for _, run in groupby(zip(ends.tolist(), tokens, strict=True), lambda pair: pair[0])]
     return [(run[0][0], run[0][1] % 100 - 1, len(run)) for run in runs]
@@ -108,7 +114,10 @@ def row_of(tokens: list[int]) -> list[tuple[int, int, int]]:
 
 @pytest.mark.parametrize("peer", ["grain", "torchtitan", "megatron"])
 def test_equals_what_other_packers_make(peer):
-    """The same rows of the same documents: positions, documents, bounds; labels but for the end of a document."""
+    """Rows of the same documents are those that grain, torchtitan and Megatron-LM make.
+
+    Positions, documents and bounds are compared, and labels but for the end of a document.
+    """
     ends = [0] if peer == "megatron" else []
     documents = [[*range(100 * k + 1, 100 * k + 1 + size), *ends] for k, size in enumerate(SIZES, 1)]
     assembler = RowAssembler(Packing(LENGTH, labels="shifted"))
@@ -136,7 +145,7 @@ def test_equals_what_other_packers_make(peer):
 
 
 def one(packing: Packing, *samples: dict, tokens: int = 3, missing: tuple[int, ...] = ()) -> dict:
-    """A batch of one row of samples of `tokens` tokens each."""
+    """Makes a batch of one row of samples of `tokens` tokens each."""
     assembler = RowAssembler(packing)
     plan = pieces([[(number, 0, tokens) for number in range(len(samples))]], [tokens] * len(samples))
     made = {number: assembler.document(sample, tokens) for number, sample in enumerate(samples)}
@@ -144,7 +153,10 @@ def one(packing: Packing, *samples: dict, tokens: int = 3, missing: tuple[int, .
 
 
 def test_rows_of_one_batch_are_not_copied():
-    """They are made in one block; rows of other batches, or in another order, are stacked."""
+    """Rows that were made in one block are collated without a copy.
+
+    Rows of several batches, or in another order, are stacked.
+    """
     plan = pieces([[(0, 0, 3)], [(1, 0, 3)]], [3, 3])
     assembler = RowAssembler(Packing(16, labels="same"))
     one, other = (
@@ -159,7 +171,10 @@ def test_rows_of_one_batch_are_not_copied():
 
 
 def test_fields_are_packed_alike():
-    """Lists of numbers and tensors are tokens, too; other arrays are joined, texts and numbers are one per document."""
+    """Lists, tensors and arrays with a value for each token are packed like tokens.
+
+    Other arrays are joined, texts and numbers are one per document.
+    """
     import torch
 
     def sample(number: int) -> dict:
@@ -183,7 +198,7 @@ def test_fields_are_packed_alike():
 
 
 def test_named_fields_are_padded_as_said():
-    """With names, other arrays of the same length are not tokens."""
+    """With `fields=` other arrays of the same length are not tokens, and `pad=` says what fills the row."""
     sample = {"tokens": np.arange(3), "boxes": np.ones(3, np.float32)}
     batch = one(Packing(16, fields=["tokens"], pad={"tokens": 7}), sample)
     assert batch["tokens"].tolist() == [[0, 1, 2] + [7] * 13]
@@ -191,7 +206,7 @@ def test_named_fields_are_padded_as_said():
 
 
 def test_a_document_that_is_missing_leaves_its_place_empty():
-    """The row is as long as ever; the documents after it move up."""
+    """A row without one of its documents is as long as ever, and the documents after it move up."""
     batch = one(Packing(16), *({"tokens": np.full(3, number)} for number in (1, 2, 3)), missing=(1,))
     assert batch["tokens"].tolist() == [[1, 1, 1, 3, 3, 3] + [0] * 10]
     assert batch["document_ids"].tolist() == [[1, 1, 1, 2, 2, 2] + [0] * 10]
@@ -199,7 +214,10 @@ def test_a_document_that_is_missing_leaves_its_place_empty():
 
 
 def test_a_row_whose_documents_all_failed_is_padding():
-    """It has the fields of the documents before."""
+    """A row whose documents all failed is padding with the fields of earlier documents.
+
+    In the first batch, where none are known, it is an error.
+    """
     assembler, plan = RowAssembler(Packing(16)), pieces([[(0, 0, 3)]], [3])
     with pytest.raises(WorkerError, match="all documents of the first batch failed"):
         assembler.rows({}, plan)
@@ -233,13 +251,13 @@ def test_a_row_whose_documents_all_failed_is_padding():
     ],
 )
 def test_documents_that_cannot_be_packed(packing, sample, message):
-    """Each is an error of its document, which on_error="skip" leaves out."""
+    """A document that cannot be packed is a `DecodeError` of this document, which `on_error="skip"` leaves out."""
     with pytest.raises(DecodeError, match=message):
         RowAssembler(packing).document(sample, 3)
 
 
 def test_documents_of_one_batch_have_the_same_fields():
-    """Both kinds are named."""
+    """Documents of one batch with different fields are an error that names the fields of both."""
     with pytest.raises(DecodeError, match="one has tokens for each token, another tokens, more for each token"):
         one(Packing(16), {"tokens": np.arange(3)}, {"tokens": np.arange(3), "more": np.arange(3)})
 
@@ -259,12 +277,12 @@ def test_documents_of_one_batch_have_the_same_fields():
     ],
 )
 def test_arguments_outside_the_rules_are_refused(arguments, message):
-    """As a mapping, from a file of a mix, and as a Packing."""
+    """Arguments of `Packing` or `Buckets`, given as a mapping, that are outside the rules are refused with the rule."""
     with pytest.raises(ConfigError, match=message):
         read_packing(arguments)
 
 
 def test_a_mapping_is_a_packing():
-    """As TOML has it."""
+    """A mapping, as TOML has it, is a `Packing`, and None is no packing."""
     assert read_packing({"length": 64, "fields": ["tokens"]}) == Packing(64, fields=("tokens",))
     assert read_packing(None) == NO_PACKING

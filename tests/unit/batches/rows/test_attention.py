@@ -1,4 +1,4 @@
-"""A model with torch's flex attention reads a document in a packed row as it reads it alone."""
+"""Tests that a model with torch's flex attention reads a document in a packed row as it reads it alone."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ROW, VOCABULARY, WIDTH, HEADS = 64, 1 << 16, 32, 2
 
 
 class Model(nn.Module):
-    """Two layers of causal attention, with learned positions."""
+    """Stands for a language model: two layers of causal attention, with learned positions and random weights."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -25,7 +25,7 @@ class Model(nn.Module):
         self.logits = nn.Linear(WIDTH, 100)
 
     def forward(self, tokens: Tensor, positions: Tensor, ids: Tensor) -> Tensor:
-        """Logits (B, length, 100) of tokens, positions and numbers of documents (B, length)."""
+        """Returns logits (B, length, 100) of tokens, positions and numbers of documents (B, length)."""
         state = self.tokens(tokens) + self.positions(positions)
         batch, length = ids.shape
         mask = create_block_mask(
@@ -41,7 +41,7 @@ class Model(nn.Module):
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile:UserWarning")
 def test_logits_in_a_row_are_those_of_the_document_alone(make_dataset, tmp_path):
-    """Of each document in the first batches, to 1e-5."""
+    """The logits of each document in a packed row are those of the document alone, to 1e-5."""
     url = write_megatron(tmp_path, documents(lengths(60, ROW)))
     torch.manual_seed(0)
     model, compared = Model().eval(), 0

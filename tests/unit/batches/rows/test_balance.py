@@ -1,4 +1,7 @@
-"""A dataset whose batches of rows cost every rank the same: exact, elastic, and as level as its documents allow."""
+"""Tests of datasets whose batches of rows cost every rank the same: exact, elastic, as level as documents allow.
+
+Documents are read from Megatron files through real loaders, on a fake engine.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ def url(tmp_path_factory, given) -> Path:
 
 @pytest.fixture
 def make(make_dataset, url) -> Callable[..., StreamingDataset]:
-    """Rows of 64 tokens; the cost of a document is the square of its tokens."""
+    """Makes datasets of rows of 64 tokens, in which the cost of a document is the square of its tokens."""
 
     def make(rows: int | None = 2, **options: object) -> StreamingDataset:
         balance = None if rows is None else Balance(rows_per_rank=rows, coefficients=COSTS)
@@ -45,7 +48,7 @@ def epoch_of(dataset: StreamingDataset, batch_size: int, workers: int = 0) -> li
 
 
 def spread(ranks: list[list[dict]]) -> float:
-    """The dearest rank of a step by the mean of all, on average over the steps that have whole batches."""
+    """Returns the cost of the dearest rank of a step by the mean of all, on average over steps with whole batches."""
     costs = np.array([[_cost(batch) for batch in rank[:-1]] for rank in ranks])
     return float((costs.max(axis=0) / costs.mean(axis=0)).mean())
 
@@ -55,7 +58,10 @@ def _cost(batch: dict) -> int:
 
 
 def test_every_token_once_and_equal_cost(make, given):
-    """Four ranks of two rows: all documents, steps of like cost, batches that one rank has as well."""
+    """Balanced rows have every token once, at costs that differ half as much as without.
+
+    Four ranks have the batches of one.
+    """
     ranks = [epoch_of(make(rank=rank, world_size=4), 2) for rank in range(4)]
     plain = [epoch_of(make(None, rank=rank, world_size=4), 2) for rank in range(4)]
     assert spread(ranks) < 1 + 0.5 * (spread(plain) - 1)
@@ -68,14 +74,14 @@ def test_every_token_once_and_equal_cost(make, given):
 
 @pytest.mark.process
 def test_workers_make_the_same_batches(make):
-    """Each of them packs the sets that it needs."""
+    """Two workers make the balanced batches that the trainer's process makes."""
     one, other = epoch_of(make(), 4), epoch_of(make(), 4, workers=2)
     assert all(np.array_equal(a[name], b[name]) for a, b in zip(one, other, strict=True) for name in FIELDS)
 
 
 @pytest.mark.parametrize("stop", [pytest.param(1, marks=pytest.mark.slow), 7, pytest.param(24, marks=pytest.mark.slow)])
 def test_a_run_goes_on_with_other_ranks_and_batches(make, given, stop):
-    """Stopped on 4 ranks, a step on 2, finished on one rank with another batch size: every token once."""
+    """A balanced run that goes on with other ranks and batch sizes, 4 ranks, 2 and then 1, has every token once."""
     found, state = [], None
     for world, size, batches in ((4, 2, stop), (2, 4, 1), (1, 3, None)):
         for rank in range(world):
@@ -91,7 +97,7 @@ def test_a_run_goes_on_with_other_ranks_and_batches(make, given, stop):
 
 
 def test_a_state_names_what_has_changed(make):
-    """What is balanced is a part of the order; the batch is not."""
+    """A state of another `balance=` is a `StateError` that names the part that has changed."""
     with StreamingDataLoader(make(), 4, report_every=None) as loader:
         next(iter(loader))
         state = loader.state_dict()
@@ -119,7 +125,7 @@ def test_a_state_names_what_has_changed(make):
     ],
 )
 def test_arguments_that_exclude_each_other(make_dataset, folder, options, message):
-    """Refused when the dataset is constructed."""
+    """`balance=` beside arguments that exclude it is refused when the dataset is constructed."""
     with pytest.raises(ConfigError, match=message):
         make_dataset(folder, **options)
 
@@ -133,13 +139,13 @@ def test_arguments_that_exclude_each_other(make_dataset, folder, options, messag
     ],
 )
 def test_balances_outside_the_rules_are_refused(arguments, message):
-    """The message has the value and the rule."""
+    """A `Balance` outside the rules is refused with its value and the rule."""
     with pytest.raises(ConfigError, match=message):
         Balance(**arguments)
 
 
 def test_lanes_must_divide_the_batch(make):
-    """Where the user sets them."""
+    """Lanes that do not divide the global batch are refused with `balance=`."""
     with (
         StreamingDataLoader(make(order=Order(lanes=3)), 4, report_every=None) as loader,
         pytest.raises(ConfigError, match="lanes that divide the global batch: 3 do not divide 4"),

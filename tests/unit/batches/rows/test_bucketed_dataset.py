@@ -1,4 +1,7 @@
-"""A dataset of buckets: every sample once in each epoch, within the budget, on any ranks and from any state on."""
+"""Tests of a dataset of buckets: every sample once in each epoch, within the budget, on any ranks, from any state.
+
+Sounds are read from `.npy` files through real loaders, on a fake engine.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ COUNT, BUDGET = 160, 400
 
 @pytest.fixture(scope="module")
 def given(tmp_path_factory) -> tuple[Path, list[np.ndarray]]:
-    """Sounds of 5 to 120 frames of 4 numbers, a file each; the first is the number of the sound."""
+    """Writes sounds of 5 to 120 frames of 4 numbers, a file each; the first number is that of the sound."""
     root, random = tmp_path_factory.mktemp("sounds"), np.random.default_rng(0)
     sounds = []
     for number in range(COUNT):
@@ -33,7 +36,7 @@ def given(tmp_path_factory) -> tuple[Path, list[np.ndarray]]:
 
 @pytest.fixture(scope="module")
 def costs(tmp_path_factory) -> Path:
-    """Of the sounds, once the first dataset was made."""
+    """Returns the path of the lengths of the sounds, which the first dataset writes."""
     return tmp_path_factory.mktemp("costs") / "costs.npy"
 
 
@@ -49,7 +52,7 @@ def make(make_dataset, given, costs) -> Callable[..., StreamingDataset]:
 
 
 def sounds_of(batches: list[dict]) -> Counter[bytes]:
-    """The sounds in batches, without their padding, which must be 0."""
+    """Returns the sounds in batches, without their padding, which must be 0."""
     found: Counter[bytes] = Counter()
     for batch in batches:
         sounds, lengths = np.asarray(batch["npy"]), np.asarray(batch["lengths"])
@@ -73,7 +76,7 @@ def _copy(value: object) -> object:
 
 @pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.process)])
 def test_every_sample_once_within_the_budget(make, given, workers):
-    """Two epochs; lengths of a batch differ by little."""
+    """Buckets have every sample once in each of two epochs, within the budget, with less than 10 % padding."""
     dataset, wanted = make(), Counter(sound.tobytes() for sound in given[1])
     with StreamingDataLoader(dataset, 1, workers, report_every=None) as loader:
         for _ in range(2):
@@ -86,7 +89,7 @@ def test_every_sample_once_within_the_budget(make, given, workers):
 
 @pytest.mark.process
 def test_stock_loader_and_bare_loop(make):
-    """The same batches: with `collate_rows`, and one by one."""
+    """torch's DataLoader with `collate_rows`, and a bare loop, give the same buckets as the streaming loader."""
     dataset, ours = make(batch_size=1), epoch_of(make())
     assert len(dataset) == len(ours)
     stock = list(DataLoader(dataset, batch_size=1, num_workers=1, collate_fn=collate_rows))
@@ -99,7 +102,10 @@ def test_stock_loader_and_bare_loop(make):
 
 @pytest.mark.parametrize("balance", [None, Balance(rows_per_rank=1)])
 def test_ranks_and_resume(make, given, balance):
-    """On 4 ranks, then 2, then 1: every sample once, as many steps on each; with Balance like lengths share a step."""
+    """A bucketed run on 4 ranks that goes on with 2 and then 1 has every sample once.
+
+    All ranks have as many steps.
+    """
     found, state = [], None
     for world, steps in ((4, 3), (2, 4), (1, None)):
         counts = set()
@@ -129,7 +135,7 @@ def picky(sample: dict) -> dict:
 
 
 def test_samples_that_fail_are_left_out(make, given):
-    """on_error="skip": their batches are smaller, and as many."""
+    """With `on_error="skip"` samples that fail are left out of their buckets; there are as many buckets."""
     dataset = make(transform=picky, on_error="skip")
     with StreamingDataLoader(dataset, 1, report_every=None) as loader:
         batches = [_taken(batch) for batch in loader]
@@ -140,7 +146,7 @@ def test_samples_that_fail_are_left_out(make, given):
 
 
 def test_a_state_names_what_has_changed(make, costs):
-    """The budget and the limit are parts of the order."""
+    """A state of other `Buckets` is a `StateError` that names the part: budget, limit of samples or policy."""
     with StreamingDataLoader(make(), 1, report_every=None) as loader:
         state = loader.state_dict()
     for packing, part in (
@@ -157,7 +163,10 @@ def test_a_state_names_what_has_changed(make, costs):
 
 
 def test_a_bucket_is_a_batch(make, costs):
-    """Other batch sizes are refused, and too long samples named."""
+    """A bucket is a batch, so that other batch sizes are refused.
+
+    Samples longer than the budget are refused, too, unless they are dropped.
+    """
     with (
         StreamingDataLoader(make(), 2, report_every=None) as loader,
         pytest.raises(ConfigError, match="a bucket is a batch; give batch_size=1"),
@@ -174,7 +183,10 @@ def document(sample: dict, packing: Buckets | None = None) -> object:
 
 
 def test_fields_of_buckets():
-    """Found by their length, or named, then whatever their length is; others are one for each sample."""
+    """The fields that a bucket pads are those of the sample's length, or those that are named.
+
+    Others are one per sample.
+    """
     sample = {"mel": np.zeros((3, 80)), "labels": [1, 2, 3], "text": "abc", "ids": np.arange(5)}
     found = document(sample)
     assert list(found.tokens) == ["mel", "labels"]
@@ -192,13 +204,16 @@ def test_fields_of_buckets():
     ],
 )
 def test_samples_that_cannot_be_padded(sample, packing, message):
-    """Each is an error of its sample."""
+    """A sample that cannot be padded is a `DecodeError` of this sample."""
     with pytest.raises(DecodeError, match=message):
         document(sample, packing)
 
 
 def test_buckets_of_samples_that_differ():
-    """Other fields, or other shapes behind the first axis; and a bucket without any sample."""
+    """A bucket of samples with other fields or shapes is a `DecodeError`.
+
+    One without any sample is a `WorkerError`.
+    """
     assembler = BucketAssembler(Buckets(100))
     one = assembler.document({"mel": np.zeros((3, 80))}, 3)
     with pytest.raises(DecodeError, match="has rows of"):
@@ -219,7 +234,7 @@ def test_buckets_of_samples_that_differ():
     ],
 )
 def test_arguments_outside_the_rules_are_refused(arguments, message):
-    """As a mapping, from a file of a mix."""
+    """Arguments of `Buckets`, given as a mapping, that are outside the rules are refused with the rule."""
     with pytest.raises(ConfigError, match=message):
         read_packing(arguments)
     assert read_packing({"max_tokens": 64}) == Buckets(64)

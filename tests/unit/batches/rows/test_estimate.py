@@ -1,4 +1,7 @@
-"""Rows whose tokens were estimated: no error and no other row; what has no room is left out, and counted."""
+"""Tests of rows whose tokens were estimated: what does not fit is left out and counted, and no row is another.
+
+Datasets are read through real loaders, on a fake engine.
+"""
 
 from __future__ import annotations
 
@@ -36,14 +39,14 @@ def url(tmp_path_factory, given) -> Path:
 
 
 def scattered(sample: dict) -> dict:
-    """Four fifths to eight fifths of a document's tokens, by its first one."""
+    """Returns four fifths to eight fifths of a document's tokens, by its first one."""
     tokens = sample["tokens"]
     count = len(tokens) * (8 + int(tokens[0]) % 9) // 10
     return {"tokens": np.resize(tokens, count), "at": np.arange(count)}
 
 
 def settled_one_by_one(pieces: Pieces, tokens: dict[int, int], packing: Packing) -> tuple[list, int]:
-    """(begin, size) of each piece, one after the other, and the tokens that overflow."""
+    """Returns (begin, size) of each piece, one after the other, and the tokens that overflow."""
     found, lost = [], 0
     for first, stop in pairwise(pieces.first.tolist()):
         room = ROW
@@ -62,7 +65,10 @@ def settled_one_by_one(pieces: Pieces, tokens: dict[int, int], packing: Packing)
 
 @pytest.mark.parametrize(("multiple", "overflow"), [(1, "split"), (8, "split"), (8, "truncate")])
 def test_a_piece_is_the_same_share_of_its_document(multiple, overflow):
-    """200 random batches: as a loop over the pieces says; rows without a document, documents that failed."""
+    """A piece of a document with estimated tokens is the same share of its true tokens, and what overflows is counted.
+
+    Compared with a loop over the pieces of 200 random batches, with empty rows and failed documents.
+    """
     random = np.random.default_rng(multiple)
     packing = Packing(ROW, overflow=overflow, lengths=Estimate(1, 0.2), multiple_of=multiple)
     lost = 0
@@ -87,14 +93,14 @@ TEXTS = [10, 20, 30, 40, 60, 64, 90, 300, 0, 5]
 
 
 def texts(folder: Path) -> Path:
-    """Lines of JSON of 12 bytes and texts of these lengths."""
+    """Writes lines of JSON of 12 bytes and texts of these lengths, and returns their folder."""
     folder.mkdir()
     (folder / "a.jsonl").write_text("\n".join(json.dumps({"text": "x" * count}) for count in TEXTS))
     return folder
 
 
 def rows_of(dataset: StreamingDataset) -> list[list[int]]:
-    """The tokens of each document of all rows."""
+    """Returns the tokens of each document of all rows."""
     found = []
     with StreamingDataLoader(dataset, 1, report_every=None) as loader:
         for batch in loader:
@@ -106,7 +112,10 @@ def rows_of(dataset: StreamingDataset) -> list[list[int]]:
 @pytest.mark.parametrize("fields", [None, ["tokens"]])
 @pytest.mark.parametrize("made", [list, np.array, torch.tensor])
 def test_a_document_without_tokens_is_in_no_row(make_dataset, tmp_path, fields, made):
-    """Though it has bytes: whether it is an empty list, an array or a tensor, which are of floating point."""
+    """A document with bytes and no tokens is in no row, whether it is an empty list, an array or a tensor.
+
+    Empty arrays and tensors are of floating point.
+    """
 
     def tokenize(sample: dict) -> dict:
         return {"tags": [], "tokens": made(list(sample["text"].encode()))}
@@ -122,7 +131,7 @@ def in_bytes(sample: dict) -> dict:
 
 
 def test_truncated_documents_have_the_first_tokens_of_a_row(make_dataset, tmp_path):
-    """However wrong the estimate is: twice as many, and those that are not longer than a row are whole."""
+    """`overflow="truncate"` gives the first tokens of a row of each document, however wrong the estimate is."""
     packing = Packing(ROW, overflow="truncate", lengths=Estimate(0.5, margin=0))
     dataset = make_dataset(texts(tmp_path / "texts"), transform=in_bytes, packing=packing)
     assert sorted(rows_of(dataset)) == sorted(min(count, ROW) for count in TEXTS if count)
@@ -135,7 +144,7 @@ def failing(sample: dict) -> dict:
 
 
 def test_a_document_that_fails_leaves_its_room(make_dataset, tmp_path):
-    """on_error="skip": nothing of the others of its row is left out as long as they fit."""
+    """With `on_error="skip"` the place of a failed document serves the others of its row."""
     packing = Packing(sum(TEXTS) - 40, lengths=Estimate(4, margin=0))
     dataset = make_dataset(
         texts(tmp_path / "texts"), transform=failing, packing=packing, on_error="skip", shuffle=False
@@ -146,7 +155,10 @@ def test_a_document_that_fails_leaves_its_room(make_dataset, tmp_path):
 @pytest.mark.parametrize("policy", ["best_fit", "concat"])
 @pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.process)])
 def test_what_has_no_room_is_counted(make_dataset, url, given, policy, workers):
-    """Too low by a fifth and scattered: no error, rows as long as ever, and a recount gives the same figures."""
+    """Tokens beyond an estimate that is too low are left out and counted; rows are as long as ever.
+
+    The figures in stats and report are those of a recount.
+    """
     packing = Packing(ROW, policy, lengths=Estimate(2, margin=0.1), rows_per_set=8, fields=["tokens", "at"])
     dataset = make_dataset(url, format="tokens", transform=scattered, packing=packing)
     all_tokens = sum(len(scattered({"tokens": one})["tokens"]) for one in given if len(one))
@@ -174,7 +186,10 @@ def test_what_has_no_room_is_counted(make_dataset, url, given, policy, workers):
 
 @pytest.mark.parametrize("policy", ["best_fit", "concat"])
 def test_nothing_is_lost_of_an_estimate_that_is_right(make_dataset, url, given, policy):
-    """The rows are those of the tokens, each a tenth less full than it might be; the bare loop makes them, too."""
+    """An estimate that is right loses no token: rows are those of the tokens, each a tenth less full.
+
+    So they are in a bare loop.
+    """
     length = ROW - 7
     exact = make_dataset(url, format="tokens", packing=Packing(length, policy, rows_per_set=8))
     estimated = make_dataset(
@@ -193,7 +208,7 @@ def test_nothing_is_lost_of_an_estimate_that_is_right(make_dataset, url, given, 
 
 
 def test_a_state_names_another_estimate(make_dataset, url):
-    """Bytes of a token and the margin are parts of the rows."""
+    """A state of another `Estimate` is refused, as bytes per token and margin are parts of the rows."""
 
     def loader(packing: Packing) -> StreamingDataLoader:
         return StreamingDataLoader(make_dataset(url, format="tokens", packing=packing), 4, report_every=None)
@@ -218,7 +233,7 @@ def two_lengths(sample: dict) -> dict:
 
 
 def test_named_fields_are_as_long_as_each_other(make_dataset, url):
-    """Without a planned number, the first field says it."""
+    """Named fields with other lengths than the first are a `DecodeError` that names both."""
     packing = Packing(ROW, lengths=Estimate(2), fields=["tokens", "mask"])
     dataset = make_dataset(url, format="tokens", transform=two_lengths, packing=packing)
     with pytest.raises(DecodeError, match=r"one value for each token, and here 'tokens' has \d+, 'mask' has \d+; name"):
@@ -226,7 +241,10 @@ def test_named_fields_are_as_long_as_each_other(make_dataset, url):
 
 
 def test_samples_are_balanced_by_their_bytes(make_dataset, url):
-    """Lengths that are estimated are not checked: they say which samples share a batch, and nothing else."""
+    """Estimated lengths balance samples without being checked.
+
+    They say which samples share a batch, and nothing else.
+    """
 
     def keys(balance: Balance) -> list[list[str]]:
         dataset = make_dataset(url, format="tokens", balance=balance)
@@ -259,13 +277,13 @@ def test_samples_are_balanced_by_their_bytes(make_dataset, url):
     ],
 )
 def test_estimates_outside_the_rules_are_refused(make, message):
-    """When they are made."""
+    """An `Estimate` outside the rules, or a packing that cannot have one, is refused when it is made."""
     with pytest.raises(ConfigError, match=message):
         make()
 
 
 def test_a_file_may_have_an_estimate():
-    """As a mapping, as of `MixedDataset.from_file`; rows of the least length are planned whole."""
+    """A mapping may have an `Estimate`; rows are planned shorter by its margin, and those of the least length whole."""
     packing = read_packing({"length": 1024, "lengths": {"bytes_per_token": 4, "margin": 0.25}, "multiple_of": 512})
     assert packing == Packing(1024, lengths=Estimate(4, 0.25), multiple_of=512)
     assert packing.spec().length == 1024

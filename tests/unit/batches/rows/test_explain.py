@@ -1,4 +1,4 @@
-"""`streamer explain`: the figures are those of the batches that a job then makes."""
+"""Tests of `streamer explain` for rows: the figures are those of the batches that a job then makes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def make(make_dataset, tmp_path):
 
 
 def dearest(make, rows: int, **options: object) -> float:
-    """The dearest rank of a step by the mean of all, over an epoch's first 64 steps at most."""
+    """Returns the cost of the dearest rank of a step by the mean of all, over an epoch's first 64 steps at most."""
     costs = []
     for rank in range(RANKS):
         with StreamingDataLoader(make(rank=rank, world_size=RANKS, **options), rows, report_every=None) as loader:
@@ -37,7 +37,10 @@ def _cost(row: np.ndarray) -> int:
 
 
 def test_the_balance_of_ranks_is_that_of_the_job(make):
-    """Without and with Balance, for each number of rows that divides the batch."""
+    """`streamer explain` says what the dearest rank costs by the mean, as a job has it.
+
+    It says so without `Balance` and with it.
+    """
     text = explain_rows(make()._member.open().rows, 1 << 20, RANKS * 2, 17)
     found = re.search(rf"{RANKS} ranks of 2 rows: ([\d.]+), with Balance\(rows_per_rank=2\) ([\d.]+)", text)
     wanted = dearest(make, 2), dearest(make, 2, balance=Balance(rows_per_rank=2))
@@ -45,7 +48,10 @@ def test_the_balance_of_ranks_is_that_of_the_job(make):
 
 
 def test_rows_and_sets_are_described(make):
-    """How full rows are, and what must be local; a batch larger than an epoch has no steps to compare."""
+    """`streamer explain` says how many rows and sets there are, and what must be local.
+
+    A batch larger than an epoch has no steps to compare.
+    """
     dataset = make()
     lines = explain_rows(dataset._member.open().rows, 1 << 20, 10 * dataset.rows, 17).splitlines()
     assert lines[0].startswith(f"rows     {dataset.rows:,} rows of 64 tokens in ")

@@ -1,4 +1,4 @@
-"""Tokens are counted once, of what the transform returns, and rows are planned by the file."""
+"""Tests of `measure_lengths`: tokens are counted once, of what the transform returns, and rows planned by the file."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def picky(sample: dict) -> dict:
 
 
 def test_texts_are_packed_by_what_was_measured(make_dataset, folder, tmp_path):
-    """Each text once, in rows; the numbers are those that dataset[i] takes."""
+    """Texts are packed by the lengths that were measured, each once; the lengths are in the order of `dataset[i]`."""
     path = tmp_path / "costs.npy"
     costs = measure_lengths(make_dataset(folder, transform=tokenize), "input_ids", path=path)
     plain = make_dataset(folder)
@@ -38,18 +38,22 @@ def test_texts_are_packed_by_what_was_measured(make_dataset, folder, tmp_path):
 
 
 def test_a_function_counts(make_dataset, folder, tmp_path):
-    """Of what the transform returns; without one, of the sample."""
+    """A function may count the length of a sample."""
     costs = measure_lengths(make_dataset(folder), lambda sample: len(sample["txt"]) // 4, path=tmp_path / "costs.npy")
     assert costs.max() > 100
 
 
 def halved(sample: dict, rng: np.random.Generator, out: dict) -> dict:
+    """Draws a number of tokens; `out` must be empty."""
     assert out == {}
     return {"input_ids": [0] * int(rng.integers(1, 9)), "__key__": sample["__key__"]}
 
 
 def test_transforms_get_what_they_take(make_dataset, folder, tmp_path):
-    """`rng` of the first epoch, and `out`; packing and balance of the dataset are not looked at."""
+    """A measure gives transforms the `rng` of the first epoch and `out`.
+
+    Packing and balance of the dataset are ignored.
+    """
     path = tmp_path / "costs.npy"
     dataset = make_dataset(
         folder,
@@ -64,7 +68,7 @@ def test_transforms_get_what_they_take(make_dataset, folder, tmp_path):
 
 
 def test_samples_that_cannot_be_made_are_in_no_row(make_dataset, folder, tmp_path):
-    """on_error="skip": they get -1."""
+    """With `on_error="skip"` a sample that cannot be made gets the length -1 and is in no row."""
     costs = measure_lengths(
         make_dataset(folder, transform=picky, on_error="skip"), "input_ids", path=(path := tmp_path / "costs.npy")
     )
@@ -75,7 +79,10 @@ def test_samples_that_cannot_be_made_are_in_no_row(make_dataset, folder, tmp_pat
 
 
 def test_samples_that_cannot_be_made_have_a_budget(make_dataset, folder, tmp_path, caplog):
-    """One of two is within Skip(budget=1), which both are over; each is logged with its number and its error."""
+    """A measure ends with an error when more samples fail than `Skip` allows, or any without it.
+
+    Skipped ones are logged.
+    """
 
     def pick(sample: dict) -> dict:
         if sample["__key__"].endswith(("007.txt", "042.txt")):
@@ -96,7 +103,10 @@ def test_samples_that_cannot_be_made_have_a_budget(make_dataset, folder, tmp_pat
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
 def test_a_measure_that_was_interrupted_goes_on(make_dataset, folder, tmp_path, monkeypatch, error):
-    """What it has counted is beside the file, by whole chunks; the numbers are those of one that was not."""
+    """A measure that was interrupted goes on from the file beside its result.
+
+    The lengths are those of one that was not.
+    """
     monkeypatch.setattr("streamer.loader.measure._BATCH", 10)
     path = tmp_path / "costs.npy"
     seen: list[str] = []
@@ -135,12 +145,12 @@ def test_a_measure_that_was_interrupted_goes_on(make_dataset, folder, tmp_path, 
     ],
 )
 def test_arguments_outside_the_rules_are_refused(make_dataset, folder, tmp_path, arguments, message):
-    """Before anything is read, or with the first sample."""
+    """Arguments of `measure_lengths` outside the rules are refused before the first sample or with it."""
     with pytest.raises(ConfigError, match=message):
         measure_lengths(make_dataset(folder), **{"count": "txt", "path": tmp_path / "costs.npy", **arguments})
 
 
 def test_a_selection_is_measured_as_a_whole(make_dataset, folder):
-    """The file of the whole dataset serves its selections."""
+    """`measure_lengths` of a selection is refused, as the file of the whole dataset serves its selections."""
     with pytest.raises(ConfigError, match="call it before select"):
         measure_lengths(make_dataset(folder).select(fraction=(0, 0.5)), "txt", path="costs.npy")

@@ -1,4 +1,7 @@
-"""A dataset of rows: every token once in each epoch, the same batches everywhere, and from any state on."""
+"""Tests of a dataset of rows: every token once in each epoch, the same batches everywhere, and from any state on.
+
+Documents are read from Megatron files through real loaders, on a fake engine.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +43,7 @@ def url(tmp_path_factory, given) -> Path:
 
 @pytest.fixture
 def make(make_dataset, url) -> Callable[..., StreamingDataset]:
-    """Datasets of rows of 64 tokens, planned in small sets."""
+    """Makes datasets of rows of 64 tokens, planned in small sets."""
 
     def make(packing: Packing | Buckets | None = None, **options: object) -> StreamingDataset:
         packing = packing or Packing(ROW, rows_per_set=8)
@@ -50,7 +53,7 @@ def make(make_dataset, url) -> Callable[..., StreamingDataset]:
 
 
 def rows_of(dataset: StreamingDataset, batch_size: int = 4, workers: int = 0, **options: object) -> list[dict]:
-    """The batches of an epoch, as arrays that are kept."""
+    """Returns the batches of an epoch, as arrays that are kept."""
     with StreamingDataLoader(dataset, batch_size, workers, report_every=None, **options) as loader:
         return [kept(batch) for batch in loader]
 
@@ -68,7 +71,7 @@ def same(one: list[dict], other: list[dict]) -> bool:
 
 @pytest.mark.parametrize("policy", ["best_fit", "concat"])
 def test_every_token_once_in_each_epoch(make, given, policy):
-    """Three epochs: all documents, those longer than a row in pieces, in batches of full rows."""
+    """Rows have every token once in each of three epochs, documents longer than a row in pieces."""
     dataset = make(Packing(ROW, policy, rows_per_set=8))
     assert dataset.samples == COUNT
     assert len(dataset) == dataset.rows
@@ -86,7 +89,10 @@ def test_every_token_once_in_each_epoch(make, given, policy):
 @pytest.mark.process
 @pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_workers_make_the_same_batches(make, workers):
-    """Any number of worker processes: equal batches, "max_seqlen" an int, keys one per document."""
+    """Any number of worker processes makes the same batches of rows.
+
+    `max_seqlen` is an int, and there is a key per document.
+    """
     assert same(rows_of(make(), workers=workers), rows_of(make()))
     with StreamingDataLoader(make(), 4, workers, report_every=None) as loader:
         batch = next(iter(loader))
@@ -97,7 +103,7 @@ def test_workers_make_the_same_batches(make, workers):
 @pytest.mark.process
 @pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_the_stock_loader_makes_the_same_batches(make, workers):
-    """With `collate_rows`, and the batch size given to the dataset."""
+    """torch's DataLoader with `collate_rows` makes the same batches of rows."""
     dataset = make(batch_size=4)
     assert len(dataset) > 0
     stock = DataLoader(dataset, batch_size=4, num_workers=workers, collate_fn=collate_rows)
@@ -106,7 +112,7 @@ def test_the_stock_loader_makes_the_same_batches(make, workers):
 
 @pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.process)])
 def test_the_padding_is_counted(make, given, workers):
-    """Documents, their tokens and the places of all rows; a dataset of samples has no such counts."""
+    """`stats()` counts documents, tokens and places of rows, and the report says how full rows are."""
     dataset = make()
     with StreamingDataLoader(dataset, 4, workers, report_every=None) as loader:
         before = loader.snapshot()
@@ -131,7 +137,10 @@ def test_the_padding_is_counted(make, given, workers):
 
 
 def test_the_spread_of_costs_is_that_of_the_batches(make):
-    """Standard deviation by mean of the mean cost of a row, with the costs of `balance=`; less than without it."""
+    """`cost_spread` is the standard deviation by mean of the batches' mean cost of a row.
+
+    The costs are those of `balance=`.
+    """
     found = {}
     for balance in (None, Balance(rows_per_rank=4, coefficients=(0, 1))):
         with StreamingDataLoader(make(balance=balance), 4, report_every=None) as loader:
@@ -149,7 +158,7 @@ def _cost_of(batch: dict) -> int:
 
 @pytest.mark.parametrize("overflow", ["drop", "truncate"])
 def test_tokens_that_are_left_out_are_counted(make, given, overflow):
-    """Those of an epoch, of documents longer than a row; the log names them, too."""
+    """Tokens that `overflow=` drops or truncates are counted in `stats()` and named in the log."""
     dataset = make(Packing(ROW, overflow=overflow, rows_per_set=8))
     with StreamingDataLoader(dataset, 4, report_every=None) as loader:
         list(loader)
@@ -162,7 +171,7 @@ def test_tokens_that_are_left_out_are_counted(make, given, overflow):
 
 
 def test_samples_have_no_padding(make_dataset, url):
-    """Nothing is said of them."""
+    """A dataset without packing has no counts of padding in stats and report."""
     with StreamingDataLoader(make_dataset(url, format="tokens"), 1, report_every=None) as loader:
         before = loader.snapshot()
         next(iter(loader))
@@ -173,7 +182,7 @@ def test_samples_have_no_padding(make_dataset, url):
 
 
 def test_a_bare_loop_yields_the_same_rows(make):
-    """Row by row, each with bounds of its own."""
+    """A bare loop yields the rows of the loader one by one, each with bounds of its own."""
     rows = list(make(batch_size=4))
     assert len(rows) == make().rows
     batches = [kept(collate_rows(rows[first : first + 4])) for first in range(0, len(rows), 4)]
@@ -184,7 +193,7 @@ def test_a_bare_loop_yields_the_same_rows(make):
 
 @pytest.mark.parametrize("world", [pytest.param(2, marks=pytest.mark.slow), 4, pytest.param(8, marks=pytest.mark.slow)])
 def test_global_batches_do_not_depend_on_ranks(make, world):
-    """The rows of a batch, over all ranks, are those of one rank's batch."""
+    """The rows of a batch over all ranks are those of one rank's batch."""
     whole = rows_of(make(order=FILL), batch_size=8)
     ranks = [rows_of(make(rank=rank, world_size=world), batch_size=8 // world) for rank in range(world)]
     for number, batch in enumerate(whole):
@@ -195,7 +204,7 @@ def test_global_batches_do_not_depend_on_ranks(make, world):
 
 @pytest.mark.parametrize(("last_batch", "world"), [("fill", 3), ("drop", 3), ("short", 1)])
 def test_as_many_steps_on_all_ranks(make, last_batch, world):
-    """As `len` says, in two epochs; rows that fill the last batch up are marked, one flag for each row."""
+    """All ranks make as many steps as `len(loader)` says; rows that fill the last batch up are marked."""
     steps, real = set(), np.zeros(2, int)
     for rank in range(world):
         dataset = make(rank=rank, world_size=world, order=Order(last_batch=last_batch))
@@ -220,9 +229,10 @@ def test_as_many_steps_on_all_ranks(make, last_batch, world):
     ],
 )
 def test_a_run_goes_on_from_every_step_on_other_ranks(make, tmp_path, count, every, options):
-    """Stopped after each step of an epoch on 4 ranks, on 2 a step later, and finished on 1: the same rows.
+    """A packed run that stops on 4 ranks, goes on with 2 and ends on 1 has the rows of one that did not stop.
 
-    The slow ones have 200 steps, and go on from each of them, or from every tenth.
+    It stops after each step of an epoch. The slow ones have 200 steps, and go on from each of them, or from every
+    tenth.
     """
     options = {"order": FILL, "url": write_megatron(tmp_path / "own", documents(lengths(count, ROW))), **options}
     whole = rows_of(make(**options), batch_size=16)
@@ -255,7 +265,10 @@ def test_a_run_goes_on_from_every_step_on_other_ranks(make, tmp_path, count, eve
 
 
 def test_a_state_names_what_has_changed(make):
-    """Each part of the packing that decides the rows, with both values."""
+    """A state of another packing is a `StateError` that names the part that decides the rows.
+
+    Other labels are taken.
+    """
     with StreamingDataLoader(make(), 4, report_every=None) as loader:
         next(iter(loader))
         state = loader.state_dict()
@@ -280,7 +293,7 @@ def test_a_state_names_what_has_changed(make):
 
 
 def test_a_state_of_samples_is_not_one_of_rows(make, make_dataset, url):
-    """Nor the other way round."""
+    """A state of a dataset of samples does not fit a dataset of rows."""
     with StreamingDataLoader(make_dataset(url, format="tokens"), 1, report_every=None) as loader:
         state = loader.state_dict()
     assert not [name for name in state if name.startswith("packing")]
@@ -298,7 +311,7 @@ def test_a_part_of_the_documents(make, given):
 
 
 def test_without_shuffle_rows_follow_the_documents(make, given):
-    """Every epoch has the same rows; the first documents of the rows of a set ascend."""
+    """Without shuffle every epoch has the same rows."""
     dataset = make(shuffle=False)
     with StreamingDataLoader(dataset, 4, report_every=None) as loader:
         first, second = ([kept(batch) for batch in loader] for _ in range(2))
@@ -308,7 +321,10 @@ def test_without_shuffle_rows_follow_the_documents(make, given):
 
 @pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.process)])
 def test_documents_that_arrive_are_in_rows_from_the_next_epoch_on(fake_engine, make, given, tmp_path, workers):
-    """on_change="refresh": with a table of their own; a state of the rows before is refused."""
+    """With `on_change="refresh"` new documents are in rows from the next epoch on.
+
+    A state of the rows before is refused.
+    """
     folder, more = write_megatron(tmp_path / "growing", given[:300]), documents(lengths(100, ROW, seed=5), seed=6)
     dataset = make(url=folder, manifest=Index(on_change="refresh"))
     with StreamingDataLoader(dataset, 4, workers, report_every=None) as loader:
@@ -325,7 +341,7 @@ def test_documents_that_arrive_are_in_rows_from_the_next_epoch_on(fake_engine, m
 
 
 def test_a_refresh_is_tried_again(fake_engine, make_dataset, given, tmp_path):
-    """Where the file of the costs is late: the epoch is an error, and the next try has what is there."""
+    """A refresh whose file of lengths is late is an error of the epoch, and is tried again by the next `iter()`."""
     where, path = write_megatron(tmp_path / "tokens", given, files=1), tmp_path / "costs.npy"
     np.save(path, np.array([len(one) for one in given], np.int32))
     packing = Packing(ROW, rows_per_set=8, lengths=path)
@@ -351,7 +367,7 @@ def broken(sample: dict) -> dict:
 
 @pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.process)])
 def test_documents_that_fail_are_left_out(make, given, workers, caplog):
-    """on_error="skip": as many rows as ever, without these documents, which list and log name."""
+    """With `on_error="skip"` documents that fail are left out of as many rows as ever; list and log name them."""
     dataset = make(transform=broken, on_error="skip")
     with StreamingDataLoader(dataset, 4, workers, report_every=None) as loader:
         batches = [kept(batch) for batch in loader]
@@ -365,7 +381,7 @@ def test_documents_that_fail_are_left_out(make, given, workers, caplog):
 
 
 def test_a_bare_loop_leaves_them_out_too(make, given, caplog):
-    """And lists them in `dataset.skipped`."""
+    """A bare loop leaves out documents that fail, too, and lists them in `dataset.skipped`."""
     dataset = make(transform=broken, on_error="skip")
     rows = list(dataset)
     lost = {entry.ordinal for entry in dataset.skipped}
@@ -379,7 +395,7 @@ def shorter(sample: dict) -> dict:
 
 
 def test_another_number_of_tokens_is_an_error(make):
-    """It names the document, both numbers, and what to do."""
+    """A document with another number of tokens than planned is a `DecodeError` with both numbers and what to do."""
     with (
         StreamingDataLoader(make(transform=shorter), 4, report_every=None) as loader,
         pytest.raises(DecodeError, match=r"(\d+) tokens are planned for the document .*'tokens' has \d+: .*measure"),
@@ -392,7 +408,7 @@ def drawing(sample: dict, rng: np.random.Generator) -> dict:
 
 
 def test_random_numbers_depend_on_the_document(make):
-    """The same in rows of any length, and in both pieces of a document."""
+    """A transform draws the same for a document in rows of any length, and in both pieces of it."""
     found = []
     for length in (64, 128):
         draws = {}
@@ -404,7 +420,10 @@ def test_random_numbers_depend_on_the_document(make):
 
 
 def test_measured_costs(make_dataset, tmp_path, given, url):
-    """A file with the tokens of each sample: of what the transform makes of it; another one is another dataset."""
+    """A file with the tokens of each sample plans the rows of what a transform makes.
+
+    A state with another file is refused.
+    """
     counts = np.array([2 * len(one) for one in given])
     path = tmp_path / "costs.npy"
     np.save(path, counts)
@@ -441,7 +460,7 @@ def doubled(sample: dict) -> dict:
     ],
 )
 def test_costs_of_other_data_are_refused(make_dataset, tmp_path, url, content, message):
-    """Before anything is planned."""
+    """A file of lengths that are not of this dataset, or no lengths, is refused before rows are planned."""
     path = tmp_path / "costs.npy"
     if content is not None:
         np.save(path, content)
@@ -451,7 +470,7 @@ def test_costs_of_other_data_are_refused(make_dataset, tmp_path, url, content, m
 
 
 def test_an_archive_of_costs_is_refused(make_dataset, tmp_path, url):
-    """As any file that is no .npy."""
+    """An `.npz` file of lengths is refused."""
     path = tmp_path / "costs.npz"
     np.savez(path, np.ones(COUNT, np.int64))
     with pytest.raises(ConfigError, match=r"costs\.npz' is an \.npz file of several arrays, not an \.npy file"):
@@ -459,13 +478,13 @@ def test_an_archive_of_costs_is_refused(make_dataset, tmp_path, url):
 
 
 def test_texts_must_be_measured(make_dataset, folder):
-    """The error has the line that does it."""
+    """Packing of files whose tokens are not known is refused with the line that measures them."""
     with pytest.raises(ConfigError, match=r"streamer\.measure_lengths\(dataset, function, path="):
         len(make_dataset(folder, packing=Packing(64)))
 
 
 def test_the_table_is_made_once(make, monkeypatch, fake_engine):
-    """By the first process; the next one opens it once; a table that is cut off is made again."""
+    """The table of rows is made once and opened by the next process; one that is cut off is made again."""
     dataset = make()
     rows, (path,) = dataset.rows, fake_engine.root.rglob("*.rows.arrows")
     monkeypatch.setattr(table.RowTable, "make", None)
@@ -480,7 +499,7 @@ def test_the_table_is_made_once(make, monkeypatch, fake_engine):
 
 
 def some_documents() -> table.Documents:
-    """In chunks of which some have none."""
+    """Returns documents in chunks of which some have none."""
     samples = np.array([0, 3, 0, 1, 12, 5, 0, 9, 7, 0])
     costs = np.random.default_rng(0).integers(0, 3 * ROW, int(samples.sum()))
     first = np.append(0, np.cumsum(samples))
@@ -492,7 +511,10 @@ SMALL = Packing(ROW, overflow="truncate", rows_per_set=2).spec()
 
 @pytest.mark.parametrize("runs", [1, 3, 64])
 def test_the_table_counts_tokens_of_any_block(monkeypatch, runs):
-    """Those of each set, however many documents are summed at once, with chunks that have none."""
+    """The table of rows has the tokens of each set, however many documents are summed at once.
+
+    Some chunks have none.
+    """
     documents = some_documents()
     monkeypatch.setattr(table, "_RUNS", runs)
     for block in (1, 4, 1000):
@@ -504,7 +526,7 @@ def test_the_table_counts_tokens_of_any_block(monkeypatch, runs):
 
 
 def test_an_open_set_takes_16_bytes_of_a_document():
-    """And less than one more for its rows and chunks."""
+    """An open set takes at most 17 bytes for each document: 16, and less than one more for its rows and chunks."""
     samples = some_documents().chunk_samples * 1000
     costs = np.random.default_rng(0).integers(1, ROW // 4, int(samples.sum()))
     first = np.append(0, np.cumsum(samples))
@@ -517,7 +539,7 @@ def test_an_open_set_takes_16_bytes_of_a_document():
 
 @pytest.mark.process
 def test_processes_make_the_same_table(monkeypatch):
-    """One for each core, where there are many documents."""
+    """Several processes make the same table of rows as one."""
     one = table.RowTable.make(SMALL, some_documents())
     monkeypatch.setattr(table, "_MANY", 1)
     monkeypatch.setattr(table, "usable_cores", lambda: 2)
@@ -527,7 +549,10 @@ def test_processes_make_the_same_table(monkeypatch):
 
 
 def test_the_digest_of_many_numbers_is_kept(make, given, tmp_path, monkeypatch, fake_engine):
-    """For as long as their file stays as it is: a job that starts again does not read it."""
+    """The digest of a file of lengths is kept while the file stays as it is.
+
+    A job that starts again does not read it.
+    """
     path = tmp_path / "costs.npy"
     np.save(path, np.array([len(one) for one in given], np.int32))
     whole = make(Packing(ROW, rows_per_set=8, lengths=str(path))).rows
@@ -548,7 +573,7 @@ def test_the_digest_of_many_numbers_is_kept(make, given, tmp_path, monkeypatch, 
 
 
 def test_several_packings_of_one_job_are_told_apart(make, make_dataset, url, fake_engine):
-    """Sessions of other rows have other names: the engine compares the orders of equal ones."""
+    """Sessions of other rows of one dataset have other names, as the engine compares the orders of equal ones."""
     datasets = [make(), make(Packing(2 * ROW, rows_per_set=8)), make(Packing(ROW, "concat", rows_per_set=8))]
     datasets += [make(balance=Balance(rows_per_rank=2)), make_dataset(url, format="tokens")]
     for dataset in datasets:
@@ -558,7 +583,7 @@ def test_several_packings_of_one_job_are_told_apart(make, make_dataset, url, fak
 
 
 def test_batches_go_to_a_device(make):
-    """Lists and numbers stay as they are; a transform of batches gets them as well."""
+    """Batches of rows go to a device and through its transform; numbers stay as they are."""
     with StreamingDataLoader(make(), 4, device="cpu", device_transform=counted_tokens, report_every=None) as loader:
         batches = list(loader)
     assert {type(batch["max_seqlen"]) for batch in batches} == {int}
@@ -570,7 +595,7 @@ def counted_tokens(batch: dict) -> dict:
 
 
 def test_ragged_fields_need_no_argument(make):
-    """The error says so."""
+    """`ragged=` with packing is refused, as such fields come as `Ragged` anyway."""
     with (
         StreamingDataLoader(make(), 4, ragged=["tokens"], report_every=None) as loader,
         pytest.raises(ConfigError, match="come as Ragged anyway"),
@@ -579,7 +604,7 @@ def test_ragged_fields_need_no_argument(make):
 
 
 def test_a_table_that_takes_long_is_announced(make, monkeypatch, caplog):
-    """Before it is made, with the number of documents; a second process finds it."""
+    """A table of rows that takes long is announced once before it is made, with the number of documents."""
     monkeypatch.setattr(table, "_MANY", 100)
     monkeypatch.setattr(table, "usable_cores", lambda: 1)
     assert make().rows == make().rows
@@ -589,7 +614,7 @@ def test_a_table_that_takes_long_is_announced(make, monkeypatch, caplog):
 
 
 def test_the_log_says_how_full_rows_are(make, given, caplog):
-    """Once, with the numbers of rows, sets, tokens and documents."""
+    """The log says once how many rows, tokens and documents there are and how full rows are."""
     dataset = make()
     with caplog.at_level("INFO", logger="streamer.loader.rank.opening"):
         for _ in range(2):
@@ -612,7 +637,7 @@ def test_the_log_says_how_full_rows_are(make, given, caplog):
     ],
 )
 def test_small_datasets(make, tmp_path, sizes, row, rows):
-    """One document, one row, documents longer than a row only, documents of one token, the shortest row."""
+    """Datasets of one document, one row, one token a document or the shortest row have every token."""
     own = documents(np.array(sizes))
     dataset = make(Packing(row, rows_per_set=8), url=write_megatron(tmp_path / "few", own, files=1))
     assert dataset.rows == rows
@@ -620,7 +645,7 @@ def test_small_datasets(make, tmp_path, sizes, row, rows):
 
 
 def test_documents_without_tokens_make_no_dataset(make, tmp_path):
-    """There would be no row."""
+    """Documents of which none has a token are a `ManifestError`, as there would be no row."""
     dataset = make(
         url=write_megatron(tmp_path / "none", documents(np.zeros(5, np.int64)) + documents(np.zeros(1, int)))
     )
@@ -636,7 +661,7 @@ def test_documents_without_tokens_make_no_dataset(make, tmp_path):
     ],
 )
 def test_documents_that_are_all_dropped(make, tmp_path, packing, said):
-    """They have tokens, and a larger row has room for them."""
+    """Documents that `overflow="drop"` leaves out altogether are a `ConfigError` that says what to give instead."""
     url = write_megatron(tmp_path / "long", documents(np.array([17, 30, 0])), files=1)
     with pytest.raises(ConfigError, match=rf'overflow="drop" leaves out all of the 3 documents: .* longer than {said}'):
         len(make(packing, url=url))
@@ -650,12 +675,12 @@ def test_documents_that_are_all_dropped(make, tmp_path, packing, said):
     ],
 )
 def test_arguments_that_exclude_each_other(make_dataset, url, options, message):
-    """Refused when the dataset is constructed."""
+    """`packing=` that is wrong, or beside `shuffle="sample"`, is refused when the dataset is constructed."""
     with pytest.raises(ConfigError, match=message):
         make_dataset(url, **{"packing": Packing(64), **options})
 
 
 def test_rows_are_those_of_a_packing(make_dataset, url):
-    """A dataset of samples has none."""
+    """`rows` of a dataset without packing is a `ConfigError`."""
     with pytest.raises(ConfigError, match="rows is for a dataset with packing="):
         _ = make_dataset(url, format="tokens").rows

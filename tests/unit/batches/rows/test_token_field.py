@@ -1,4 +1,4 @@
-"""Labels are made of the tokens, wherever these are among the fields; and what else a document has stays its own."""
+"""Tests of which field of a document has its tokens, and of the values that are one for each document."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WEIGHTS = np.array([0.5, 0.1, 0.2])
 
 @pytest.mark.parametrize("order", list(itertools.permutations(["input_ids", "attention_mask", "weights", "extra"])))
 def test_the_place_of_a_field_does_not_count(order):
-    """Its name does, whatever numbers are beside it."""
+    """The field of the tokens is found by its name, in whatever order the fields are."""
     values = {"input_ids": IDS, "attention_mask": MASK, "weights": WEIGHTS, "extra": MASK}
     assert find_token_field({name: values[name] for name in order}) == "input_ids"
     assert find_token_field({name: values[name] for name in order}, order) == "input_ids"
@@ -37,7 +37,10 @@ def test_the_place_of_a_field_does_not_count(order):
     ],
 )
 def test_what_cannot_be_tokens_is_left_out(fields, named, expected):
-    """Masks by their names, weights by their dtype; of several others the first that the user names counts."""
+    """Masks, by name or dtype, and weights, by dtype, are not taken for tokens.
+
+    Of several fields the first that is named counts.
+    """
     assert find_token_field(fields, named) == expected
 
 
@@ -52,7 +55,7 @@ def test_what_cannot_be_tokens_is_left_out(fields, named, expected):
     ],
 )
 def test_labels_of_a_field_by_accident_are_refused(fields, named):
-    """The error names the fields, and says what to write."""
+    """Fields of which none, or more than one, may be the tokens are refused with their names and what to write."""
     with pytest.raises(DecodeError, match=r"Packing\(fields=") as caught:
         find_token_field(fields, named)
     assert all(name in str(caught.value) for name in fields)
@@ -80,7 +83,10 @@ ROW = {POSITIONS: np.zeros(4, np.int32), DOCUMENTS: np.ones(4, np.int32), BOUNDS
 )
 @pytest.mark.parametrize("collate", [collate_rows, collate_row_buffers])
 def test_other_values_are_one_for_each_document(values, collate):
-    """Also where torch would turn lists of one length inside out, or refuse them."""
+    """Values that are no arrays stay one for each document as they were.
+
+    torch would turn lists of one length inside out, or refuse them.
+    """
     found = collate([{**ROW, "more": values}])["more"]
     assert len(found) == 2
     for got, value in zip(found, values, strict=True):
@@ -89,7 +95,7 @@ def test_other_values_are_one_for_each_document(values, collate):
 
 
 def test_numbers_texts_and_arrays_stay_as_they_were():
-    """Numbers as a tensor, texts as a list, arrays as `Ragged`, and so inside of dicts."""
+    """Numbers of documents are a tensor, texts a list and arrays a `Ragged`, also inside of dicts."""
     row = {**ROW, "number": [1, 2], "text": ["a", "b"], "array": [np.ones(2), np.ones(3)], "dict": [{"n": 1}, {"n": 2}]}
     batch = collate_rows([row])
     assert batch["number"].tolist() == batch["dict"]["n"].tolist() == [1, 2]
@@ -98,6 +104,6 @@ def test_numbers_texts_and_arrays_stay_as_they_were():
 
 
 def test_integers_that_need_64_bits_are_unsigned():
-    """Hashes of documents, which torch takes from arrays only."""
+    """Integers that need 64 bits, as hashes of documents, are unsigned in the batch."""
     row = {**ROW, "more": [2**63, 2**64 - 1, 0]}
     assert collate_rows([row])["more"].numpy().tolist() == [2**63, 2**64 - 1, 0]

@@ -1,4 +1,4 @@
-"""What codes stand for: in a dataset alone, in a mix, in a growing dataset."""
+"""Tests of the codes of samples: what they stand for in a dataset alone, in a mix, in a growing dataset."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SPEC = OrderSpec("a" * 32, 17, "block", 1, 1)
 
 
 def selected(ordinals: list[int]) -> SimpleNamespace:
-    """A dataset of which some samples are selected, by their ordinals in the manifest."""
+    """Stands for a dataset of which some samples are selected, by their ordinals in the manifest; it has no data."""
     return SimpleNamespace(
         samples=len(ordinals),
         rows=SampleRows(),
@@ -37,7 +37,10 @@ def plain(uses: Uses) -> tuple[int, list[int], list[int], list[int]]:
 
 
 def test_a_dataset_alone_has_the_ordinals_of_its_manifest() -> None:
-    """So that its random numbers do not depend on a selection."""
+    """The code of a sample of a dataset alone is its ordinal in the manifest.
+
+    Its random numbers therefore do not depend on a selection.
+    """
     codes = codes_of(SPEC, selected([3, 5, 9]))
     assert codes.encode(np.array([0, 2])).tolist() == [3, 9]
     assert codes.locate(9) == (0, 2)
@@ -45,7 +48,10 @@ def test_a_dataset_alone_has_the_ordinals_of_its_manifest() -> None:
 
 
 def test_a_mix_has_member_and_pass() -> None:
-    """The run is the pass of the member, over all epochs: each use of a sample has random numbers of its own."""
+    """The code of a sample of a mix has its member and pass; each use of a sample has random numbers of its own.
+
+    The pass counts over all epochs.
+    """
     spec = request(["a", "b"], repeat={"a": 1, "b": 2}).spec(sources({"a": 3, "b": 2}), 4)
     codes = codes_of(spec, selected([10, 11, 12]), selected([4, 7]))
     b = 1 << 48
@@ -56,7 +62,7 @@ def test_a_mix_has_member_and_pass() -> None:
 
 
 def test_a_growing_dataset_counts_the_uses() -> None:
-    """Over all epochs."""
+    """The code of a sample of a growing dataset has its use, counted over all epochs."""
     codes = codes_of(GrowingSpec(SPEC, 2, 8, 1), selected([3, 5, 9]))
     (uses,) = codes.uses(5, np.array([1, 3 * 7 + 1]))
     assert plain(uses) == (0, [0, 1], [5, 5], [0, 7])

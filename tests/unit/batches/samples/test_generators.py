@@ -1,4 +1,4 @@
-"""Generators that user code holds: found wherever it may hold them, and seeded by the sample."""
+"""Tests of generators that user code holds: found wherever it may hold them, and seeded by the sample."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.fake_dataset import FakeDataset
 
 
 class Holder:
-    """Keeps something in an attribute, and draws from it."""
+    """Stands for user code that keeps something in an attribute, and draws from it."""
 
     def __init__(self, kept: object) -> None:
         self.kept = {"deep": [kept]}
@@ -28,7 +28,7 @@ class Holder:
 
 
 class Listed(list):
-    """A list with attributes, as some compositions are."""
+    """Stands for a list with attributes, as some compositions are."""
 
     def __init__(self, kept: object) -> None:
         super().__init__([len])
@@ -39,7 +39,7 @@ class Listed(list):
 
 
 class Computed(dict):
-    """Attributes that raise, as those of some configurations do."""
+    """Stands for code whose attributes raise, as those of some configurations do."""
 
     def __getattr__(self, name: str) -> object:
         return self[name]
@@ -106,7 +106,10 @@ def drawn(code: Callable[[object], object], seeds: list[int]) -> list[object]:
     ids=[*KINDS, *PLACES],
 )
 def test_draws_depend_on_the_seed_only(make):
-    """Whatever was drawn before, in whichever order: the same sample draws the same, another sample something else."""
+    """A sample draws the same from any generator in any place, whatever was drawn before.
+
+    Another sample draws something else.
+    """
     there, back = drawn(make(), [1, 2, 3]), drawn(make(), [3, 3, 2, 1])
     assert there == back[3:0:-1]
     assert back[0] == back[1]
@@ -114,7 +117,10 @@ def test_draws_depend_on_the_seed_only(make):
 
 
 def test_each_generator_draws_differently():
-    """Two flips of one composition would otherwise always agree."""
+    """Two generators of one transform draw differently.
+
+    Two flips of one composition would always agree otherwise.
+    """
 
     def both(sample, one=np.random.default_rng(1), two=np.random.default_rng(1)):  # noqa: B008
         return one.random() == two.random()
@@ -123,7 +129,10 @@ def test_each_generator_draws_differently():
 
 
 def test_a_method_seeds_what_cannot_be_seen():
-    """Generators of a C extension, for example; with the seed of the sample."""
+    """`set_random_seed` of user code gets the seed of the sample.
+
+    It is for generators that cannot be found, as those of a C extension.
+    """
 
     class Opaque:
         seen: list[int] = []
@@ -140,7 +149,10 @@ def test_a_method_seeds_what_cannot_be_seen():
 
 
 def test_the_steps_of_a_composition_draw_differently():
-    """As albumentations has them: its `set_random_seed` gives all steps the same numbers, so it is not called."""
+    """The steps of a composition with `set_random_state` draw differently, as those of albumentations.
+
+    Its `set_random_seed` gives all steps the same numbers, so it is not called.
+    """
 
     class Flip:
         def set_random_state(self, random_generator, py_random):
@@ -165,7 +177,7 @@ def test_the_steps_of_a_composition_draw_differently():
 
 
 def test_code_runs_once_for_each_sample():
-    """Also where its first call makes a generator."""
+    """Code runs once for each sample, also where its first call makes a generator."""
     calls = []
 
     class Lazy:
@@ -181,7 +193,10 @@ def test_code_runs_once_for_each_sample():
 
 
 def test_copies_in_other_processes_are_seeded_alike():
-    """The order in which they are found does not depend on the process."""
+    """Generators of a copy of the code are seeded alike.
+
+    The order in which they are found does not depend on the process.
+    """
     rngs = {"a": np.random.default_rng(1), "b": random.Random(2)}
 
     def code(sample):
@@ -192,7 +207,7 @@ def test_copies_in_other_processes_are_seeded_alike():
 
 
 def test_the_global_generators_are_not_taken_for_own_ones():
-    """They are seeded as such, and the trainer's are left alone."""
+    """The global generators are not taken for those of user code that calls them."""
 
     def code(sample):
         return random.random(), np.random.rand(), functools.partial(random.random)
@@ -201,13 +216,16 @@ def test_the_global_generators_are_not_taken_for_own_ones():
 
 
 def test_large_tables_are_not_searched():
-    """A transform with a million texts costs nothing."""
+    """A list of a million texts is not searched for generators."""
     holder = Holder([str(number) for number in range(1_000_000)] + [np.random.default_rng()])
     assert OwnGenerators((holder,)).found == []
 
 
 def test_what_cannot_be_seeded_is_said_once(caplog):
-    """When the loader is made, in the trainer's process: the operating system's numbers, a method with other needs."""
+    """Generators that cannot be seeded are one warning when the loader is made.
+
+    They are those of the operating system, and methods with other arguments.
+    """
 
     class Odd:
         def set_random_state(self, generator, py_random): ...
@@ -221,7 +239,7 @@ def test_what_cannot_be_seeded_is_said_once(caplog):
 
 
 def test_threads_share_them(caplog):
-    """So they cannot be seeded: said, with the way out."""
+    """Generators that worker threads share are warned of, as they cannot be seeded, and others are not."""
     warn_of_generators((Holder(np.random.default_rng()),), shared=True)
     assert "1 generators of its own, which worker threads share" in caplog.text
     warn_of_generators((Holder(np.random.default_rng()),), shared=False)

@@ -1,4 +1,7 @@
-"""What a worker process holds: a recipe that travels, a reader that makes samples."""
+"""Tests of what a worker process holds: a recipe that is sent to it, and a reader that makes samples.
+
+The recipe is pickled and opened in the same process, on chunks that a fake engine has made local.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ def everything_local(fake_engine):
 
 
 def test_a_recipe_travels_and_opens_the_same_samples(make_dataset, folder, everything_local):
-    """Through cloudpickle, with a lambda: batches and samples as in the process that made it."""
+    """A recipe that was pickled, with a lambda, opens the batches and samples of the dataset that it was made of."""
     dataset = make_dataset(folder, transform=lambda sample: (sample["__key__"], sample["txt"]))
     prepared = everything_local(dataset._get_opening().prepare(7, "fill"))
     reader = cloudpickle.loads(cloudpickle.dumps(prepared.recipe())).open()
@@ -44,7 +47,7 @@ def test_a_recipe_travels_and_opens_the_same_samples(make_dataset, folder, every
 
 
 def test_a_selections_batches_have_the_manifests_numbers(make_dataset, folder, everything_local):
-    """The engine and the files know only the manifest."""
+    """Batches of a selection have the ordinals of the manifest, which alone the engine and the files know."""
     dataset = make_dataset(folder).select(labels=["class2"])
     prepared = everything_local(dataset._get_opening().prepare(33))
     reader: StreamReader = cloudpickle.loads(cloudpickle.dumps(prepared.recipe())).open()
@@ -54,7 +57,7 @@ def test_a_selections_batches_have_the_manifests_numbers(make_dataset, folder, e
 
 
 def test_a_chunk_that_is_not_there_is_named_by_number(make_dataset, folder):
-    """So that the rank can lease it again."""
+    """A chunk that is not there is an error with its number, so that the rank can lease it again."""
     prepared = make_dataset(folder)._get_opening().prepare(7)
     reader = prepared.recipe().open()
     ordinal = int(prepared.ordinals(0, 0)[0])
@@ -65,7 +68,7 @@ def test_a_chunk_that_is_not_there_is_named_by_number(make_dataset, folder):
 
 
 def test_a_users_file_not_found_is_the_users(make_dataset, folder, everything_local):
-    """An error of the same type from a transform is not taken for a lost chunk."""
+    """A `FileNotFoundError` of a transform is not taken for a lost chunk."""
 
     def transform(sample):
         raise FileNotFoundError("my labels.csv")
@@ -76,7 +79,7 @@ def test_a_users_file_not_found_is_the_users(make_dataset, folder, everything_lo
 
 
 def test_an_empty_sample_needs_no_chunk(make_dataset, folder):
-    """0 bytes are never requested."""
+    """A sample of 0 bytes is made without a chunk, as nothing of it is ever requested."""
     prepared = make_dataset(folder)._get_opening().prepare(1)
     reader = prepared.recipe().open()
     starts = prepared.members.each[0].manifest.locate(np.arange(100))
@@ -85,7 +88,7 @@ def test_an_empty_sample_needs_no_chunk(make_dataset, folder):
 
 
 def test_a_manifest_that_is_gone_is_an_error(make_dataset, folder):
-    """Not a worker that waits for ever."""
+    """A recipe whose manifest is gone is a `ManifestError` when it is opened."""
     recipe = make_dataset(folder)._get_opening().prepare(7).recipe()
     (recipe.members[0].manifest_path / "root.json").unlink()
     with pytest.raises(ManifestError, match=r"no manifest|root\.json"):
@@ -93,7 +96,7 @@ def test_a_manifest_that_is_gone_is_an_error(make_dataset, folder):
 
 
 def test_a_broken_member_of_a_tar_is_found_in_its_object(make_dataset, tars, everything_local):
-    """The range is that of the object, not of the chunk."""
+    """An error of decoding a member of a tar has its range in the object, not in the chunk."""
     content = (tars / "1.tar").read_bytes()
     place = content.index(b'{"n": 44}')
     (tars / "1.tar").write_bytes(content.replace(b'{"n": 44}', b'{"n": 44!'))
@@ -118,12 +121,12 @@ def test_a_broken_member_of_a_tar_is_found_in_its_object(make_dataset, tars, eve
     ],
 )
 def test_only_a_parameter_called_rng_asks_for_randomness(function, wants):
-    """By its name; catch-all parameters do not."""
+    """A function gets `rng` if a parameter has this name; a catch-all parameter does not count."""
     assert takes(function, "rng") is wants
 
 
 def test_each_samples_draws_are_its_own():
-    """Setting the generator's state gives exactly what a new generator of that key would."""
+    """A sample's generator draws what a new generator of its key would, whatever other samples drew."""
     draws = SampleDraws(17)
     first = draws.find_generator(3, 5).random(4).tolist()
     draws.find_generator(3, 6).integers(0, 7, 3, dtype=np.int32)
@@ -136,7 +139,7 @@ def test_each_samples_draws_are_its_own():
 
 
 def test_the_first_draws_are_these():
-    """Frozen: another number means that a resumed run augments its pictures otherwise."""
+    """The first numbers that a sample draws never change, since a resumed run would augment its images otherwise."""
     draws = SampleDraws(17)
     assert draws.find_generator(0, 0).integers(0, 1000, 4).tolist() == GOLDEN_DRAWS
 

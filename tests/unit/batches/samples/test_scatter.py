@@ -1,4 +1,7 @@
-"""Raw arrays straight from the chunk file into their rows."""
+"""Tests of scatter reads: raw arrays straight from the chunk file into their rows.
+
+Manifests, chunk files and readers are the real ones, on a fake engine.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +44,7 @@ def npy_of(numbers: np.ndarray) -> bytes:
 
 @pytest.fixture
 def npy(tmp_path: Path) -> Path:
-    """40 files of 8,528 bytes; one chunk holds one of them."""
+    """Writes 40 files of 8,528 bytes, and returns their folder; one chunk holds one of them."""
     root = tmp_path / "npy"
     root.mkdir()
     for number in range(COUNT):
@@ -51,7 +54,7 @@ def npy(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def tars(tmp_path: Path) -> Path:
-    """The same arrays as `.x.npy` between a label and a JSON text of different lengths."""
+    """Writes the same arrays to tars, between a label and a JSON text of any length, and returns their folder."""
     root = tmp_path / "tars"
     root.mkdir()
     for part in range(2):
@@ -64,7 +67,7 @@ def tars(tmp_path: Path) -> Path:
 
 
 class Batches:
-    """Makes batches of one reader, in rows."""
+    """Makes batches of one reader, in rows, as a worker does, without a loader."""
 
     def __init__(self, prepared, engine, shapes):
         self.engine, self.prepared, self.shapes = engine, prepared, shapes
@@ -75,7 +78,7 @@ class Batches:
         assert self.reader.takes_rows
 
     def ordinal(self, number):
-        """Files are in the order of their names' hashes."""
+        """Returns the ordinal of a file; files are in the order of their names' hashes."""
         names = [
             self.prepared.members.each[0].manifest.name(ordinal).object_key
             for ordinal in range(self.prepared.members.each[0].manifest.samples)
@@ -83,7 +86,7 @@ class Batches:
         return names.index(f"{number:03}.npy")
 
     def make(self, ordinals):
-        """Samples, and whether each array of theirs stands in its row."""
+        """Returns samples, and whether each array of theirs stands in its row."""
         memory = np.full(1 << 19, 0xDB, np.uint8)
         rows = Rows(memory, self.shapes, len(ordinals))
         self.read_with.clear()
@@ -101,7 +104,10 @@ def number_of(sample: dict[str, object]) -> int:
 
 
 def test_one_sample_shows_where_the_other_arrays_are(make_dataset, fake_engine, npy, ordinary):
-    """After the first batch nothing is read in the ordinary way; arrays, keys and labels are the same."""
+    """After one batch arrays are read straight into their rows, and nothing in the ordinary way.
+
+    The values are the same.
+    """
     batches = Batches(make_dataset(npy)._get_opening().prepare(8), fake_engine, {"npy": SHAPE})
     assert not batches.reader.draws
     for _ in range(2):
@@ -113,7 +119,7 @@ def test_one_sample_shows_where_the_other_arrays_are(make_dataset, fake_engine, 
 
 
 def test_fields_around_an_array_are_read_too(make_dataset, fake_engine, tars, ordinary):
-    """A tar's members before and behind the array: each sample has its own."""
+    """The other members of a tar's sample are read with its array, each sample's own."""
     batches = Batches(make_dataset(tars)._get_opening().prepare(8), fake_engine, {"npy": SHAPE})
     batches.make([0])
     ordinary.clear()
@@ -128,7 +134,7 @@ def test_fields_around_an_array_are_read_too(make_dataset, fake_engine, tars, or
 
 
 def test_several_arrays_in_a_sample(make_dataset, fake_engine, tmp_path, ordinary):
-    """Each goes to its own row; one that nobody waits for is decoded as ever, in memory of its own."""
+    """Each array of a sample goes to its own row; one without a row is decoded in memory of its own."""
     root = tmp_path / "pairs"
     root.mkdir()
     entries = []
@@ -150,7 +156,7 @@ def test_several_arrays_in_a_sample(make_dataset, fake_engine, tmp_path, ordinar
 
 
 def test_raw_numbers_without_a_header(make_dataset, fake_engine, tmp_path, ordinary):
-    """`ArrayDecoder` says what they are; the whole file is the array."""
+    """A file of raw numbers with an `ArrayDecoder` is read into its row as a whole."""
     root = tmp_path / "bin"
     root.mkdir()
     for number in range(10):
@@ -167,7 +173,7 @@ def test_raw_numbers_without_a_header(make_dataset, fake_engine, tmp_path, ordin
 
 @pytest.mark.parametrize("odd", ["dtype", "shape", "order", "length", "text"])
 def test_a_sample_that_is_not_alike_is_read_in_the_ordinary_way(make_dataset, fake_engine, npy, ordinary, odd):
-    """Of the same length, but with another head; of another length; or no array at all. Never a wrong value."""
+    """A sample with another header, another length or no array is read in the ordinary way, with its own values."""
     other = {
         "dtype": np.arange(NUMBERS, dtype="<i4"),
         "shape": np.arange(NUMBERS, dtype="<f4").reshape(3, -1),
@@ -190,7 +196,7 @@ def test_a_sample_that_is_not_alike_is_read_in_the_ordinary_way(make_dataset, fa
 def test_samples_of_many_layouts_are_not_read_twice_for_long(
     make_dataset, fake_engine, tmp_path, ordinary, monkeypatch
 ):
-    """Where most samples of a batch are not like the template, the next ones are read once each; then it tries anew."""
+    """Batches of samples that are not like the template are read in the ordinary way for a while, then tried anew."""
     monkeypatch.setattr("streamer.batches.samples.scatter._PAUSED_BATCHES", 2)
     entries = []
     for number in range(20):
@@ -214,7 +220,7 @@ def test_samples_of_many_layouts_are_not_read_twice_for_long(
 
 
 def test_another_sample_in_a_place(make_dataset, fake_engine, npy):
-    """The index of one that is left out takes another: its own bytes, in that index's row."""
+    """A sample in the place of one that is left out is read into the row of that place, with its own bytes."""
     batches = Batches(make_dataset(npy)._get_opening().prepare(8), fake_engine, {"npy": SHAPE})
     first, second, third = (batches.ordinal(number) for number in (1, 2, 9))
     batches.make([first, second])
@@ -227,7 +233,7 @@ def test_another_sample_in_a_place(make_dataset, fake_engine, npy):
 
 
 def test_it_is_said_what_is_read(make_dataset, fake_engine, npy):
-    """One sample of each chunk, before they are read: whoever looks at the clock can name it."""
+    """One sample of each chunk is named before the chunk is read, so that a slow read can be named."""
     batches = Batches(make_dataset(npy)._get_opening().prepare(8), fake_engine, {"npy": SHAPE})
     batches.make(range(4))
     assert batches.read_with == []
@@ -237,7 +243,7 @@ def test_it_is_said_what_is_read(make_dataset, fake_engine, npy):
 
 
 def test_a_read_that_hangs_is_seen_by_the_timeout(make_dataset, npy, monkeypatch):
-    """As when a sample hangs: an error that names one of those that were being read."""
+    """A scatter read that hangs is a `WorkerError` after `timeout=` that names one of the samples being read."""
     over, read = threading.Event(), CachedBytes.read_into
 
     def hang(self, chunk, targets):
@@ -256,7 +262,10 @@ def test_a_read_that_hangs_is_seen_by_the_timeout(make_dataset, npy, monkeypatch
 
 
 def test_an_error_of_the_disk_is_that_of_one_sample(make_dataset, fake_engine, npy, monkeypatch):
-    """A read of many that fails is made again one by one: the rest of the batch is right, and the culprit known."""
+    """A read of several samples that fails is made again one by one.
+
+    The error is that of one sample, and the others are right.
+    """
     batches = Batches(make_dataset(npy)._get_opening().prepare(8), fake_engine, {"npy": SHAPE})
     batches.make([0])
     samples, read = [batches.make([ordinal])[0][0] for ordinal in (1, 2, 3)], CachedBytes.read_into
@@ -276,7 +285,7 @@ def test_an_error_of_the_disk_is_that_of_one_sample(make_dataset, fake_engine, n
 
 
 def test_what_is_left_out_is_not_read_with_the_others(make_dataset, fake_engine, npy):
-    """A batch in which a sample has ended workers is read one by one, without it."""
+    """A batch without a sample that has ended workers is read one by one, and a repeat takes its place."""
     batches = Batches(make_dataset(npy)._get_opening().prepare(8), fake_engine, {"npy": SHAPE})
     begun: list[int] = []
     maker = BatchMaker(batches.reader, MakerRules(17), lambda task, ordinal, since: begun.append(ordinal))
@@ -291,7 +300,7 @@ def test_what_is_left_out_is_not_read_with_the_others(make_dataset, fake_engine,
 
 
 def test_every_byte_is_checked(make_dataset, fake_engine, npy):
-    """A bit that is wrong inside the array or its head: the chunk is told, the sample is not made."""
+    """A wrong bit in an array or its header is an error that names the chunk, as is a missing chunk."""
     for place in (70, 64 + 128 + 500):
         batches = Batches(make_dataset(npy)._get_opening().prepare(8), fake_engine, {"npy": SHAPE})
         batches.make([4])
@@ -310,7 +319,10 @@ def test_every_byte_is_checked(make_dataset, fake_engine, npy):
 
 @pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
 def test_arrays_of_zip_archives(make_dataset, fake_engine, tmp_path, method):
-    """What is unpacked has no place in its sample's bytes; what is not has a checksum that needs all its bytes."""
+    """Arrays of zip archives, compressed or not, are delivered with their values.
+
+    What is decompressed has no place in its sample's bytes; what is not has a checksum that needs all its bytes.
+    """
     # What cannot be compressed has one length.
     drawn = {f"{n:03}.npy": np.random.default_rng(n).integers(0, 256, 8000, np.uint8) for n in range(COUNT)}
     with zipfile.ZipFile(tmp_path / "a.zip", "w", method) as archive:
@@ -326,7 +338,7 @@ def test_arrays_of_zip_archives(make_dataset, fake_engine, tmp_path, method):
 
 
 def test_a_byte_of_an_array_in_a_zip_archive_is_another(make_dataset, fake_engine, tmp_path):
-    """Is an error of that sample, whichever batch it is in."""
+    """A wrong byte of an array in a zip archive is an error of its sample, which `on_error="skip"` leaves out."""
     with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
         for number in range(COUNT):
             archive.writestr(f"{number:03}.npy", npy_of(array(number)))
@@ -340,7 +352,7 @@ def test_a_byte_of_an_array_in_a_zip_archive_is_another(make_dataset, fake_engin
 
 
 def test_a_transform_is_never_given_a_row(make_dataset, fake_engine, npy):
-    """It may keep what it is given, and rows are used again."""
+    """A dataset with a transform gives it no row, as it may keep what it is given and rows are used again."""
     dataset = make_dataset(npy, transform=lambda sample: sample)
     prepared = dataset._get_opening().prepare(8)
     fake_engine.make_local(0)
@@ -351,7 +363,7 @@ def test_a_transform_is_never_given_a_row(make_dataset, fake_engine, npy):
 
 @pytest.mark.parametrize("layout", ["npy", "tars"])
 def test_the_loader_delivers_the_same(make_dataset, fake_engine, request, layout):
-    """With rows and without (`num_workers=0`): the same batches in the same order over three epochs."""
+    """A loader with rows delivers the batches of one without (`num_workers=0`), in three epochs."""
     root = request.getfixturevalue(layout)
 
     def epochs(workers: int) -> list[object]:
@@ -364,7 +376,7 @@ def test_the_loader_delivers_the_same(make_dataset, fake_engine, request, layout
 
 
 def test_wrong_bytes_are_fetched_again_and_the_row_is_rewritten(make_dataset, fake_engine, npy):
-    """Chunks that are damaged the first time they are made local: every batch still has the right values."""
+    """Chunks that are damaged once are rejected and read again, and every row has the right values."""
     spoilt: set[int] = set()
 
     def spoil(chunk: int, path: Path) -> None:
@@ -389,7 +401,10 @@ def test_wrong_bytes_are_fetched_again_and_the_row_is_rewritten(make_dataset, fa
 
 @pytest.mark.slow
 def test_the_rows_of_killed_workers_are_written_again(make_dataset, fake_engine, npy):
-    """Two worker processes, one of them killed every 15 batches, freed slots poisoned: the batches of a quiet run."""
+    """Two workers, one of which is killed every 15 batches, deliver the batches of a run without kills.
+
+    Freed slots are poisoned.
+    """
     with StreamingDataLoader(make_dataset(npy), 8, 0) as loader:
         expected = [(b["__key__"], b["npy"].tolist()) for _ in range(12) for b in loader]
     chance = random.Random(3)

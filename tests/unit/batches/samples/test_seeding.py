@@ -1,4 +1,4 @@
-"""Randomness by sample."""
+"""Tests of randomness by sample: seeds, and what samples and collate functions draw from global generators."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def sample_seed(seed: int, epoch: int, ordinal: int) -> int:
 
 
 def test_golden():
-    """The seeds never change: a resumed run must draw what it would have drawn."""
+    """The seeds of a sample and of a batch never change, as a resumed run must draw what it would have drawn."""
     assert sample_seeds(17, 3, np.array([12345, 2**63 - 1], np.int64))[0] == 0x3DFB9230CB9F2C0F
     assert collate_seed(17, 3, 12345) == 0xD2B454669EB9E5D5
 
 
 def test_each_part_matters():
-    """Seed, epoch and ordinal each give another stream; the same three the same."""
+    """Seed, epoch and ordinal each give another stream of random numbers, and the same three the same."""
     seeds = {sample_seed(s, e, o) for s in range(4) for e in range(4) for o in range(100)}
     seeds |= {collate_seed(s, e, o) for s in range(4) for e in range(4) for o in range(100)}
     assert len(seeds) == 3200
@@ -46,7 +46,7 @@ def test_each_part_matters():
 
 
 def test_the_trainers_generators_are_left_alone():
-    """After samples made inline, the trainer draws what it would have drawn without them."""
+    """The trainer's generators are put back after samples were made, so that it draws what it would have drawn."""
     random.seed(5), np.random.seed(5), torch.manual_seed(5)
     expected = draw()
     random.seed(5), np.random.seed(5), torch.manual_seed(5)
@@ -58,7 +58,7 @@ def test_the_trainers_generators_are_left_alone():
 
 @pytest.fixture
 def own_generators() -> Iterator[None]:
-    """The test may seed and draw."""
+    """Lets the test seed and draw, and puts the global generators back."""
     with keep_globals():
         yield
 
@@ -68,12 +68,12 @@ def maker_of(make: Make, collate_fn: Callable[[list[object]], object] | None = N
 
 
 def made(maker: BatchMaker) -> list[object]:
-    """All samples of an epoch."""
+    """Returns all samples of an epoch."""
     return [sample for batch in range(SAMPLES // BATCH) for sample in maker.load(0, batch).samples]
 
 
 def seeded(make: Make) -> list[object]:
-    """The same, each sample after its own seeding."""
+    """Returns all samples of an epoch, each made after its own seeding."""
     found = []
     for ordinal in range(SAMPLES):
         seed_globals(sample_seed(17, 0, ordinal))
@@ -94,7 +94,7 @@ def rarely(epoch: int, ordinal: int) -> object:
 
 
 def by_gauss(epoch: int, ordinal: int) -> object:
-    """Its second number comes from memory, not from the generator's words."""
+    """Draws numbers of which the second comes from memory, not from the generator's words."""
     return random.gauss(0, 1), np.random.randn(3).tolist(), random.gauss(0, 1)
 
 
@@ -105,7 +105,7 @@ def seeds_itself(epoch: int, ordinal: int) -> object:
 
 
 def with_torch(epoch: int, ordinal: int) -> object:
-    """Puts torch's generator back, as `fork_rng` does."""
+    """Draws, and puts torch's generator back, as `fork_rng` does."""
     with torch.random.fork_rng():
         return float(torch.rand(1))
 
@@ -117,7 +117,7 @@ def with_torch(epoch: int, ordinal: int) -> object:
     ids=lambda make: make.__name__,
 )
 def test_what_a_sample_draws_is_its_own(make):
-    """Each sample draws what its seed says, whatever the samples before it did."""
+    """A sample draws what its seed says, whatever the samples before it drew or seeded."""
     maker = maker_of(make)
     assert made(maker) == seeded(make)
     assert made(maker) == seeded(make)
@@ -130,7 +130,7 @@ def drawn_by_collate(maker: BatchMaker) -> list[object]:
 @pytest.mark.usefixtures("own_generators")
 @pytest.mark.parametrize("make", [never, always, rarely], ids=lambda make: make.__name__)
 def test_what_a_collate_function_draws_is_its_batchs_own(make):
-    """It depends on seed, epoch and batch, not on what the samples drew."""
+    """A collate function draws by seed, epoch and batch, whatever the samples drew."""
     collate = lambda samples: (random.random(), random.gauss(0, 1), float(np.random.randn()), float(torch.rand(1)))  # noqa: E731
     expected = []
     for batch in range(SAMPLES // BATCH):
@@ -141,7 +141,7 @@ def test_what_a_collate_function_draws_is_its_batchs_own(make):
 
 @pytest.mark.usefixtures("own_generators")
 def test_what_a_collate_function_draws_after_a_skipped_sample():
-    """The same as if none had failed."""
+    """A collate function draws the same after skipped samples as if none had failed."""
 
     def fails(epoch: int, ordinal: int) -> object:
         if ordinal % BATCH in (0, 5):
@@ -155,7 +155,7 @@ def test_what_a_collate_function_draws_after_a_skipped_sample():
 
 @pytest.mark.usefixtures("own_generators")
 def test_an_error_after_a_draw_is_the_samples_own():
-    """What it says was drawn by its own sample."""
+    """The error of a sample that failed after a draw has the numbers of its own seed."""
 
     def fails(epoch: int, ordinal: int) -> object:
         if ordinal == 58:
@@ -171,7 +171,7 @@ def test_an_error_after_a_draw_is_the_samples_own():
 
 @pytest.mark.usefixtures("own_generators")
 def test_threads_of_the_trainer_seed_nothing():
-    """They share the generators with each other and with the trainer."""
+    """Worker threads seed no global generator, as they share them with the trainer."""
     maker = BatchMaker(FakeRecipe(SAMPLES, BATCH, never).open(), MakerRules(17, list, seed_globals=False))
     random.seed(5), np.random.seed(5), torch.manual_seed(5)
     expected = draw()

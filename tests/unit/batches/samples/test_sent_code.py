@@ -1,4 +1,4 @@
-"""User code that changes after workers have received it."""
+"""Tests of user code that changes after workers have received it: it is compared, and a change is warned of."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from streamer.loader.dataset import StreamingDataset
 
 
 class Crop:
+    """Stands for a user's transform with arrays and generators of its own."""
+
     def __init__(self, size: int) -> None:
         self.size = size
         self.means = np.zeros(3)
@@ -28,13 +30,13 @@ class Crop:
 
 
 def warnings(code: SentCode, caplog: pytest.LogCaptureFixture) -> int:
-    """How often it has warned, by now."""
+    """Returns how often the code has warned by now."""
     code.compare()
     return len(caplog.records)
 
 
 def test_a_changed_attribute_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
-    """A size that a notebook sets between two epochs."""
+    """A changed attribute of a transform, as a notebook sets it between two epochs, is warned of once."""
     crop = Crop(16)
     code = SentCode({"transform": crop})
     assert warnings(code, caplog) == 0
@@ -44,7 +46,7 @@ def test_a_changed_attribute_is_said_once(caplog: pytest.LogCaptureFixture) -> N
 
 
 def test_a_changed_variable_of_a_function_is_said(caplog: pytest.LogCaptureFixture) -> None:
-    """As a global of a script or a notebook, whose functions are sent by value."""
+    """A changed variable of a function that is sent by value is warned of, as a global of a notebook would be."""
     size = 16
     code = SentCode(lambda sample: sample[:size])
     assert warnings(code, caplog) == 0
@@ -53,7 +55,10 @@ def test_a_changed_variable_of_a_function_is_said(caplog: pytest.LogCaptureFixtu
 
 
 def test_use_is_no_change(caplog: pytest.LogCaptureFixture) -> None:
-    """`dataset[0]` draws from generators; albumentations keeps the parameters of its last call."""
+    """The use of a transform is no change of it.
+
+    `dataset[0]` draws from generators; albumentations keeps the parameters of its last call.
+    """
     # Not in the other processes of pytest: 1.5 s of CPU.
     import albumentations
 
@@ -65,7 +70,7 @@ def test_use_is_no_change(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_what_cannot_be_compared_is_not(caplog: pytest.LogCaptureFixture) -> None:
-    """Large code, and an object that has taken a lock since."""
+    """Large code, and an object that has taken a lock since, are not compared."""
     large, many, crop = [bytes(MAX_BYTES)], list(range(MOST_OBJECTS)), Crop(1)
     codes = [SentCode(large), SentCode(many), SentCode(crop)]
     large.append(b"x")
@@ -78,7 +83,10 @@ def test_what_cannot_be_compared_is_not(caplog: pytest.LogCaptureFixture) -> Non
 def test_a_loader_says_it_and_can_start_new_workers(
     make_dataset: Callable[..., StreamingDataset], folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Where the next epoch begins; the state that it loads into itself keeps the position."""
+    """A loader warns of changed code at its next epoch; loading its own state starts workers with the new code.
+
+    The state keeps the position.
+    """
     crop = Crop(16)
     with StreamingDataLoader(make_dataset(folder, transform=crop), 4, 1, collate_fn=list) as loader:
         assert {size for batch in loader for size in batch} == {16}
@@ -94,7 +102,7 @@ def test_a_loader_says_it_and_can_start_new_workers(
 def test_no_workers_have_nothing_of_their_own(
     make_dataset: Callable[..., StreamingDataset], folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A change counts at once."""
+    """Without workers a change of the transform counts at once, and nothing is warned of."""
     crop = Crop(16)
     with StreamingDataLoader(make_dataset(folder, transform=crop), 4, 0, collate_fn=list) as loader:
         assert {size for batch in loader for size in batch} == {16}

@@ -1,4 +1,7 @@
-"""Samples that stay as they are, read whole to where their batch will lie."""
+"""Tests of samples that stay as they are, read whole to where their batch will lie.
+
+Manifests, chunk files and readers are the real ones, on a fake engine.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +42,7 @@ def several_samples_a_chunk(fake_engine, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 class Batches:
-    """Makes the batches of one reader in slots, and takes them out again."""
+    """Makes the batches of one reader in slots, as a worker does, and takes them out again."""
 
     def __init__(self, dataset, engine, **rules):
         prepared = dataset._get_opening().prepare(BATCH)
@@ -64,12 +67,12 @@ class Batches:
         return found
 
     def expected(self, number: int) -> object:
-        """What torch makes of the same samples, read in the ordinary way."""
+        """Returns what torch makes of the same samples, read in the ordinary way."""
         return default_collate(self.maker.load(0, number).samples)
 
 
 def test_bytes_are_read_to_where_they_will_lie(make_dataset, fake_engine, tmp_path, ordinary):
-    """From the second batch on only the places of the fields are written; keys, labels and bytes are torch's."""
+    """From the second batch on bytes are read to their place in the slot, and the batch is what torch makes."""
     batches = Batches(make_dataset(tars(tmp_path / "tars"), decode=None), fake_engine)
     assert batches.make(0) == batches.expected(0)
     assert batches.written > sum(map(len, map(picture, range(BATCH))))
@@ -85,7 +88,7 @@ def test_bytes_are_read_to_where_they_will_lie(make_dataset, fake_engine, tmp_pa
 
 
 def test_empty_fields(make_dataset, fake_engine, tmp_path):
-    """They have no bytes that could stand anywhere."""
+    """Fields without bytes are delivered as torch has them."""
     root = tars(tmp_path / "tars", lambda number: b"" if number % 3 == 0 else picture(number))
     batches = Batches(make_dataset(root, decode=None), fake_engine)
     for number in (0, 1, 2, 0):
@@ -93,7 +96,7 @@ def test_empty_fields(make_dataset, fake_engine, tmp_path):
 
 
 def test_empty_files(make_dataset, fake_engine, tmp_path):
-    """Nothing of them is read."""
+    """Files without bytes are delivered as torch has them, while the others are read to their place."""
     root = tmp_path / "files"
     root.mkdir()
     for number in range(COUNT):
@@ -105,7 +108,7 @@ def test_empty_files(make_dataset, fake_engine, tmp_path):
 
 
 def test_what_is_mostly_headers_is_copied(make_dataset, fake_engine, tmp_path, ordinary):
-    """A slot has an eighth to spare: tars of small files do not fit into it as they are."""
+    """Samples that are mostly headers of a tar are copied to the slot, which has only an eighth to spare."""
     batches = Batches(make_dataset(tars(tmp_path / "tars", lambda n: b"x" * 1500), decode=None), fake_engine)
     for number in (0, 1, 2):
         assert batches.make(number) == batches.expected(number)
@@ -113,7 +116,7 @@ def test_what_is_mostly_headers_is_copied(make_dataset, fake_engine, tmp_path, o
 
 
 def test_a_slot_that_is_too_small_for_the_headers(make_dataset, fake_engine, tmp_path):
-    """The batch is made in the ordinary way, and fits."""
+    """A batch for whose headers the slot is too small is made in the ordinary way, and fits."""
     batches = Batches(make_dataset(tars(tmp_path / "tars"), decode=None), fake_engine)
     batches.make(0)
     expected = batches.expected(1)
@@ -126,7 +129,7 @@ def test_a_slot_that_is_too_small_for_the_headers(make_dataset, fake_engine, tmp
 
 
 def test_a_users_function_gets_bytes_of_its_own(make_dataset, fake_engine, tmp_path):
-    """Whether it collates or transforms: it may keep what it is given, so that is never the slot."""
+    """A `collate_fn` or transform gets bytes that are not in the slot, as it may keep them."""
     kept: list[dict[str, object]] = []
 
     def collate(samples: list[object]) -> object:
@@ -152,7 +155,7 @@ def test_a_users_function_gets_bytes_of_its_own(make_dataset, fake_engine, tmp_p
 
 
 def test_wrong_bytes_are_found_before_they_are_used(make_dataset, fake_engine, tmp_path):
-    """A flipped bit in a chunk file: the batch is to be made again from a new lease."""
+    """A flipped bit in a chunk file is an error that has the batch made again from a new lease."""
     dataset = make_dataset(tars(tmp_path / "tars"), decode=None)
     batches = Batches(dataset, fake_engine)
     batches.make(0)
@@ -165,7 +168,7 @@ def test_wrong_bytes_are_found_before_they_are_used(make_dataset, fake_engine, t
 
 
 def test_a_sample_that_ended_workers_is_not_read_with_the_others(make_dataset, fake_engine, tmp_path, ordinary):
-    """What is left out is not touched; the others are read one by one."""
+    """A sample that has ended workers is not read, and the others of its batch are read one by one."""
     batches = Batches(make_dataset(tars(tmp_path / "tars"), decode=None), fake_engine)
     batches.make(0)
     ordinals = batches.maker._source.batch(0, 1)[0].tolist()
@@ -178,7 +181,7 @@ def test_a_sample_that_ended_workers_is_not_read_with_the_others(make_dataset, f
 
 
 def test_an_unreadable_file_names_its_sample(make_dataset, fake_engine, tmp_path, ordinary, monkeypatch):
-    """An error of the disk in the common read: each sample is read by itself, and the one it concerns says so."""
+    """After an error of the disk in a read of several samples each of them is read by itself."""
     batches = Batches(make_dataset(tars(tmp_path / "tars"), decode=None), fake_engine)
     batches.make(0)
     read_into = CachedBytes.read_into
@@ -199,7 +202,7 @@ def test_an_unreadable_file_names_its_sample(make_dataset, fake_engine, tmp_path
 
 
 def test_raw_bytes_beside_an_array_that_is_in_its_row(make_dataset, fake_engine, tmp_path):
-    """Samples read around their arrays, and one that is not: a column of bytes from both."""
+    """Raw bytes beside arrays in rows are delivered right, also of samples that are read in the ordinary way."""
     root = tmp_path / "tars"
     root.mkdir()
     entries = []

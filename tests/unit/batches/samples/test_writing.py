@@ -1,4 +1,7 @@
-"""Decoders and transforms that write to their rows: the loader delivers what it would deliver without."""
+"""Tests of decoders and transforms that write to their rows: the loader delivers what it would deliver without.
+
+Images are real PNG files, loaders run with threads on a fake engine.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ COUNT, BATCH = 24, 4
 
 @pytest.fixture
 def pictures(tmp_path: Path) -> Path:
-    """24 pictures of 60 x 80; every third one is larger."""
+    """Writes 24 images of 60 x 80, every third one larger, and returns their folder."""
     root = tmp_path / "pictures"
     root.mkdir()
     rng = np.random.default_rng(1)
@@ -35,7 +38,10 @@ def pictures(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def in_old_slots(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Batches whose slot had memory when they were made; how many depends on when the trainer takes batches."""
+    """Returns the batches whose slot had memory when they were made.
+
+    How many depends on when the trainer takes batches.
+    """
     found: list[int] = []
     lay_out = BatchMaker.lay_out
 
@@ -50,7 +56,7 @@ def in_old_slots(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @pytest.fixture
 def claims(monkeypatch: pytest.MonkeyPatch) -> list[frozenset[object]]:
-    """Which fields stood in their rows, for each batch that was packed with rows."""
+    """Returns which fields stood in their rows, for each batch that was laid out with rows."""
     found: list[frozenset[object]] = []
     make = WritableBatch.__init__
 
@@ -64,13 +70,13 @@ def claims(monkeypatch: pytest.MonkeyPatch) -> list[frozenset[object]]:
 
 
 def delivered(dataset, workers: int, epochs: int = 2) -> list[object]:
-    """All batches, as lists."""
+    """Returns all batches, as lists."""
     with StreamingDataLoader(dataset, BATCH, workers, worker_type="thread") as loader:
         return [[b["__key__"], b["png"].tolist()] for _ in range(epochs) for b in loader]
 
 
 def halve(sample: dict[str, object], *, out: dict[str, np.ndarray]) -> dict[str, object]:
-    """A transform of a user's with an `out` parameter."""
+    """Stands for a user's transform with an `out` parameter."""
     picture = sample["png"][:60, :80]
     if "png" not in out:
         return {**sample, "png": picture // 2}
@@ -78,12 +84,12 @@ def halve(sample: dict[str, object], *, out: dict[str, np.ndarray]) -> dict[str,
 
 
 def ignores(sample: dict[str, object], *, out: dict[str, np.ndarray]) -> dict[str, object]:
-    """Takes rows and never uses them."""
+    """Stands for a transform that takes rows and never uses them."""
     return {**sample, "png": sample["png"][:60, :80] + 1}
 
 
 class Keeps:
-    """A transform that keeps what it was given, and mixes it into the next sample."""
+    """Stands for a transform that keeps what it was given, and looks whether it has changed at the next sample."""
 
     def __init__(self) -> None:
         self.last: np.ndarray | None = None
@@ -109,7 +115,10 @@ class Keeps:
     ],
 )
 def test_the_same_with_rows_and_without(make_dataset, pictures, claims, in_old_slots, transform, writes):
-    """Every value of two epochs; who can write to rows does so wherever a slot has memory."""
+    """A transform delivers the same with rows and without.
+
+    One with `out` that writes to rows does so wherever a slot has memory.
+    """
     expected = delivered(make_dataset(pictures, transform=transform), 0)
     assert claims == []
     assert delivered(make_dataset(pictures, transform=transform), 1) == expected
@@ -124,7 +133,7 @@ def test_the_same_with_rows_and_without(make_dataset, pictures, claims, in_old_s
 
 
 def test_decoders_write_to_rows(make_dataset, pictures, claims):
-    """Without a transform; a selection of pictures of one size, as `default_collate` wants them."""
+    """Without a transform images of one size are decoded into their rows, with the same values."""
     names = [path.name for number, path in enumerate(sorted(pictures.iterdir())) if number % 3 == 0]
     for path in pictures.iterdir():
         if path.name in names:
@@ -135,7 +144,7 @@ def test_decoders_write_to_rows(make_dataset, pictures, claims):
 
 
 def test_what_a_transform_keeps_is_its_own(make_dataset, pictures):
-    """Arrays given to a transform without `out` never lie in a slot: they are not overwritten later."""
+    """Arrays given to a transform without `out` never lie in a slot, and are not overwritten later."""
     keeps = Keeps()
     assert len(delivered(make_dataset(pictures, transform=keeps), 1, epochs=4)) == 24
     assert keeps.last is not None
@@ -144,7 +153,7 @@ def test_what_a_transform_keeps_is_its_own(make_dataset, pictures):
 
 @pytest.mark.parametrize("sizes", [(40, 90), (90, 40)])
 def test_batches_of_changing_size(make_dataset, pictures, sizes):
-    """What was foreseen for a batch is wrong for the next one: it is moved out of the way, or spilled; never wrong."""
+    """Batches whose arrays change their size have the right values, although the rows foreseen do not fit."""
 
     def alternate(sample: dict[str, object], *, out: dict[str, np.ndarray]) -> dict[str, object]:
         side = sizes[counter[0] // BATCH % 2]
@@ -167,21 +176,21 @@ def test_batches_of_changing_size(make_dataset, pictures, sizes):
 
 
 class Drawing(OnField):
-    """A class of the user's own."""
+    """Stands for a user's subclass of `OnField` that draws from the global generator."""
 
     def __call__(self, sample: dict[str, object], **given: object) -> dict[str, object]:
         return {**super().__call__(sample, **given), "drawn": random.random()}
 
 
 class DrawingDecoder(ImageDecoder):
-    """The same; it knows of no place to write to."""
+    """Stands for a user's subclass of a decoder that draws, and has no `out` to write to."""
 
     def __call__(self, content: bytes) -> np.ndarray:
         return super().__call__(content)[: random.randrange(1, 40)]
 
 
 def test_nothing_is_seeded_where_nothing_draws(make_dataset, pictures):
-    """Own transforms draw from `rng` only; a user's code may draw from anywhere."""
+    """Samples are seeded unless only streamer's own decoders and transforms make them, which draw from `rng` alone."""
     from streamer.batches.workers import batch_maker as maker
 
     kinds: list[tuple[Callable[..., object] | None, object, bool]] = [

@@ -1,4 +1,4 @@
-"""The fork server's process."""
+"""Tests of the fork server's process: imports and threads of the workers forked from it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ print(sorted(set(sys.modules) - before))
 
 @pytest.mark.process
 def test_a_fork_imports_nothing_to_seed_its_generators() -> None:
-    """What is imported after the fork is memory of each worker: numpy.random was 6.3 MB."""
+    """A forked worker imports nothing to seed its generators.
+
+    Imports after the fork are memory of each worker: numpy.random was 6.3 MB.
+    """
     done = subprocess.run([sys.executable, "-c", PROGRAM], check=True, capture_output=True, text=True)
     assert done.stdout.strip() == "[]"
 
@@ -32,5 +35,8 @@ def test_a_fork_imports_nothing_to_seed_its_generators() -> None:
     ("variable", "threads"), [(b"", 1), (b"4", 4), (b"4,2", 4), (b" 3 , 1", 3), (b"0", 1), (b"many", 1), (b"\xff", 1)]
 )
 def test_a_list_of_threads(variable: bytes, threads: int) -> None:
-    """OMP_NUM_THREADS may be a list, for nested regions; a worker ended over one."""
+    """OMP_NUM_THREADS may be a list, for nested regions, of which the first number counts.
+
+    Regression: a worker ended over one.
+    """
     assert fork_server_main._threads(variable) == threads

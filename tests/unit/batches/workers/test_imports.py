@@ -1,4 +1,4 @@
-"""Which modules user code needs."""
+"""Tests of the modules that user code needs, which the fork server imports before workers are forked."""
 
 from __future__ import annotations
 
@@ -40,7 +40,10 @@ class Transform:
 
 @pytest.fixture
 def user_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[object]:
-    """Imported from a folder of its own; its lazy imports have happened, as in a process that used it."""
+    """Returns a module imported from a folder of its own.
+
+    Its lazy imports have happened, as in a process that used it.
+    """
     (tmp_path / "user_of_imports.py").write_text(USER_CODE)
     monkeypatch.syspath_prepend(str(tmp_path))
     for name in ("colorsys", "xml.dom.minidom", "wave", "fractions"):
@@ -50,7 +53,7 @@ def user_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[obj
 
 
 def test_a_module_that_is_sent_by_value_is_not_imported(user_module) -> None:
-    """Its code is part of the pickle, with the names of what that imports."""
+    """A module that is sent by value is not imported, but the modules that it imports are."""
     assert "user_of_imports" in find_modules([user_module.inner])
     cloudpickle.register_pickle_by_value(user_module)
     try:
@@ -62,7 +65,7 @@ def test_a_module_that_is_sent_by_value_is_not_imported(user_module) -> None:
 
 
 def test_code_by_value_names_what_it_imports() -> None:
-    """A lambda of a script: globals that it refers to, and imports in its body."""
+    """Code that is sent by value needs the modules of its globals and of imports in its body."""
     import wave
 
     def collate(samples: list[object]) -> object:
@@ -76,13 +79,16 @@ def test_code_by_value_names_what_it_imports() -> None:
 
 
 def test_code_by_name_names_its_module_and_what_that_imports_late(user_module: object) -> None:
-    """All functions, methods and nested functions of a user's own module count."""
+    """Code that is sent by name needs its module and the modules that this imports late.
+
+    All functions, methods and nested functions of the module count.
+    """
     found = find_modules([user_module.Transform()])  # type: ignore[attr-defined]
     assert {"user_of_imports", "colorsys", "xml.dom", "wave"} <= set(found)
 
 
 def test_libraries_are_not_searched() -> None:
-    """What a library imports late is its own affair: numpy is enough for a function of numpy's."""
+    """Modules that a library imports late are not needed: NumPy alone is for a function of NumPy."""
     import numpy as np
 
     importlib.import_module("numpy.testing")
@@ -90,26 +96,26 @@ def test_libraries_are_not_searched() -> None:
 
 
 def test_nothing_that_this_process_has_not_imported(user_module: object) -> None:
-    """No import in vain."""
+    """Modules that this process has not imported are not imported by the fork server."""
     sys.modules.pop("wave")
     assert "wave" not in find_modules([user_module.Transform])  # type: ignore[attr-defined]
 
 
 def test_the_order_is_that_of_the_first_imports(user_module: object) -> None:
-    """A library that must be imported before another one is."""
+    """Modules are in the order of their first imports, for a library that must be imported before another."""
     found = find_modules([user_module.Transform(), user_module.inner])  # type: ignore[attr-defined]
     assert found == sorted(found, key=list(sys.modules).index)
 
 
 def test_what_cannot_be_pickled_needs_nothing() -> None:
-    """The error comes when it is sent."""
+    """Code that cannot be pickled needs no modules here, as the error comes when it is sent."""
     import threading
 
     assert find_modules([threading.Lock()]) == []
 
 
 def test_large_arrays_are_not_copied() -> None:
-    """A transform with 1 GB of numbers: the pickle that is searched has none of them."""
+    """A transform with large arrays is searched for modules without a copy of them: below 16 MB for 128 MB."""
     import tracemalloc
 
     import numpy as np

@@ -1,4 +1,4 @@
-"""The pool: workers that are started before it is known what they make."""
+"""Tests of the pool of workers, which are started before it is known what they make; most start real processes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def number(epoch: int, ordinal: int) -> object:
 
 
 def next_message(handle: WorkerHandle) -> Message:
-    """What it sends next."""
+    """Returns the next message that a worker sends."""
     assert select.select([handle.channel], [], [], 20)[0]
     answer = next(handle.answers())
     assert answer is not None
@@ -61,7 +61,10 @@ both_ways = pytest.mark.parametrize("way", ["forkserver", "spawn"])
 @pytest.mark.process
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_no_fork_while_a_process_is_started(make, monkeypatch):
-    """A fork of another thread would keep the pipe open on which Popen waits; torch's loader forks."""
+    """A fork in another thread waits until a process is started.
+
+    It would keep the pipe open on which Popen waits; torch's loader forks.
+    """
     begun, ended, real = threading.Event(), threading.Event(), subprocess.Popen
 
     def slow(*arguments: object, **options: object) -> object:
@@ -86,7 +89,10 @@ def test_no_fork_while_a_process_is_started(make, monkeypatch):
 @pytest.mark.process
 @both_ways
 def test_a_worker_waits_until_it_is_configured(make, way):
-    """Then it opens the source; one that starts later is equipped at once, and none twice."""
+    """A worker waits until it is configured and opens its source once.
+
+    One that starts later gets the configuration at once.
+    """
     pool = make("process", 2, way)
     early = start(pool)
     assert not select.select([early.channel], [], [], 0.3)[0]
@@ -103,7 +109,7 @@ def test_a_worker_waits_until_it_is_configured(make, way):
 @pytest.mark.process
 @both_ways
 def test_a_worker_that_is_not_used_ends_with_the_pool(make, way):
-    """Closed before it was equipped: killed, as it has nothing to lose."""
+    """A worker that was not configured ends with the pool, as it has nothing to lose."""
     pool = make("process", 2, way)
     handle = start(pool)
     pool.close()
@@ -114,7 +120,7 @@ def test_a_worker_that_is_not_used_ends_with_the_pool(make, way):
 @pytest.mark.process
 @both_ways
 def test_exit_report(make, way):
-    """How a worker ended, and what it was doing."""
+    """The report of a worker that ended has the signal and what the worker was doing."""
     pool = make("process", 2, way)
     handle = start(pool)
     handle.kill()
@@ -129,7 +135,7 @@ def test_exit_report(make, way):
 
 
 def test_recipe_that_cannot_be_sent(make):
-    """What to do is in the error."""
+    """A recipe that cannot be sent is a `ConfigError` that says what to do."""
     lock = threading.Lock()
     with pytest.raises(ConfigError, match="worker_type='thread'"):
         make("process", 1).configure(FakeRecipe(8, 2, number), MakerRules(seed=1, collate_fn=lambda _: lock))

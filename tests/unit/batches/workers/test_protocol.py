@@ -1,4 +1,4 @@
-"""The messages between rank and workers."""
+"""Tests of the messages between a rank and its workers, over a real socket."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ MESSAGES = [
 
 @pytest.fixture
 def ends():
-    """The two ends of a channel."""
+    """Returns the two ends of a channel."""
     pair = Channel.pair()
     yield pair
     for end in pair:
@@ -47,13 +47,13 @@ def ends():
 
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda m: type(m).__name__)
 def test_round_trip(ends, message):
-    """Every message arrives as it was sent."""
+    """Every message between rank and worker arrives as it was sent."""
     assert ends[0].send(message)
     assert ends[1].receive() == (message, -1)
 
 
 def test_a_result_is_a_hundred_bytes():
-    """The size of a finished batch on the socket."""
+    """The message of a finished batch takes at most 104 bytes on the socket, and a task 48."""
     encode = msgspec.msgpack.encode
     big = Made(1 << 20, 1 << 30, (1 << 30, 150), Stages(*[1 << 31] * 6), 700, 64, slowest=(1 << 24, 1 << 31))
     assert len(encode(big)) <= 104
@@ -61,7 +61,7 @@ def test_a_result_is_a_hundred_bytes():
 
 
 def test_channel_carries_memory_and_ends(ends):
-    """A descriptor travels along; a closed end is None, and sending to it returns False."""
+    """A channel carries a descriptor; a closed end is received as None, and sending to it returns False."""
     ours, theirs = ends
     read, write = os.pipe()
     assert ours.send(Open(), read)

@@ -1,4 +1,4 @@
-"""Which workers start when."""
+"""Tests of which workers start when; none of them runs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from streamer.batches.workers.supervisor import Supervisor
 
 @pytest.fixture
 def started(monkeypatch):
-    """Numbers of the workers that were started, none of which becomes ready by itself."""
+    """Returns the numbers of the workers that were started, none of which becomes ready by itself."""
     numbers = []
 
     def start(self, number):
@@ -43,7 +43,7 @@ def make():
 
 
 def test_the_first_worker_starts_once(started, make):
-    """However often it is asked for."""
+    """The first worker starts once, however often it is asked for."""
     supervisor = make()
     supervisor.start_first()
     supervisor.start_first()
@@ -51,7 +51,7 @@ def test_the_first_worker_starts_once(started, make):
 
 
 def test_one_after_the_other(started, make):
-    """The next one starts when the one before it is ready, and no more than there are to be."""
+    """A worker starts when the one before it is ready, and no more than there are to be."""
     supervisor = make()
     supervisor.start_first()
     for _ in range(4):
@@ -63,7 +63,7 @@ def test_one_after_the_other(started, make):
 
 
 def test_several_start_together_on_a_large_machine(started, make, monkeypatch):
-    """As many as the machine has room for."""
+    """As many workers start together as the machine's limit of starting ones allows."""
     supervisor = make()
     monkeypatch.setattr(staffs, "_STARTING", 2)
     supervisor.start_first()

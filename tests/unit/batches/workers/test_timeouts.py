@@ -1,4 +1,4 @@
-"""Who has been at a sample for too long is found in time; a job that was stopped as a whole finds nobody."""
+"""Tests of the timeout of samples: a worker that takes too long is found in time, and none after a stop of the job."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LIMIT_SECONDS = 10.0
 
 
 class Workers:
-    """Workers that have been at their samples for so long; -1: idle."""
+    """Stands for a pool whose workers have been at their samples for so long, -1 for an idle one; no process runs."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *seconds: float) -> None:
         self.now = 1000.0
@@ -29,7 +29,7 @@ class Workers:
         return Doing(0, -1, 0) if begun is None else Doing(1, 100 + handle.number, round(begun * 1e9))
 
     def begin(self, number: int) -> None:
-        """Another sample."""
+        """Lets a worker begin another sample."""
         self._begun[number] = self.now
 
 
@@ -38,7 +38,7 @@ def looked_at(workers: Workers) -> SampleTimeouts:
 
 
 def test_the_one_whose_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not the others; and it is looked again when the first time is over."""
+    """The worker whose time for a sample is over is found at the next look, and no other."""
     workers = Workers(monkeypatch, 2.0, -1, 7.0)
     overtime = looked_at(workers)
     assert (overtime.remaining_seconds, overtime.find_stuck()) == (pytest.approx(3.0), [])
@@ -48,7 +48,10 @@ def test_the_one_whose_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_job_that_was_stopped_gives_its_workers_their_time_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An hour of Ctrl-Z is nobody's hour at a sample; who is then still at it after a whole time is stuck."""
+    """The time in which the whole job was stopped, as by Ctrl-Z, counts for no sample.
+
+    A worker that then takes a whole time more is stuck.
+    """
     workers = Workers(monkeypatch, 2.0, 7.0)
     overtime = looked_at(workers)
     workers.now += 3600.0
@@ -61,7 +64,7 @@ def test_a_job_that_was_stopped_gives_its_workers_their_time_anew(monkeypatch: p
 
 
 def test_one_who_always_looks_late_finds_it_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The time is given anew once."""
+    """A worker that is stuck is found by late looks, too, as its time is given anew only once."""
     workers = Workers(monkeypatch, 7.0)
     overtime = looked_at(workers)
     found = []

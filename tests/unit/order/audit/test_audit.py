@@ -1,4 +1,7 @@
-"""Digests of what was delivered: they add up, and say what came too often, not at all or in place of another sample."""
+"""Tests of digests of what was delivered: they add up.
+
+They say which sample came too often, not at all or in place of another.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ SAMPLES, RANKS, EPOCH = 1000, 4, 3
 
 
 def records_of(codes: np.ndarray, ranks: int = RANKS, start: int = 0, samples: int = SAMPLES) -> list[Record]:
-    """One record a rank of codes that are dealt in batches of ten."""
+    """Returns one record for each rank of codes that are dealt in batches of ten."""
     place = {"epoch": EPOCH, "start": start, "stop": start + len(codes), "samples": samples, "dense": True}
     found = [Record(**place, rank=rank, world_size=ranks) for rank in range(ranks)]
     for first in range(0, len(codes), 10):
@@ -35,6 +38,7 @@ def records_of(codes: np.ndarray, ranks: int = RANKS, start: int = 0, samples: i
 
 
 def unknown(stop: int) -> str:
+    """Stands for an order that is not known: says that there is no manifest."""
     return "no manifest"
 
 
@@ -43,7 +47,10 @@ def audit_of(records: list[Record], expected=unknown):
 
 
 def test_sums_do_not_depend_on_order_ranks_or_batches():
-    """A shuffled epoch on one rank, on four, and on four and then two has the digest of 0 to n-1."""
+    """The digest of an epoch does not depend on order, ranks or batches.
+
+    A shuffled epoch on one rank, on four, and on four and then two has the digest of 0 to n-1.
+    """
     order, whole = np.random.default_rng(1).permutation(SAMPLES), whole_epoch(EPOCH, SAMPLES)
     parts = (records_of(order, 1), records_of(order), records_of(order[:400]) + records_of(order[400:], 2, 400))
     for records in parts:
@@ -67,7 +74,7 @@ def test_sums_do_not_depend_on_order_ranks_or_batches():
     ],
 )
 def test_a_wrong_sample_is_found(change, text):
-    """And named where it is one."""
+    """A sample that is missing, repeated or in place of another is a fault, and named where it is the only one."""
     codes = change(np.arange(SAMPLES))
     records = records_of(codes)
     for record in records:
@@ -79,13 +86,19 @@ def test_a_wrong_sample_is_found(change, text):
 
 
 def test_every_single_error_changes_the_digest():
-    """No two samples of an epoch have the same hash, so each repeated, missing or swapped one shows."""
+    """No two samples of an epoch have the same hash.
+
+    Each repeated, missing or swapped one therefore changes the digest.
+    """
     hashes = [tallies(EPOCH, np.array([code]))[0].digest for code in range(SAMPLES)]
     assert len({*hashes, 0}) == SAMPLES + 1
 
 
 def test_a_sample_of_a_mix_is_named_by_its_member():
-    """The sum of each member is compared by itself; a second pass of the epoch has codes of its own."""
+    """The digest of each member of a mix is compared by itself.
+
+    A wrong sample is named by its member and its number in it.
+    """
     first, second = np.arange(200), (1 << 48) + np.arange(100)
     codes = np.concatenate([first, second])
     wanted = {tally.member: tally for tally in tallies(EPOCH, codes)}
@@ -96,7 +109,7 @@ def test_a_sample_of_a_mix_is_named_by_its_member():
 
 
 def test_skipped_samples_have_had_their_turn():
-    """They count on their own, and the whole is the epoch."""
+    """Skipped samples count on their own, and with them the epoch is whole."""
     codes, skipped = np.arange(SAMPLES), np.zeros(SAMPLES, bool)
     skipped[[3, 500]] = True
     (tally,) = tallies(EPOCH, codes, skipped)
@@ -107,7 +120,7 @@ def test_skipped_samples_have_had_their_turn():
 
 
 def test_gaps_are_named():
-    """A rank without a record, a run without its beginning, and an order that is not known are not proven."""
+    """A rank without a record, a run without its beginning, and an order that is not known are named as not proven."""
     order = np.arange(SAMPLES)
     assert "no record of rank 2" in audit_of([r for r in records_of(order) if r.rank != 2]).gaps[0]
     found = audit_of(records_of(order[400:], 2, 400))
@@ -120,7 +133,10 @@ def test_gaps_are_named():
 
 
 def test_part_of_an_epoch_is_compared_with_the_order():
-    """The longest sequence of runs from position 0 counts, whatever other records there are."""
+    """A part of an epoch is compared with the order by the longest sequence of runs from position 0.
+
+    Other records do not matter.
+    """
     order = np.random.default_rng(2).permutation(SAMPLES)
 
     def expected(stop: int) -> dict[int, Tally]:
@@ -135,7 +151,7 @@ def test_part_of_an_epoch_is_compared_with_the_order():
 
 
 def test_records_that_contradict_each_other_are_a_fault():
-    """Twice the same record counts once."""
+    """Two different records of one rank are a fault, and the same record twice counts once."""
     records = records_of(np.arange(SAMPLES))
     assert not audit_of(records + records[:2]).faults
     other = records_of(np.arange(SAMPLES)[::-1])[:1]
@@ -143,7 +159,7 @@ def test_records_that_contradict_each_other_are_a_fault():
 
 
 def test_records_travel_in_a_state():
-    """As one text; a state without them has none, and a malformed one is refused."""
+    """Records are kept in a state as one text; a state without them has none, and a malformed one is refused."""
     records = records_of(np.arange(SAMPLES))
     assert read_records(write_records(records)) == records
     assert write_records([]) == {}

@@ -1,4 +1,4 @@
-"""Codes of samples."""
+"""Tests of the codes of samples of a mix, which have member, pass and ordinal in one number."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from streamer.order.mix import SampleCodes
 
 
 def test_a_code_has_member_pass_and_sample() -> None:
-    """Encoding and decoding are inverse, from one sample to 10**12, also beyond 2**31 passes."""
+    """Encoding and decoding of codes are inverse, for members of one sample to 10**12 and beyond 2**31 passes."""
     codes = SampleCodes([1, 7, 10**12])
     members, turns = np.array([0, 0, 1, 1, 2, 2]), np.array([0, 1 << 40, 3, 0, 99, 0])
     ordinals = np.array([0, 0, 6, 0, 10**12 - 1, 5])
@@ -20,6 +20,6 @@ def test_a_code_has_member_pass_and_sample() -> None:
 
 
 def test_the_codes_of_the_first_pass_of_the_first_member_are_its_ordinals() -> None:
-    """What is logged without its source is still a number that can be looked up."""
+    """The code of a sample in the first pass of the first member is its ordinal, which can be looked up."""
     codes = SampleCodes([100])
     assert codes.encode(np.array([0]), np.array([0]), np.array([55])).tolist() == [55]

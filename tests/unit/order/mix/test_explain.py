@@ -1,4 +1,4 @@
-"""A mix in words."""
+"""Tests of the description of a mix: rows of figures, and cautions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def _spec(**said: object) -> MixSpec:
 
 
 def test_a_mix_is_said_in_a_row_per_member() -> None:
-    """Shares, passes, open chunks, what a cache keeps first, what a batch has."""
+    """A mix is described by batching, shares, passes, open chunks, hits of the cache, and what a batch has."""
     text = explain(
         _spec(), [MemberSize(4000, 32_000 * MIB), MemberSize(40, 320 * MIB)], 256, cache_bytes=3520 * MIB, nodes=4
     )
@@ -31,7 +31,7 @@ def test_a_mix_is_said_in_a_row_per_member() -> None:
 
 
 def test_shares_of_the_bytes_are_said_as_such() -> None:
-    """0.30 passes of 32,000 MiB, 3.34 of 320."""
+    """Shares of a mix whose unit is bytes are described as shares of the bytes."""
     sizes = [MemberSize(4000, 32_000 * MIB), MemberSize(40, 320 * MIB)]
     rows = dict(row.split(maxsplit=1) for row in explain(_spec(), sizes, 256, unit="bytes").splitlines())
     assert rows["web"].split()[:4] == ["90.00%", "of", "the", "bytes"]
@@ -42,19 +42,22 @@ def test_shares_of_the_bytes_are_said_as_such() -> None:
     [("random", "every 16 batches have their share, 230.4 web, 25.6 books"), ("homogeneous", "every batch is of one")],
 )
 def test_other_batchings_are_said(batching: str, message: str) -> None:
-    """What a batch has."""
+    """The description of a mix says what a batch has with batching "random" and "homogeneous"."""
     spec = _spec(batching=batching, weights={"web": 9, "books": 1}, epoch_samples=256 * 1000)
     assert message in explain(spec, [MemberSize(4000, MIB), MemberSize(40, MIB)], 256)
 
 
 def test_groups_are_said() -> None:
-    """What is of one member."""
+    """The description of a mix with groups says that each group is of one member."""
     text = explain(_spec(batching="homogeneous", group=32), [MemberSize(4000, MIB), MemberSize(40, MIB)], 256)
     assert "every group of 32 samples is of one member" in text
 
 
 def test_a_cache_keeps_members_of_many_passes_first() -> None:
-    """A byte saves as many fetches as its member makes passes; members without passes are not kept."""
+    """A cache keeps members of many passes first, since a byte saves as many fetches as its member makes passes.
+
+    Members without passes are not kept.
+    """
     assert share_cache([0.5, 4, 1, 0], [100, 10, 30, 50], 25) == [0, 10, 15, 0]
     assert share_cache([0.5, 4, 1, 0], [100, 10, 30, 50], 1000) == [100, 10, 30, 0]
     assert hit_bound([0.5, 4, 1, 0], [100, 10, 30, 50], 25) == pytest.approx((40 + 15) / (50 + 40 + 30))
@@ -62,7 +65,7 @@ def test_a_cache_keeps_members_of_many_passes_first() -> None:
 
 
 def test_what_a_user_may_not_expect_is_said() -> None:
-    """A rounded epoch, a member without samples in an epoch, a member smaller than its part of a batch."""
+    """Cautions name a rounded epoch, a member without samples in an epoch, and one smaller than its part of a batch."""
     found = cautions(_spec(), 256, 100_000)
     assert found == ["epoch_samples=100,000 is rounded to 100,096, a multiple of 256"]
     found = cautions(_spec(weights={"web": 1e6, "books": 1}, epoch_samples=256), 256)
@@ -73,13 +76,16 @@ def test_what_a_user_may_not_expect_is_said() -> None:
 
 
 def test_what_fills_homogeneous_batches_up_is_said() -> None:
-    """300,000 samples are 1,171 batches of 256 and 224 samples."""
+    """A caution says how many marked repeats fill up the last homogeneous batch of a member."""
     found = cautions(_spec(batching="homogeneous", repeat=1), 256)
     assert found[0] == "the last batch of member web in an epoch is filled up with 32 repeats, which are marked"
 
 
 def test_lanes_that_do_not_divide_the_batch_are_said() -> None:
-    """What has the shares then, and what the epoch is rounded to."""
+    """With lanes that do not divide the batch the description says which run of samples has the shares.
+
+    A caution says what the epoch is rounded to.
+    """
     spec = request(list(SIZES), weights={"web": 9, "books": 1}, lanes=8, epoch_samples=10_000).spec(sources(SIZES), 100)
     text = explain(spec, [MemberSize(4000, MIB), MemberSize(40, MIB)], 100)
     assert "each run of 96 samples has 86.38 web, 9.615 books, within 2 samples; batches of 100 lie across" in text

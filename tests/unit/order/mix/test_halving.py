@@ -1,4 +1,4 @@
-"""Counts split evenly over batches."""
+"""Tests of counts that are split evenly over batches."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def _counts(seed: int, shape: tuple[int, int], most: int) -> np.ndarray:
 @pytest.mark.parametrize("most", [1, 5, 400])
 @pytest.mark.parametrize("shape", [(1, 1), (3, 8), (20, 4), (1, 9), (7, 64)])
 def test_every_member_and_lane_has_its_share_of_each_batch(shape: tuple[int, int], most: int, parts: int) -> None:
-    """Rounded up or down, and so for the whole batch; the batches together are the counts."""
+    """Every member and lane has its share of each batch, rounded up or down; all batches together have the counts."""
     counts = _counts(parts, shape, most)
     found = split_evenly(counts[None], parts, np.array([3], np.uint64))[0]
     assert found.min() >= 0
@@ -27,7 +27,10 @@ def test_every_member_and_lane_has_its_share_of_each_batch(shape: tuple[int, int
 
 @pytest.mark.parametrize("most", [1, 7, 60])
 def test_the_first_batches_of_a_cell_are_near_their_part(most: int) -> None:
-    """The bound that schedules rely on: less than 1.7 samples from p / T, for every p."""
+    """The first p of T batches have less than 1.7 samples more or fewer than p / T of each count.
+
+    Schedules rely on this bound.
+    """
     for seed in range(20):
         counts = _counts(seed, (12, 16), most)
         found = split_evenly(counts[None], 16, np.array([seed], np.uint64))[0]
@@ -37,7 +40,10 @@ def test_the_first_batches_of_a_cell_are_near_their_part(most: int) -> None:
 
 
 def test_tables_are_split_the_same_alone_and_together() -> None:
-    """A window does not depend on which others are asked with it."""
+    """A table of counts is split the same alone and together with others.
+
+    A window does not depend on those that are asked with it.
+    """
     counts = np.stack([_counts(seed, (9, 8), 30) for seed in range(5)])
     states = np.arange(5, dtype=np.uint64)
     together = split_evenly(counts, 8, states)
@@ -46,13 +52,13 @@ def test_tables_are_split_the_same_alone_and_together() -> None:
 
 
 def test_lanes_that_are_full_stay_full() -> None:
-    """T batches of W places: every part of a lane has exactly W."""
+    """A lane whose counts are T batches of W places has exactly W in each batch."""
     counts = np.random.default_rng(1).multinomial(16 * 7, [0.5, 0.3, 0.15, 0.05], size=8).T
     assert (split_evenly(counts[None], 16, np.array([0], np.uint64))[0].sum(axis=1) == 7).all()
 
 
 def test_what_is_odd_falls_to_either_half() -> None:
-    """By the state, not always to the first batch."""
+    """An odd sample falls to either half by the state, not always to the first."""
     counts = np.ones((1, 6, 1), np.int64)
     first = [split_evenly(counts, 2, np.array([state], np.uint64))[0, 0, 0, 0] for state in range(40)]
     assert 8 < sum(first) < 32

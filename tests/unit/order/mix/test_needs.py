@@ -1,4 +1,4 @@
-"""What a mix asks of the engine: which chunks, from when to when, and how little more than the samples need."""
+"""Tests of what a mix asks of the engine: which chunks, from when to when, and how little more than samples need."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _mixed(epoch_samples: int, batching: Batching = "stratified") -> MixOrder:
 
 
 def _uses(mixed: MixOrder) -> tuple[np.ndarray, np.ndarray]:
-    """(N,) chunk and pass of all samples of an epoch, as one number, and their batches."""
+    """Returns (N,) chunk and pass of all samples of an epoch, as one number, and their batches."""
     chunks, passes = mixed.chunks(mixed.ordinals(np.arange(mixed.samples)))
     return passes * 10_000 + chunks, np.arange(mixed.samples) // 256
 
@@ -33,14 +33,14 @@ def _open(first: np.ndarray, last: np.ndarray, batches: int) -> np.ndarray:
 
 
 def _members(mixed: MixOrder, uses: np.ndarray) -> np.ndarray:
-    """The member of each chunk number."""
+    """Returns the member of each chunk number."""
     sizes = [len(source.chunk_samples) for source in sources(SIZES, CHUNK)]
     return np.searchsorted(np.cumsum(sizes), uses % 10_000, side="right")
 
 
 @pytest.mark.parametrize("batching", ["stratified", "random", "homogeneous"])
 def test_few_chunks_of_a_member_are_open_at_a_time(batching: Batching) -> None:
-    """Over all nodes at most K + L + 1 of each member, or with whole batches of one member at most 2 K + L."""
+    """At most K + L + 1 chunks of a member are open over all nodes, and 2 K + L with whole batches of one member."""
     mixed = _mixed(225_000, batching)
     uses, batch = _uses(mixed)
     found, entry = np.unique(uses, return_inverse=True)
@@ -61,9 +61,10 @@ def _entries(plans: list[RankPlan]) -> np.ndarray:
 
 @pytest.mark.parametrize("nodes", [1, 2, 4, 8])
 def test_nodes_fetch_little_more_than_the_samples_need(nodes: int) -> None:
-    """Bytes fetched over bytes used: 1.01 for members of 9 % and more, 1.05 for one of 1 % over a third of a pass.
+    """All nodes together fetch at most 1.01 times the bytes that samples need, and the chunks at an epoch's ends.
 
-    Fetched by epochs as long as three passes of the largest member, all nodes together, without a cache.
+    For the largest member that is at most 1.05 in all. Fetched by epochs as long as three passes of it, without a
+    cache; the ends are chunks that the epochs before and after have open already.
     """
     mixed = _mixed(500_000)
     fetched = np.bincount(_members(mixed, _entries([RankPlan(mixed, 256, nodes, r) for r in range(nodes)])))
@@ -94,9 +95,10 @@ def _told(schedule: Schedule) -> dict[int, tuple[int, int]]:
 )
 @pytest.mark.parametrize(("world", "rank"), [(1, 0), (8, 5)])
 def test_needs_are_told_nearly_exactly(batching: Batching, window: int, world: int, rank: int) -> None:
-    """Wider than the truth by at most a window of 16 batches, or 3 where a lane takes many samples of the member.
+    """A chunk is told to be needed never shorter than it is, and longer by 3 batches stratified, 16 otherwise, at most.
 
-    And by the samples by which the bounds of a piece are wide in a dataset alone: k + 2 of the member's own lane.
+    Beside that come the samples by which the bounds of a piece are wide in a dataset alone, k + 2 of the member's own
+    lane, and with whole batches of a rare member the gap between them.
     """
     mixed = _mixed(60_000, batching)
     plan = RankPlan(mixed, 256, world, rank)
@@ -116,7 +118,7 @@ def test_needs_are_told_nearly_exactly(batching: Batching, window: int, world: i
 
 
 def test_a_part_of_the_epoch_costs_its_own_chunks_only() -> None:
-    """Ten batches of a long epoch: the chunks of those batches."""
+    """The schedule of ten batches of a long epoch has the chunks of those batches."""
     sizes = {"a": 30_000_000, "b": 3_000_000}
     members = sources(sizes, 1000)
     mixed = order(request(list(sizes), lanes=8, window=64).spec(members, 64), members)
@@ -126,7 +128,7 @@ def test_a_part_of_the_epoch_costs_its_own_chunks_only() -> None:
 
 
 def test_a_member_that_comes_often_has_one_entry_per_chunk() -> None:
-    """Its chunks are open all the time; entries for each of 900 passes would say the same."""
+    """A member whose chunks are open all the time has one entry for each chunk, not one for each of its 900 passes."""
     mixed = mix({"big": 30_000, "tiny": 40}, 64, chunk=10, lanes=8, weights={"big": 1, "tiny": 1}, epoch_samples=72_000)
     schedule = RankPlan(mixed, 64, 1, 0).schedule()
     tiny = schedule.chunk >= 3000
@@ -136,7 +138,7 @@ def test_a_member_that_comes_often_has_one_entry_per_chunk() -> None:
 
 
 def test_members_over_the_same_chunks_share_their_numbers() -> None:
-    """Two members with the same base: one entry per chunk and pass."""
+    """Two members over the same chunks have one entry for each chunk."""
     sizes = {"a": 800, "b": 800}
     members = sources(sizes, 20)
     chunks = [chunk.__class__(chunk.samples, chunk.first, 0) for chunk in member_chunks(members)]
@@ -146,7 +148,7 @@ def test_members_over_the_same_chunks_share_their_numbers() -> None:
 
 
 def test_a_rank_gets_its_own_lanes_only() -> None:
-    """Of every member no chunk is asked for by two of 4 ranks, but for those cut between two lanes."""
+    """No chunk of a member is asked for by two of 4 ranks, but for those cut between two lanes."""
     mixed = mix({"a": 40_000, "b": 8_000}, 64, chunk=20, lanes=8)
     told = np.concatenate([RankPlan(mixed, 64, 4, rank).schedule().chunk for rank in range(4)])
     assert 2400 <= len(told) <= 2400 + 2 * 7

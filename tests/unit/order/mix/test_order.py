@@ -1,4 +1,4 @@
-"""From positions of a mix to samples."""
+"""Tests of the order of a mix: from positions to samples."""
 
 from __future__ import annotations
 
@@ -16,14 +16,17 @@ SIZES = {"a": 5000, "b": 900, "c": 37}
 
 
 def _global_batch(plans: list[RankPlan], number: int) -> list[int]:
-    """The codes of a batch of all ranks, without repeats, sorted."""
+    """Returns the codes of a batch of all ranks, without repeats, sorted."""
     parts = [plan.batch(number) for plan in plans]
     return sorted(code for part in parts for code in part.ordinals[~part.repeated].tolist())
 
 
 @pytest.mark.parametrize("samples", [3000, 3001, 64])
 def test_a_mix_of_one_member_has_the_batches_of_the_dataset(samples: int) -> None:
-    """Over three epochs, also where the lanes are not filled evenly; inside a batch the places differ."""
+    """A mix of one member has the batches of the dataset alone in each epoch.
+
+    So it does with lanes that are not filled evenly; inside a batch the places differ.
+    """
     sizes = chunk_sizes(samples, 20)
     alone = EpochOrder(OrderSpec.auto("0" * 32, sizes, 48, 5), sizes, 0)
     member = MixSource("a", "0" * 32, sizes, 5)
@@ -38,7 +41,7 @@ def test_a_mix_of_one_member_has_the_batches_of_the_dataset(samples: int) -> Non
 
 @pytest.mark.parametrize("batching", ["stratified", "random", "homogeneous"])
 def test_batches_do_not_depend_on_the_number_of_ranks(batching: Batching) -> None:
-    """1 to 24 ranks deal the same global batches, equally many samples each, every sample once."""
+    """1 to 24 ranks deal the same global batches of a mix, each of 48 different samples."""
     weights = {"a": 0.8, "b": 0.15, "c": 0.05}
     mixed = mix(SIZES, 48, batching=batching, lanes=8, weights=weights, epoch_samples=1440).open_epoch(2)
     alone = RankPlan(mixed, 48, 1, 0)
@@ -51,7 +54,7 @@ def test_batches_do_not_depend_on_the_number_of_ranks(batching: Batching) -> Non
 
 @pytest.mark.parametrize("batching", ["stratified", "random"])
 def test_a_resume_has_the_rest_of_the_epoch(batching: Batching) -> None:
-    """With another number of ranks, and from another batch size on with the same samples left."""
+    """A mix that is resumed with other ranks and another batch size has exactly the rest of the epoch."""
     mixed = mix(SIZES, 48, batching=batching, lanes=8)
     plan = RankPlan(mixed, 48, 1, 0)
     rest = [code for number in range(50, plan.batches) for code in _global_batch([plan], number)]
@@ -61,7 +64,7 @@ def test_a_resume_has_the_rest_of_the_epoch(batching: Batching) -> None:
 
 
 def test_padding_repeats_samples_of_its_own_lane() -> None:
-    """As in a dataset: the rank that fills up has their chunks open."""
+    """Positions beyond a mix's epoch repeat samples of their own lane, whose chunks the rank has open."""
     mixed = mix(SIZES, 48, lanes=8)
     padded = np.arange(mixed.samples, mixed.samples + 40)
     assert np.array_equal(mixed.ordinals(padded), mixed.ordinals(mixed.samples - 8 + (padded - mixed.samples) % 8))
@@ -70,7 +73,7 @@ def test_padding_repeats_samples_of_its_own_lane() -> None:
 
 
 def test_a_quarter_of_the_samples_each_epoch_is_another_quarter() -> None:
-    """repeat=0.25: after 8 epochs every sample came exactly twice, from a quarter of the chunks in each epoch."""
+    """`repeat=0.25` uses every sample exactly twice in 8 epochs."""
     mixed = mix({"a": 4 * 256 * 20, "b": 4 * 256 * 8}, 256, repeat=0.25)
     uses = [np.zeros(member.samples, np.int64) for member in mixed.spec.members]
     for epoch in range(8):
@@ -82,7 +85,7 @@ def test_a_quarter_of_the_samples_each_epoch_is_another_quarter() -> None:
 
 
 def test_two_uses_in_an_epoch_have_different_codes() -> None:
-    """So that the sample is augmented differently: the code names the pass."""
+    """Two uses of a sample in an epoch have different codes, by the pass, so that it is augmented differently."""
     mixed = mix({"a": 100, "b": 60}, 20, repeat={"a": 1, "b": 3}).open_epoch(5)
     codes = mixed.ordinals(np.arange(mixed.samples))
     own = codes[mixed.codes.members(codes) == 1]
@@ -92,7 +95,7 @@ def test_two_uses_in_an_epoch_have_different_codes() -> None:
 
 
 def test_a_member_that_pauses_goes_on_where_it_was() -> None:
-    """Weight 0 in a stage."""
+    """A member with weight 0 in a stage goes on after it where it was."""
     weights = [(0, {"a": 1, "b": 1}), (1, {"a": 1, "b": 0}), (3, {"a": 1, "b": 1})]
     mixed = mix({"a": 900, "b": 300}, 20, weights=weights, epoch_samples=200)
     found = []
@@ -104,7 +107,7 @@ def test_a_member_that_pauses_goes_on_where_it_was() -> None:
 
 
 def test_members_in_the_order_of_their_data_stay_in_it() -> None:
-    """shuffle=False: the samples of a member come batch by batch as they are stored."""
+    """With `shuffle=False` the samples of a member come batch by batch as they are stored."""
     members = [MixSource(name, "0" * 32, chunk_sizes(n, 7), 0, "none") for name, n in SIZES.items()]
     weights = {"a": 2, "b": 1, "c": 1}
     mixed = order(request(list(SIZES), weights=weights, epoch_samples=640).spec(members, 64), members)
@@ -117,14 +120,14 @@ def test_members_in_the_order_of_their_data_stay_in_it() -> None:
 
 
 def test_an_epoch_before_the_first_is_refused() -> None:
-    """A mix that was continued from another one has no epochs before."""
+    """An epoch before the first of a mix is refused."""
     mixed = mix(SIZES, 48)
     with pytest.raises(ConfigError, match="epoch=-1 comes before epoch 0"):
         mixed.open_epoch(-1)
 
 
 def test_a_thousand_million_samples_start_without_a_table_of_them() -> None:
-    """1e9 samples in 1e5 chunks over 3 members: 24 bytes per chunk at most, and the last batch costs no more."""
+    """A mix of 1e9 samples in 1e5 chunks of 3 members takes less than 24 bytes for each chunk."""
     sizes = {"a": 500_000_000, "b": 300_000_000, "c": 200_000_000}
     members = sources(sizes, 10_000)
     spec = request(list(sizes), weights={"a": 6, "b": 3, "c": 1}).spec(members, 1024)

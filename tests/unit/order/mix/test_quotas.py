@@ -1,4 +1,4 @@
-"""What the epochs take of each member."""
+"""Tests of the quotas of a mix: what the epochs take of each member."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _weights(members: int, kind: str) -> tuple[int, ...]:
 @pytest.mark.parametrize("kind", ["even", "steep"])
 @pytest.mark.parametrize("members", [1, 2, 3, 17, 100])
 def test_counts_grow_and_stay_near_their_share(members: int, kind: str) -> None:
-    """The units of an epoch are given out exactly, and no member is ever 1 + log2 M units from its share."""
+    """The units of an epoch are given out exactly, and no member is ever more than 1 + log2 M units from its share."""
     weights = _weights(members, kind)
     stages, before = [Stage(0, weights, 37)], np.zeros(members, np.int64)
     for epoch in range(1, 150):
@@ -34,20 +34,20 @@ def test_counts_grow_and_stay_near_their_share(members: int, kind: str) -> None:
 
 
 def test_a_share_that_is_whole_is_given_in_every_epoch() -> None:
-    """Nothing is rounded."""
+    """A share that is a whole number of units is given exactly in every epoch."""
     stages = [Stage(0, (2, 1, 1), 40)]
     assert [count_drawn_units(stages, epoch) for epoch in range(3)] == [[0, 0, 0], [20, 10, 10], [40, 20, 20]]
 
 
 def test_a_tiny_share_comes_every_now_and_then() -> None:
-    """1 of 1,000 units in epochs of 10: one in every 100 epochs."""
+    """A share of 1 of 1,000 units in epochs of 10 comes as one unit in every 100 epochs."""
     counts = [count_drawn_units([Stage(0, (999, 1), 10)], epoch)[1] for epoch in range(1001)]
     assert counts[-1] == 10
     assert {b - a for a, b in pairwise(counts)} == {0, 1}
 
 
 def test_stages_give_what_they_say_from_their_epoch_on() -> None:
-    """A member that pauses goes on later; what was rounded away before comes then."""
+    """Stages of weights give their shares from their epoch on, and a member that pauses goes on later."""
     stages = [Stage(0, (1, 2, 0), 10), Stage(3, (0, 1, 1), 7), Stage(5, (1, 1, 1), 9)]
     exact = np.array([[0, 0, 0], [10 / 3, 20 / 3, 0], [20 / 3, 40 / 3, 0], [10, 20, 0], [10, 23.5, 3.5], [10, 27, 7]])
     for epoch in range(6):
@@ -56,7 +56,7 @@ def test_stages_give_what_they_say_from_their_epoch_on() -> None:
 
 
 def test_an_epoch_is_the_same_however_a_run_comes_to_it() -> None:
-    """Quotas and starts of epoch 7 follow from the spec alone; each epoch begins where the last one ended."""
+    """Quotas and starts of an epoch follow from the spec alone, and each epoch begins where the last one ended."""
     sizes = {"a": 900, "b": 700, "c": 40}
     weights = [(0, {"a": 1, "b": 1, "c": 0}), (4, {"a": 1, "b": 0, "c": 1}), (6, {"a": 0.2, "b": 0.5, "c": 0.3})]
     specs = [request(list(sizes), weights=weights, epoch_samples=500).spec(sources(sizes), 20) for _ in range(2)]

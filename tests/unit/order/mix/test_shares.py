@@ -1,4 +1,4 @@
-"""Proportions as a user says them."""
+"""Tests of the shares of a mix as a user says them."""
 
 from __future__ import annotations
 
@@ -18,54 +18,57 @@ def _amount(**said: Any) -> Any:
 
 
 def test_without_a_word_every_sample_comes_once() -> None:
-    """Whole passes, no weights."""
+    """A mix without shares makes one whole pass of each member."""
     amount = _amount()
     assert (amount.passes, amount.weights, amount.samples) == ((1, 1), (0, 0), 0)
 
 
 @pytest.mark.parametrize("scale", [1, 10, 0.001])
 def test_weights_have_any_scale(scale: float) -> None:
-    """Only their ratio counts."""
+    """Only the ratio of weights counts."""
     weights = _amount(weights={"books": 0.25 * scale, "web": 0.75 * scale}).weights
     assert weights == (3 << 30, 1 << 30)
 
 
 def test_an_epoch_of_weights_has_as_many_samples_as_the_members_with_weight() -> None:
-    """Unless its length is said."""
+    """An epoch by weights has as many samples as the members with a weight have, unless its length is given."""
     assert _amount(weights={"web": 1, "books": 2}).samples == 1300
     assert _amount(weights={"web": 1, "books": 0}).samples == 1000
     assert _amount(weights=Weights({"web": 1, "books": 2}, epoch_samples=77)).samples == 77
 
 
 def test_an_epoch_can_stop_with_the_first_or_the_last_pass() -> None:
-    """At equal weights the smaller member ends first: 300 of each, or 1,000."""
+    """`stopping_strategy=` ends an epoch with the first or the last member's pass.
+
+    At equal weights of 1,000 and 300 samples that is 300 or 1,000 of each.
+    """
     even = {"web": 1, "books": 1}
     assert _amount(weights=Weights(even, stopping_strategy="first_exhausted")).samples == 600
     assert _amount(weights=Weights(even, stopping_strategy="all_exhausted")).samples == 2000
 
 
 def test_repeat_gives_whole_passes_or_exact_parts() -> None:
-    """A whole number is exact in every epoch, a part over epochs."""
+    """`repeat=` gives whole passes where it is a whole number, and exact shares over epochs where it is not."""
     amount = _amount(repeat={"web": 0.25, "books": 2})
     assert (amount.passes, amount.weights, amount.samples) == ((0, 2), (250 << 16, 0), 250)
     assert _amount(repeat=3).passes == (3, 3)
 
 
 def test_choose_gives_samples() -> None:
-    """0 leaves a member out."""
+    """`choose=` gives numbers of samples, and 0 leaves a member out."""
     amount = _amount(choose={"web": 40, "books": 0})
     assert (amount.weights, amount.samples) == ((40 << 16, 0), 40)
 
 
 def test_temperature_goes_from_sizes_to_equal_shares() -> None:
-    """1: by size; large: equal."""
+    """`temperature=1` gives shares by size, and a large one equal shares."""
     by_size, equal = (_amount(weights=Weights(temperature=t)).weights for t in (1.0, 1e9))
     assert by_size[0] / by_size[1] == pytest.approx(1000 / 300)
     assert equal[0] / equal[1] == pytest.approx(1)
 
 
 def test_weights_change_by_stages_of_epochs() -> None:
-    """Each stage from its epoch on."""
+    """Stages of weights hold from their epoch on."""
     stages = Shares.from_arguments(NAMES, weights=[(0, {"web": 1, "books": 0}), (5, {"web": 1, "books": 1})]).amounts(
         SIZES
     )
@@ -102,13 +105,16 @@ def test_weights_change_by_stages_of_epochs() -> None:
     ],
 )
 def test_what_is_no_proportion_is_refused(said: dict[str, Any], message: str) -> None:
-    """The message names the argument and its value."""
+    """Shares that are outside the rules are refused with the argument and its value."""
     with pytest.raises(ConfigError, match=message):
         Shares.from_arguments(NAMES, **said)
 
 
 def test_shares_of_the_bytes_are_shares_of_the_samples_over_their_mean_size() -> None:
-    """Samples of web have 1,000 bytes, of books 9,000: half of the bytes are nine samples of web for one of books."""
+    """Shares of the bytes are shares of the samples by their mean size.
+
+    Samples of web have 1,000 bytes, of books 9,000: half of the bytes are nine samples of web for one of books.
+    """
     sizes = {"web": 1_000_000, "books": 2_700_000}
 
     def amount(**said: Any) -> Any:
@@ -141,13 +147,13 @@ def test_shares_of_the_bytes_are_shares_of_the_samples_over_their_mean_size() ->
     ],
 )
 def test_weights_that_cannot_be_are_refused_at_once(said: dict[str, Any], message: str) -> None:
-    """A length and a unit go with shares; passes and numbers of samples have their own."""
+    """`Weights` outside the rules are refused when they are made."""
     with pytest.raises(ConfigError, match=message):
         Weights(**said)
 
 
 def test_weights_are_shown_with_their_options() -> None:
-    """As they were written."""
+    """The `repr` of `Weights` has all options."""
     shown = repr(Weights({"web": 2}, epoch_samples=9))
     assert (
         shown

@@ -1,4 +1,4 @@
-"""A member's passes, one after the other."""
+"""Tests of the stream of a member of a mix: its passes, one after the other."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _stream(samples: int, shuffle: Shuffle = "block", cut: Cut = "fixed", window
 
 
 def ordinals_of(stream: MemberStream, positions: Integers, turn: int) -> tuple[Integers, Integers]:
-    """Pass and ordinal at some positions, which come in the other order than those of another member."""
+    """Returns pass and ordinal at some positions, which come in the other order than those of another member."""
     together = OrdinalsTogether(2 * len(positions))
     rows = np.arange(len(positions))
     other = _stream(500, window=8)
@@ -38,7 +38,10 @@ def ordinals_of(stream: MemberStream, positions: Integers, turn: int) -> tuple[I
 @pytest.mark.parametrize("shuffle", ["block", "none"])
 @pytest.mark.parametrize("turn", [0, 5])
 def test_each_pass_has_every_sample_once(samples: int, shuffle: Shuffle, turn: int) -> None:
-    """Also without lanes, and with lanes that the samples do not fill evenly."""
+    """Each pass of a member has every sample once.
+
+    So it has without lanes, and with lanes that the samples do not fill evenly.
+    """
     stream = _stream(samples, shuffle)
     passes, ordinals = ordinals_of(stream, np.arange(5 * samples), turn)
     assert passes.tolist() == np.repeat(np.arange(5), samples).tolist()
@@ -50,7 +53,7 @@ def test_each_pass_has_every_sample_once(samples: int, shuffle: Shuffle, turn: i
 @pytest.mark.parametrize("samples", [336, 4096, 4104])
 @pytest.mark.parametrize("window", [8, 16])
 def test_a_pass_that_begins_in_lane_zero_is_an_epoch_of_the_dataset(samples: int, window: int) -> None:
-    """Bit for bit, with a table and without, with one chunk open in each lane and with two."""
+    """A pass that begins in lane 0 is an epoch of the dataset alone, bit for bit."""
     stream = _stream(samples, window=window)
     for number in range(3):
         _, ordinals = ordinals_of(stream, number * samples + np.arange(samples), 0)
@@ -60,7 +63,7 @@ def test_a_pass_that_begins_in_lane_zero_is_an_epoch_of_the_dataset(samples: int
 
 @pytest.mark.parametrize("cut", ["fixed", "redrawn"])
 def test_a_lane_of_the_stream_keeps_its_chunks(cut: Cut) -> None:
-    """Lane (Q + turn) mod L of any pass draws from the chunks that `all_chunks` says, of a fixed cut few more."""
+    """A lane of any pass draws from the chunks that `all_chunks` says, which are few more with a fixed cut."""
     stream, turn = _stream(333, cut=cut), 3
     positions = np.arange(20 * 333)
     _, ordinals = ordinals_of(stream, positions, turn)
@@ -73,7 +76,7 @@ def test_a_lane_of_the_stream_keeps_its_chunks(cut: Cut) -> None:
 
 
 def test_the_lanes_of_a_pass_have_the_lengths_that_are_said() -> None:
-    """n div L or one more, wherever the pass begins."""
+    """The lanes of a pass have the lengths that `lane_lengths` says, wherever the pass begins."""
     stream, turn = _stream(333), 3
     for number in range(9):
         positions = number * 333 + np.arange(333)
@@ -83,7 +86,10 @@ def test_the_lanes_of_a_pass_have_the_lengths_that_are_said() -> None:
 
 @pytest.mark.parametrize(("shuffle", "window"), [("block", 16), ("block", 8), ("none", 1)])
 def test_pieces_cover_the_samples_of_runs(shuffle: Shuffle, window: int) -> None:
-    """Each chunk that runs of some lanes use, with bounds that contain the indices of its samples, and no other."""
+    """The pieces of runs of lanes have every chunk that is used, with bounds that contain the indices of its samples.
+
+    With one open piece in each lane they have no other chunk.
+    """
     stream = _stream(333, shuffle, window=window)
     runs = {0: (0, 41)} if shuffle == "none" else {0: (0, 41), 4: (40, 41), 7: (10, 30)}
     begin, end = np.array(list(runs.values())).T
@@ -101,7 +107,10 @@ def test_pieces_cover_the_samples_of_runs(shuffle: Shuffle, window: int) -> None
 
 
 def test_pieces_of_one_open_piece_are_those_of_any_window() -> None:
-    """Lanes together and one by one, with the bounds that a window of several pieces has."""
+    """Pieces of windows of one open piece are the same for lanes together and one by one.
+
+    The bounds are those that a window of several pieces has.
+    """
     stream = _stream(333, window=8)
     order = stream.order(2, 5)
     lanes, whole = np.arange(8), stream.lane_lengths(2, 5, np.arange(8))
@@ -115,7 +124,7 @@ def test_pieces_of_one_open_piece_are_those_of_any_window() -> None:
 
 
 def test_chunks_of_another_selection_are_refused() -> None:
-    """The spec and the chunks must be of the same data."""
+    """A member's chunks that have another number of samples than its spec are refused."""
     stream = _stream(50)
     with pytest.raises(ManifestError, match="member m: its chunks have 50 samples, its part of the mix 49"):
         MemberStream(MixMember("m", stream.member.order, 49), stream.chunks)

@@ -1,4 +1,4 @@
-"""How the places of a lane are shared."""
+"""Tests of the tree by which the places of a lane are shared among members."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ QUOTAS = [[70, 20, 9, 1], [5], [0, 13, 0, 400], [1, 1, 1, 1, 1, 1, 1], [1000, 33
 @pytest.mark.parametrize("quotas", QUOTAS, ids=str)
 @pytest.mark.parametrize("lanes", [1, 3, 8])
 def test_counts_begin_at_zero_grow_by_one_place_and_end_at_the_quotas(quotas: list[int], lanes: int) -> None:
-    """Each further place of a lane has exactly one member; the lanes together have every member's quota."""
+    """Each further place of a lane has exactly one member, and the lanes together have every member's quota."""
     shares = LaneShares(quotas, lanes, 3, 0)
     assert shares.quotas.sum(axis=1).tolist() == quotas
     assert shares.lane_samples.max() - shares.lane_samples.min() <= 1
@@ -31,7 +31,7 @@ def test_counts_begin_at_zero_grow_by_one_place_and_end_at_the_quotas(quotas: li
 @pytest.mark.parametrize("quotas", QUOTAS, ids=str)
 @pytest.mark.parametrize("lanes", [1, 3, 8])
 def test_every_sample_has_the_place_at_which_it_is_counted(quotas: list[int], lanes: int) -> None:
-    """`slots` is the inverse of `count`, which is a row of `counts`."""
+    """`slots` is the inverse of `count`: the place of a member's sample is that at which it is counted."""
     shares = LaneShares(quotas, lanes, 3, 0)
     for member in range(len(quotas)):
         for lane in range(lanes):
@@ -43,7 +43,7 @@ def test_every_sample_has_the_place_at_which_it_is_counted(quotas: list[int], la
 
 
 def test_many_runs_of_places_are_counted_at_once() -> None:
-    """(V, L) places give (M, V, L) counts."""
+    """(V, L) places are counted at once as (M, V, L) counts, as one by one."""
     shares = LaneShares([70, 20, 9, 1], 4, 3, 0)
     slots = np.arange(12).reshape(3, 4)
     assert np.array_equal(shares.counts(slots), np.stack([shares.counts(row) for row in slots], axis=1))
@@ -58,7 +58,7 @@ def test_lanes_do_not_round_up_at_the_same_place() -> None:
 
 
 def test_epochs_and_seeds_round_differently() -> None:
-    """The phases are drawn."""
+    """Counts are rounded differently in other epochs and with other seeds."""
     slots = np.full(8, 5)
     found = [
         LaneShares([70, 50, 30], 8, seed, epoch).counts(slots).tolist() for seed, epoch in ((3, 0), (3, 1), (4, 0))
@@ -67,13 +67,16 @@ def test_epochs_and_seeds_round_differently() -> None:
 
 
 def test_the_tree_is_cut_where_the_halves_differ_least() -> None:
-    """8 stands alone; 3 and 1 against 2 and 2 would be as even, but members stay in order of size."""
+    """The tree is cut where its halves differ least, with members in order of size.
+
+    8 stands alone; 3 and 1 against 2 and 2 would be as even.
+    """
     levels, below = build_tree([1, 8, 2, 2, 3])
     assert (levels[0][0].left, below[levels[0][0].right]) == (1, [4, 2, 3, 0])
     assert [len(level) for level in levels] == [1, 1, 2]
 
 
 def test_epochs_beyond_63_bits_are_refused() -> None:
-    """A lane of 3e9 samples: the product of two counts must fit."""
+    """An epoch whose counts multiply beyond 63 bits, as of 4e9 samples in a lane, is refused."""
     with pytest.raises(ConfigError, match="an epoch of 4,000,000,000 samples in 1 lanes is too long"):
         LaneShares([3_000_000_000, 1_000_000_000], 1, 0, 0)

@@ -1,4 +1,4 @@
-"""The places of an epoch."""
+"""Tests of the places of an epoch of a mix: shares of batches, windows and groups, and where a sample can be."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ ZIPF_100 = [1 / n for n in range(1, 101)]
 @pytest.mark.parametrize("weights", [[7, 3], [50, 25, 15, 9, 1], [1 / n for n in range(1, 21)], ZIPF_100, [1] * 100])
 @pytest.mark.parametrize(("lanes", "batch"), [(8, 256), (16, 1024), pytest.param(64, 4096, marks=pytest.mark.slow)])
 def test_every_stratified_batch_has_every_members_share(weights: list[float], lanes: int, batch: int) -> None:
-    """Within 2 samples, with a standard deviation of at most 0.6; the epoch's totals are exact."""
+    """Every stratified batch has the shares within 2 samples, with a standard deviation of at most 0.6.
+
+    The epoch's totals are exact.
+    """
     mixed = weighted(weights, batch, 48, lanes=lanes)
     counts = counts_by_batch(mixed, batch)
     share = batch * np.array(weights) / sum(weights)
@@ -30,13 +33,13 @@ def test_every_stratified_batch_has_every_members_share(weights: list[float], la
 def test_shares_that_are_whole_in_every_lane_are_exact_in_every_batch(
     weights: list[float], lanes: int, batch: int
 ) -> None:
-    """Nothing is rounded, so nothing strays."""
+    """Shares that are whole numbers in every lane are exact in every batch."""
     counts = counts_by_batch(weighted(weights, batch, 100, lanes=lanes), batch)
     assert (counts == batch * np.array(weights) // sum(weights)).all()
 
 
 def test_the_part_of_one_rank_is_as_even() -> None:
-    """One lane's 32 samples of a batch are within 2 of their shares; independent draws are 9 off."""
+    """A lane's 32 samples of a batch are within 2 of their shares; independent draws are 9 off."""
     mixed = weighted([70, 20, 9, 1], 256, 160, lanes=8)
     members = mixed.codes.members(mixed.ordinals(np.arange(mixed.samples))).reshape(160, 32, 8)
     counts = np.stack([(members == member).sum(axis=1) for member in range(4)], axis=-1)
@@ -44,7 +47,10 @@ def test_the_part_of_one_rank_is_as_even() -> None:
 
 
 def test_a_batch_that_the_lanes_do_not_divide_is_still_more_even_than_draws() -> None:
-    """8 lanes, batches of 100: each run of 96 has the shares; a batch scatters two thirds as much as draws."""
+    """A batch that the lanes do not divide scatters less than 0.7 times as much as draws.
+
+    8 lanes, batches of 100: each run of 96 has the shares.
+    """
     mixed, shares = weighted([70, 20, 9, 1], 100, 160, lanes=8), np.array([0.7, 0.2, 0.09, 0.01])
     assert mixed.samples % 96 == 0
     assert np.abs(counts_by_batch(mixed, 96) - 96 * shares).max() < 2
@@ -58,7 +64,7 @@ def test_a_batch_that_the_lanes_do_not_divide_is_still_more_even_than_draws() ->
     [(150, 8, 1024), (300, 64, 4096), pytest.param(1000, 64, 4096, marks=pytest.mark.slow)],
 )
 def test_more_than_a_hundred_members_have_their_shares(members: int, lanes: int, batch: int) -> None:
-    """Zipf weights: within 3 samples of a batch; the epoch's totals are exact."""
+    """With Zipf weights of 150 members and more a batch is within 3 samples of the shares, and the epoch is exact."""
     weights = 1 / np.arange(1, members + 1)
     mixed = weighted(weights.tolist(), batch, 32, lanes=lanes)
     counts = counts_by_batch(mixed, batch)
@@ -67,7 +73,7 @@ def test_more_than_a_hundred_members_have_their_shares(members: int, lanes: int,
 
 
 def test_random_batches_scatter_and_windows_do_not() -> None:
-    """A batch is as draws without replacement; every 16 batches have the shares, rounded in each lane."""
+    """A random batch scatters as draws without replacement; every 16 batches have the shares, rounded in each lane."""
     mixed = weighted([70, 20, 9, 1], 256, 160, lanes=8, batching="random")
     counts = counts_by_batch(mixed, 256)
     assert 4 < counts[:, 0].std() < 10
@@ -77,7 +83,7 @@ def test_random_batches_scatter_and_windows_do_not() -> None:
 
 
 def test_homogeneous_batches_are_of_one_member() -> None:
-    """Each of them; in a window of 16 the members have their shares of the batches."""
+    """Each homogeneous batch is of one member; in a window of 16 the members have their shares of the batches."""
     mixed = weighted([8, 4, 4], 256, 160, batching="homogeneous")
     counts = counts_by_batch(mixed, 256)
     assert set(counts.ravel().tolist()) == {0, 256}
@@ -88,7 +94,7 @@ def test_homogeneous_batches_are_of_one_member() -> None:
 
 @pytest.mark.parametrize(("lanes", "groups"), [(8, 8), (8, 2), (24, 12), (64, 32)])
 def test_groups_of_a_batch_have_every_members_share(lanes: int, groups: int) -> None:
-    """Each is of one member; a batch is within 2 groups of the shares, an epoch exact, and equal in all lanes."""
+    """Each group of a batch is of one member; a batch is within 2 groups of the shares, an epoch exact."""
     batch, weights = lanes * 16, np.array([50, 30, 16, 4])
     mixed = weighted(weights.tolist(), batch, 200, lanes=lanes, batching="homogeneous", group=batch // groups)
     members = members_of(mixed).reshape(200, 16, groups, lanes // groups)
@@ -99,7 +105,10 @@ def test_groups_of_a_batch_have_every_members_share(lanes: int, groups: int) -> 
 
 
 def test_no_two_batches_have_the_same_sequence_of_members() -> None:
-    """The places are permuted anew in each batch and lane."""
+    """No two of 200 batches have the same sequence of members.
+
+    The places are permuted anew in each batch and lane.
+    """
     mixed = weighted([70, 20, 9, 1], 256, 200, lanes=8)
     members = mixed.codes.members(mixed.ordinals(np.arange(mixed.samples))).reshape(200, 256)
     assert len({tuple(row) for row in members.tolist()}) == 200
@@ -108,7 +117,7 @@ def test_no_two_batches_have_the_same_sequence_of_members() -> None:
 @pytest.mark.parametrize("batching", ["stratified", "random", "homogeneous"])
 @pytest.mark.parametrize("batches", [1, 16, 31, 37])
 def test_any_place_can_be_asked_alone(batching: Batching, batches: int) -> None:
-    """Also in the shorter windows at the end, and in the incomplete batch."""
+    """The sample of a place is the same asked alone, also in the shorter windows at the end and an incomplete batch."""
     mixed = weighted([5, 3, 1], 64, batches, lanes=4, batching=batching)
     whole = mixed.ordinals(np.arange(mixed.samples))
     for position in range(0, mixed.samples, 97):
@@ -118,7 +127,7 @@ def test_any_place_can_be_asked_alone(batching: Batching, batches: int) -> None:
 @pytest.mark.parametrize("sizes", [{"a": 100, "b": 37, "c": 1}, {"a": 1001, "b": 2}])
 @pytest.mark.parametrize("batching", ["stratified", "random"])
 def test_an_incomplete_last_batch_has_what_is_left(sizes: dict[str, int], batching: Batching) -> None:
-    """Whole passes need not fill batches: every sample comes once."""
+    """Whole passes that do not fill batches have every sample once, the last ones in an incomplete batch."""
     mixed = mix(sizes, 24, lanes=8, batching=batching)
     codes = mixed.ordinals(np.arange(mixed.samples))
     found = [(mixed.codes.members(codes) == member).sum() for member in range(len(sizes))]
@@ -130,7 +139,7 @@ def test_an_incomplete_last_batch_has_what_is_left(sizes: dict[str, int], batchi
 
 
 def _widths(mixed: MixOrder) -> tuple[np.ndarray, np.ndarray]:
-    """Of all samples: the members' samples per batch and lane, and by how many batches their bounds are too wide."""
+    """Returns the members' samples per batch and lane of all samples, and how many batches wide their bounds are."""
     places, lanes, slots = epoch_places(mixed.spec, 0), mixed.lanes, mixed.spec.slots
     positions = np.arange(mixed.samples)
     lane, slot = positions % lanes, positions // lanes
@@ -148,12 +157,12 @@ def _widths(mixed: MixOrder) -> tuple[np.ndarray, np.ndarray]:
 @pytest.mark.parametrize("batches", [3, 16, 40, 63])
 @pytest.mark.parametrize("batching", ["stratified", "random", "homogeneous"])
 def test_the_place_of_a_sample_is_known_to_a_window(batching: Batching, batches: int) -> None:
-    """Never narrower than the truth, never wider than 16 batches."""
+    """The bounds of a sample's place contain it and are less than 16 batches wide."""
     mixed = weighted([60, 25, 10, 4, 1], 256, batches, lanes=8, batching=batching)
     assert _widths(mixed)[1].max() < 16
 
 
 def test_the_place_of_a_frequent_sample_is_known_to_a_few_batches() -> None:
-    """Where a lane takes 3 or more samples of a member per batch, to 4 batches."""
+    """The place of a sample is known to 4 batches where a lane takes 3 or more samples of its member per batch."""
     rates, widths = _widths(weighted([60, 25, 10, 4, 1], 256, 64, lanes=8))
     assert widths[rates >= 3].max() <= 3

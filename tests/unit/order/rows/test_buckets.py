@@ -1,4 +1,4 @@
-"""Buckets have documents of like length, as many as the budget allows, and equally many in every epoch."""
+"""Tests of buckets: documents of like length, as many as the budget allows, equally many buckets in every epoch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _sizes = st.lists(st.integers(0, BUDGET), min_size=1, max_size=80).map(lambda si
 
 @given(_sizes, st.sampled_from([3, BUDGET]), st.booleans())
 def test_budget_and_order(sizes, most, shuffle):
-    """No bucket is above the budget or the limit, none could take the next document; lengths descend."""
+    """No bucket is above the budget or the limit, none could take the next document, and lengths descend."""
     content = RowContent(RowSpec(BUDGET, "buckets", "error", most=most), 3 if shuffle else None)
     rows = content.rows(sizes, np.arange(len(sizes)), 1)
     items = rows.items
@@ -33,7 +33,7 @@ def test_budget_and_order(sizes, most, shuffle):
 
 @given(_sizes, st.sampled_from(["error", "drop"]))
 def test_every_document_once_and_as_many_buckets_in_every_epoch(sizes, overflow):
-    """Documents of equal length change places between epochs."""
+    """Every epoch has every document once, in as many buckets as the table says."""
     spec, samples = RowSpec(BUDGET, "buckets", overflow, most=BUDGET), np.array([len(sizes)])
     sets = make_sets(samples, 1, shuffle=True)
     counts = row_counts(spec, sets, lambda number: sizes).tolist()
@@ -44,7 +44,7 @@ def test_every_document_once_and_as_many_buckets_in_every_epoch(sizes, overflow)
 
 
 def test_equal_lengths_change_places():
-    """Other documents are together in each epoch; without shuffle the same ones."""
+    """Documents of equal length change places between epochs, and stay in place without shuffle."""
     sizes, spec = np.full(40, 7), RowSpec(BUDGET, "buckets", "error", most=BUDGET)
     epochs = [RowContent(spec, 5).rows(sizes, np.arange(40), epoch).items.document.tolist() for epoch in (0, 1)]
     assert epochs[0] != epochs[1]
@@ -53,7 +53,10 @@ def test_equal_lengths_change_places():
 
 @pytest.mark.parametrize(("kind", "most"), [("web", 0.02), ("speech", 0.05)])
 def test_padding_of_buckets(kind, most):
-    """Sets of 256 buckets and more: padding of texts at most 2 %, of durations like those of read speech 5 %."""
+    """Padding of buckets is at most 2 % for lengths of texts, and 5 % for durations like those of read speech.
+
+    Sets have 256 buckets and more.
+    """
     random = np.random.default_rng(0)
     if kind == "web":
         sizes, budget = random.lognormal(np.log(490), 1.09, 8192).clip(16, 16384).astype(np.int64), 16384
@@ -67,12 +70,12 @@ def test_padding_of_buckets(kind, most):
 
 @pytest.mark.parametrize("given", [{"policy": "buckets"}, {"policy": "buckets", "most": 0}, {"most": 3}])
 def test_specs_outside_the_rules_are_refused(given):
-    """Only buckets have a limit of documents."""
+    """A limit of documents is refused for other rows than buckets, and required to be at least 1 for buckets."""
     with pytest.raises(ConfigError, match="Buckets: max_samples="):
         RowSpec(64, **given)
 
 
 def test_other_rows_have_no_such_part():
-    """States of packed rows do not name it."""
+    """States of packed rows do not name the limit of documents that those of buckets have."""
     assert "packing.most" not in RowSpec(64).parts()
     assert RowSpec(64, "buckets", most=3).parts()["packing.most"] == 3

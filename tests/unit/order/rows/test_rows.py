@@ -1,4 +1,4 @@
-"""Rows of arbitrary documents: every token that is kept once in each epoch, as many rows of each set in all of them."""
+"""Tests of rows of arbitrary documents: every token that is kept once in each epoch, and as many rows of each set."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SLOW = settings(suppress_health_check=[HealthCheck.too_slow])
 
 @st.composite
 def datasets(draw):
-    """Costs of documents, samples per chunk, and a spec."""
+    """Draws costs of documents, samples per chunk, and a spec."""
     length = draw(st.sampled_from([16, 64, 128]))
     multiple = draw(st.sampled_from([1, 8, min(64, length)]))
     sizes = st.one_of(st.integers(0, length), st.integers(0, 20 * length))
@@ -40,7 +40,7 @@ def sets_of(costs, samples, spec, *, shuffle=True):
 
 
 def kept(costs, spec):
-    """The tokens that go to rows, by the words of the documentation."""
+    """Returns the tokens that go to rows, by the words of the documentation."""
     if spec.overflow == "truncate":
         costs = [min(cost, spec.length) for cost in costs]
     if spec.overflow == "drop":
@@ -51,7 +51,7 @@ def kept(costs, spec):
 @SLOW
 @given(datasets(), st.booleans())
 def test_every_token_once_in_each_epoch(dataset, shuffle):
-    """Whatever policy, overflow and sets: no token twice, none lost, no row too long, the rows of the table."""
+    """With any policy, overflow and sets no token comes twice, none is lost and each set has the rows of the table."""
     costs, samples, spec = dataset
     sets, first = sets_of(costs, samples, spec, shuffle=shuffle), np.append(0, np.cumsum(samples))
     assert sorted(sets.all_chunks.tolist()) == np.flatnonzero(samples).tolist()
@@ -66,7 +66,7 @@ def test_every_token_once_in_each_epoch(dataset, shuffle):
 
 @pytest.mark.parametrize("policy", ["best_fit", "concat"])
 def test_later_epochs_have_other_rows(policy):
-    """Documents meet others in each epoch; without shuffle they meet the same ones."""
+    """Documents are in rows with others in each epoch; without shuffle they are in the same rows."""
     costs, spec = lengths(400, 256), RowSpec(256, policy)
 
     def rows(seed, epoch):
@@ -83,7 +83,7 @@ def test_later_epochs_have_other_rows(policy):
 
 @pytest.mark.parametrize("spec", [RowSpec(256), RowSpec(256, "concat"), RowSpec(256, multiple_of=64)])
 def test_rows_that_the_table_counts_are_the_same(spec, monkeypatch):
-    """Sets that are packed anew are not packed once more, only to count their rows."""
+    """Rows whose number is known are those made without it, and are not counted again."""
     costs, content = lengths(400, 256), RowContent(spec, 7)
     counted = [content.rows(costs, np.arange(400), epoch) for epoch in range(3)]
     monkeypatch.setattr("streamer.order.rows.content._count", None)
@@ -105,7 +105,7 @@ def test_documents_that_fit_are_not_cut():
 
 
 def test_rows_without_shuffle_follow_the_data():
-    """The first documents of rows ascend, and so do the documents in each row."""
+    """Without shuffle the first documents of rows ascend, and so do the documents in each row."""
     rows = RowContent(RowSpec(256), None).rows(lengths(300, 256), np.arange(300), 2)
     assert (np.diff(rows.items.document[rows.first[:-1]]) >= 0).all()
     for part in np.split(rows.items.document, rows.first[1:-1]):
@@ -113,7 +113,7 @@ def test_rows_without_shuffle_follow_the_data():
 
 
 def test_sets_have_enough_rows():
-    """A set has 4 chunks at least, more where a chunk has few rows, and the last one at least half as many."""
+    """A set has 4 chunks at least, more where a chunk has few rows, and the last one takes what is left."""
     samples = np.full(90, 10)
     assert chunks_per_set(samples, 90 * 10_000, 100, 256) == 4
     assert chunks_per_set(samples, 90 * 1_000, 100, 256) == 26
@@ -124,7 +124,7 @@ def test_sets_have_enough_rows():
 
 
 def test_an_error_names_the_documents_that_are_too_long():
-    """overflow="error": how many, and the longest."""
+    """`overflow="error"` is a `ConfigError` that says how many documents are too long, and the longest."""
     with pytest.raises(ConfigError, match="2 documents are longer than a row of 64 tokens, the longest has 90"):
         RowContent(RowSpec(64, overflow="error"), 0).rows(np.array([64, 65, 90]), np.arange(3), 0)
 
@@ -141,6 +141,6 @@ def test_an_error_names_the_documents_that_are_too_long():
     ],
 )
 def test_specs_outside_the_rules_are_refused(given, message):
-    """The message has the value and the rule."""
+    """A spec of rows outside the rules is refused with its value and the rule."""
     with pytest.raises(ConfigError, match=message):
         RowSpec(**given)
