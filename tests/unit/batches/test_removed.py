@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from importlib import import_module
 
 import pytest
@@ -94,11 +95,15 @@ def test_of_the_loader(name: str, now: str) -> None:
     assert f"{name}= of StreamingDataLoader is now {now}" in str(caught.value)
 
 
-def test_what_no_version_had_is_a_type_error() -> None:
+@pytest.mark.parametrize(
+    "make",
+    [StreamingDataset, lambda url, **more: MixedDataset({"a": StreamingDataset(url)}, **more)],
+    ids=["dataset", "mix"],
+)
+def test_what_no_version_had_is_a_type_error(make: Callable[..., object]) -> None:
     """An argument that no version had is a `TypeError` with Python's own message."""
-    for make in (StreamingDataset, lambda url, **more: MixedDataset({"a": StreamingDataset(url)}, **more)):
-        with pytest.raises(TypeError, match="unexpected keyword argument 'transfrom'"):
-            make("/data", transfrom=None)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'transfrom'"):
+        make("/data", transfrom=None)
 
 
 OPTIONS = {
@@ -251,15 +256,15 @@ def test_checked_classes_show_their_own_arguments() -> None:
     assert list(inspect.signature(Growing).parameters) == ["reuse", "epoch_samples", "round_bytes"]
 
 
-def test_an_old_name_is_an_import_error_that_says_the_new_one() -> None:
+@pytest.mark.parametrize(
+    ("module", "old", "new"),
+    [(module, old, new) for module, names in NAMES.items() for old, new in names.items() if old != "Packed"],
+)
+def test_an_old_name_is_an_import_error_that_says_the_new_one(module: str, old: str, new: str) -> None:
     """The import of an old name is an `ImportError` that says the new one, which is there."""
-    for module, names in NAMES.items():
-        for old, new in names.items():
-            if old == "Packed":
-                continue
-            with pytest.raises(ImportError, match=rf"^{module}\.{old} is now {module}\.{new}$"):
-                getattr(import_module(module), old)
-            assert getattr(import_module(module), new).__name__ == new
+    with pytest.raises(ImportError, match=rf"^{module}\.{old} is now {module}\.{new}$"):
+        getattr(import_module(module), old)
+    assert getattr(import_module(module), new).__name__ == new
 
 
 def test_the_result_of_a_pack_is_imported_with_a_warning() -> None:

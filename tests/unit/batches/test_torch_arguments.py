@@ -88,6 +88,8 @@ def test_every_attribute_of_torchs_loader_can_be_read():
 
 
 class Numbers(torch.utils.data.IterableDataset):
+    """Stands for a dataset of torch, which its own loader needs."""
+
     def __iter__(self):
         return iter(range(8))
 

@@ -217,14 +217,16 @@ def test_a_listing_is_said_with_its_progress(make_dataset, folder, fake_engine, 
     )
 
 
-def test_an_engine_that_starts_slowly_is_said_with_its_log(make_dataset, folder, caplog, monkeypatch):
+@pytest.mark.parametrize(
+    ("options", "said"), [({}, True), ({"engine": "unix:/run/none.sock"}, False)], ids=["started", "external"]
+)
+def test_an_engine_that_starts_slowly_is_said_with_its_log(make_dataset, folder, caplog, monkeypatch, options, said):
     """An engine that starts slowly is named with its log; a client says it itself of an external one."""
-    for options, said in (({}, True), ({"engine": "unix:/run/none.sock"}, False)):
-        found = make_dataset(folder, **options)._member
-        monkeypatch.setattr(type(found.connections), "connected", False)
-        text = found.describe_wait()
-        assert bool(text) == said
-        assert not said or (text.startswith("the engine of ") and "to start; log /" in text)
+    found = make_dataset(folder, **options)._member
+    monkeypatch.setattr(type(found.connections), "connected", False)
+    text = found.describe_wait()
+    assert bool(text) == said
+    assert not said or (text.startswith("the engine of ") and "to start; log /" in text)
 
 
 def test_the_cost_of_a_long_index_is_a_warning(caplog, monkeypatch):
@@ -271,6 +273,8 @@ def test_who_speaks_is_named():
     """Lines of the log name the rank where there are several."""
 
     class Ranked:
+        """Stands for a dataset of a rank, as far as its name is asked for."""
+
         def __init__(self, rank: int, world_size: int) -> None:
             self.rank_config = RankConfig(rank=rank, world_size=world_size)
 

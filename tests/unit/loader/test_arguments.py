@@ -147,7 +147,7 @@ def test_attributes_cannot_be_misspelt():
     """A misspelt attribute of a dataset cannot be assigned; a subclass may have any of its own."""
 
     class Mine(StreamingDataset):
-        pass
+        """Stands for a user's subclass of a dataset."""
 
     with pytest.raises(AttributeError, match="StreamingDataset has no attribute 'transfrom'"):
         StreamingDataset("/data").transfrom = 1

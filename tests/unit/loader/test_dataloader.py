@@ -144,6 +144,8 @@ def test_workers_that_cannot_start_are_an_error_of_all_ranks(monkeypatch):
     """
 
     class Ranks(FakeDataset):
+        """Stands for a dataset of a job of many ranks, and keeps what this rank tells the others; there are none."""
+
         heard: ClassVar[list[str]] = []
 
         @property

@@ -131,6 +131,8 @@ def slowed(device: torch.device) -> CudaMover:
     """Makes copies that begin late, since the side stream has something else to do first."""
 
     class Slow(CudaMover):
+        """Stands for a busy device: its side stream sleeps before each copy."""
+
         def move(self, batch, transform):
             with torch.cuda.stream(self._stream):
                 torch.cuda._sleep(2_000_000)

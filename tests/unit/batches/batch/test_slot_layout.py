@@ -15,6 +15,8 @@ from streamer.batches.batch.slot_layout import BatchReader, WritableBatch
 
 @dataclass
 class Batch:
+    """Stands for a batch of a user's own class."""
+
     images: torch.Tensor
     names: list[str]
     extra: dict[str, np.ndarray]

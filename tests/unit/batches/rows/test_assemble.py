@@ -152,7 +152,17 @@ def one(packing: Packing, *samples: dict, tokens: int = 3, missing: tuple[int, .
     return collate_rows(assembler.rows({key: one for key, one in made.items() if key not in missing}, plan))
 
 
-def test_rows_of_one_batch_are_not_copied():
+@pytest.mark.parametrize(
+    ("choose", "copied"),
+    [
+        pytest.param(lambda one, other: one, False, id="one batch"),
+        pytest.param(lambda one, other: one[::-1], True, id="another order"),
+        pytest.param(lambda one, other: [one[0], other[1]], True, id="two batches"),
+        pytest.param(lambda one, other: one[:1], True, id="a part"),
+        pytest.param(lambda one, other: one * 2, True, id="twice"),
+    ],
+)
+def test_rows_of_one_batch_are_not_copied(choose, copied):
     """Rows that were made in one block are collated without a copy.
 
     Rows of several batches, or in another order, are stacked.
@@ -163,11 +173,11 @@ def test_rows_of_one_batch_are_not_copied():
         assembler.rows({at: assembler.document({"tokens": np.arange(3) + at + first}, 3) for at in (0, 1)}, plan)
         for first in (0, 5)
     )
-    for rows, copied in ((one, False), (one[::-1], True), ([one[0], other[1]], True), (one[:1], True), (one * 2, True)):
-        batch = collate_rows(rows)
-        for name in ("tokens", "position_ids", "document_ids", "labels"):
-            assert batch[name].tolist() == [row[name].tolist() for row in rows]
-            assert np.shares_memory(batch[name].numpy(), rows[0][name]) != copied
+    rows = choose(one, other)
+    batch = collate_rows(rows)
+    for name in ("tokens", "position_ids", "document_ids", "labels"):
+        assert batch[name].tolist() == [row[name].tolist() for row in rows]
+        assert np.shares_memory(batch[name].numpy(), rows[0][name]) != copied
 
 
 def test_fields_are_packed_alike():

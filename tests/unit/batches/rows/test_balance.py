@@ -96,14 +96,18 @@ def test_a_run_goes_on_with_other_ranks_and_batches(make, given, stop):
     assert pieces_in(found) == pieces_of(given, ROW)
 
 
-def test_a_state_names_what_has_changed(make):
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [(4, r"balance\.rows was 2 .* and is 4 now; pass balance="), (None, r"balance\.rows was 2")],
+    ids=["other rows", "none"],
+)
+def test_a_state_names_what_has_changed(make, other, message):
     """A state of another `balance=` is a `StateError` that names the part that has changed."""
     with StreamingDataLoader(make(), 4, report_every=None) as loader:
         next(iter(loader))
         state = loader.state_dict()
-    for other, message in ((4, r"balance\.rows was 2 .* and is 4 now; pass balance="), (None, r"balance\.rows was 2")):
-        with StreamingDataLoader(make(other), 4, report_every=None) as loader, pytest.raises(StateError, match=message):
-            loader.load_state_dict(state)
+    with StreamingDataLoader(make(other), 4, report_every=None) as loader, pytest.raises(StateError, match=message):
+        loader.load_state_dict(state)
 
 
 @pytest.mark.parametrize(

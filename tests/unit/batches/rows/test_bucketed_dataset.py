@@ -145,21 +145,24 @@ def test_samples_that_fail_are_left_out(make, given):
     assert sounds_of(batches) == Counter(sound.tobytes() for sound in kept)
 
 
-def test_a_state_names_what_has_changed(make, costs):
+@pytest.mark.parametrize(
+    ("packing", "part"),
+    [
+        pytest.param(Buckets(BUDGET + 1), "length", id="budget"),
+        pytest.param(Buckets(BUDGET, max_samples=2), "most", id="limit of samples"),
+        pytest.param(Packing(BUDGET), "policy", id="policy"),
+    ],
+)
+def test_a_state_names_what_has_changed(make, costs, packing, part):
     """A state of other `Buckets` is a `StateError` that names the part: budget, limit of samples or policy."""
     with StreamingDataLoader(make(), 1, report_every=None) as loader:
         state = loader.state_dict()
-    for packing, part in (
-        (Buckets(BUDGET + 1), "length"),
-        (Buckets(BUDGET, max_samples=2), "most"),
-        (Packing(BUDGET), "policy"),
+    changed = type(packing)(**{**vars(packing), "lengths": str(costs), "rows_per_set": 8})
+    with (
+        StreamingDataLoader(make(changed), 1, report_every=None) as loader,
+        pytest.raises(StateError, match=rf"packing\.{part} was"),
     ):
-        changed = type(packing)(**{**vars(packing), "lengths": str(costs), "rows_per_set": 8})
-        with (
-            StreamingDataLoader(make(changed), 1, report_every=None) as loader,
-            pytest.raises(StateError, match=rf"packing\.{part} was"),
-        ):
-            loader.load_state_dict(state)
+        loader.load_state_dict(state)
 
 
 def test_a_bucket_is_a_batch(make, costs):

@@ -207,7 +207,15 @@ def test_nothing_is_lost_of_an_estimate_that_is_right(make_dataset, url, given, 
         assert pieces_in(rows) == pieces_of(given, length)
 
 
-def test_a_state_names_another_estimate(make_dataset, url):
+@pytest.mark.parametrize(
+    ("changed", "part"),
+    [
+        pytest.param(Packing(ROW, lengths=Estimate(2.1, 0), rows_per_set=8), "costs", id="bytes"),
+        pytest.param(Packing(ROW, lengths=Estimate(2, 0.2), rows_per_set=8), "length", id="margin"),
+        pytest.param(Packing(2 * ROW, lengths=Estimate(2, 0.5), rows_per_set=8), "costs", id="margin and length"),
+    ],
+)
+def test_a_state_names_another_estimate(make_dataset, url, changed, part):
     """A state of another `Estimate` is refused, as bytes per token and margin are parts of the rows."""
 
     def loader(packing: Packing) -> StreamingDataLoader:
@@ -217,13 +225,8 @@ def test_a_state_names_another_estimate(make_dataset, url):
     with loader(given) as run:
         next(iter(run))
         state = run.state_dict()
-    for changed, part in (
-        (Packing(ROW, lengths=Estimate(2.1, 0), rows_per_set=8), "costs"),
-        (Packing(ROW, lengths=Estimate(2, 0.2), rows_per_set=8), "length"),
-        (Packing(2 * ROW, lengths=Estimate(2, 0.5), rows_per_set=8), "costs"),
-    ):
-        with loader(changed) as run, pytest.raises(StateError, match=rf"packing\.{part} was"):
-            run.load_state_dict(state)
+    with loader(changed) as run, pytest.raises(StateError, match=rf"packing\.{part} was"):
+        run.load_state_dict(state)
     with loader(given) as run:
         run.load_state_dict(state)
 

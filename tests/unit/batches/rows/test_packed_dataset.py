@@ -264,31 +264,36 @@ def test_a_run_goes_on_from_every_step_on_other_ranks(make, tmp_path, count, eve
         state = state_here
 
 
-def test_a_state_names_what_has_changed(make):
-    """A state of another packing is a `StateError` that names the part that decides the rows.
-
-    Other labels are taken.
-    """
+@pytest.mark.parametrize(
+    ("part", "packing"),
+    [
+        ("length", Packing(2 * ROW, rows_per_set=8)),
+        ("policy", Packing(ROW, "concat", rows_per_set=8)),
+        ("overflow", Packing(ROW, overflow="truncate", rows_per_set=8)),
+        ("multiple_of", Packing(ROW, multiple_of=8, rows_per_set=8)),
+        ("set_rows", Packing(ROW, rows_per_set=9)),
+    ],
+    ids=["length", "policy", "overflow", "multiple_of", "set_rows"],
+)
+def test_a_state_names_what_has_changed(make, part, packing):
+    """A state of another packing is a `StateError` that names the part that decides the rows."""
     with StreamingDataLoader(make(), 4, report_every=None) as loader:
         next(iter(loader))
         state = loader.state_dict()
     assert state["packing.length"] == ROW
-    changed = {
-        "length": Packing(2 * ROW, rows_per_set=8),
-        "policy": Packing(ROW, "concat", rows_per_set=8),
-        "overflow": Packing(ROW, overflow="truncate", rows_per_set=8),
-        "multiple_of": Packing(ROW, multiple_of=8, rows_per_set=8),
-        "set_rows": Packing(ROW, rows_per_set=9),
-    }
-    for part, packing in changed.items():
-        with (
-            StreamingDataLoader(make(packing), 4, report_every=None) as loader,
-            pytest.raises(StateError, match=rf"packing\.{part} was .* pass packing= as the run had it"),
-        ):
-            loader.load_state_dict(state)
     with (
-        StreamingDataLoader(make(Packing(ROW, rows_per_set=8, labels="same")), 4, report_every=None) as loader,
+        StreamingDataLoader(make(packing), 4, report_every=None) as loader,
+        pytest.raises(StateError, match=rf"packing\.{part} was .* pass packing= as the run had it"),
     ):
+        loader.load_state_dict(state)
+
+
+def test_a_state_of_other_labels_goes_on(make):
+    """A state of a packing with other labels is loaded, since labels do not decide the rows."""
+    with StreamingDataLoader(make(), 4, report_every=None) as loader:
+        next(iter(loader))
+        state = loader.state_dict()
+    with StreamingDataLoader(make(Packing(ROW, rows_per_set=8, labels="same")), 4, report_every=None) as loader:
         loader.load_state_dict(state)
 
 
@@ -510,19 +515,19 @@ SMALL = Packing(ROW, overflow="truncate", rows_per_set=2).spec()
 
 
 @pytest.mark.parametrize("runs", [1, 3, 64])
-def test_the_table_counts_tokens_of_any_block(monkeypatch, runs):
+@pytest.mark.parametrize("block", [1, 4, 1000])
+def test_the_table_counts_tokens_of_any_block(monkeypatch, runs, block):
     """The table of rows has the tokens of each set, however many documents are summed at once.
 
     Some chunks have none.
     """
     documents = some_documents()
     monkeypatch.setattr(table, "_RUNS", runs)
-    for block in (1, 4, 1000):
-        monkeypatch.setattr(table, "_BLOCK", block)
-        made = table.RowTable.make(SMALL, documents)
-        for number, tokens in enumerate(made.tokens.tolist()):
-            members = documents.list_documents(made.sets.chunks(number))
-            assert tokens == np.minimum(documents.costs(members), ROW).sum()
+    monkeypatch.setattr(table, "_BLOCK", block)
+    made = table.RowTable.make(SMALL, documents)
+    for number, tokens in enumerate(made.tokens.tolist()):
+        members = documents.list_documents(made.sets.chunks(number))
+        assert tokens == np.minimum(documents.costs(members), ROW).sum()
 
 
 def test_an_open_set_takes_16_bytes_of_a_document():

@@ -135,6 +135,8 @@ def test_a_method_seeds_what_cannot_be_seen():
     """
 
     class Opaque:
+        """Stands for code whose generator cannot be found, as of a C extension; it keeps the seeds that it gets."""
+
         seen: list[int] = []
 
         def set_random_seed(self, seed: int) -> None:
@@ -155,6 +157,8 @@ def test_the_steps_of_a_composition_draw_differently():
     """
 
     class Flip:
+        """Stands for a step of albumentations, which takes generators."""
+
         def set_random_state(self, random_generator, py_random):
             self.numpy, self.python = random_generator, py_random
 
@@ -162,6 +166,8 @@ def test_the_steps_of_a_composition_draw_differently():
             raise AssertionError(seed)
 
     class Both(Flip):
+        """Stands for a composition of albumentations, which passes its generators to its steps."""
+
         steps = [Flip(), Flip()]
 
         def set_random_state(self, random_generator, py_random):
@@ -181,6 +187,8 @@ def test_code_runs_once_for_each_sample():
     calls = []
 
     class Lazy:
+        """Stands for code that makes its generator at the first call."""
+
         rng = None
 
         def __call__(self, sample):
@@ -228,6 +236,8 @@ def test_what_cannot_be_seeded_is_said_once(caplog):
     """
 
     class Odd:
+        """Stands for code whose `set_random_state` takes other arguments than that of albumentations."""
+
         def set_random_state(self, generator, py_random): ...
 
     with StreamingDataLoader(FakeDataset(8, lambda e, o: o), 4, collate_fn=Holder([random.SystemRandom(), Odd()])):

@@ -299,22 +299,22 @@ def test_what_is_left_out_is_not_read_with_the_others(make_dataset, fake_engine,
     assert loaded.repeated.tolist() == [index == 2 for index in range(8)]
 
 
-def test_every_byte_is_checked(make_dataset, fake_engine, npy):
+@pytest.mark.parametrize("place", [70, 64 + 128 + 500], ids=["header", "array"])
+def test_every_byte_is_checked(make_dataset, fake_engine, npy, place):
     """A wrong bit in an array or its header is an error that names the chunk, as is a missing chunk."""
-    for place in (70, 64 + 128 + 500):
-        batches = Batches(make_dataset(npy)._get_opening().prepare(8), fake_engine, {"npy": SHAPE})
-        batches.make([4])
-        chunk = batches.reader._maker.places(0, np.array([11]))[0].chunk
-        with fake_engine.path(chunk).open("r+b") as file:
-            file.seek(place)
-            byte = file.read(1)
-            file.seek(place)
-            file.write(bytes([byte[0] ^ 1]))
-        with pytest.raises(ChunkUnreadableError, match=f"chunk {chunk}: wrong bytes"):
-            batches.make([4, 11])
-        fake_engine.path(chunk).unlink()
-        with pytest.raises(ChunkUnreadableError, match="missing"):
-            batches.make([11])
+    batches = Batches(make_dataset(npy)._get_opening().prepare(8), fake_engine, {"npy": SHAPE})
+    batches.make([4])
+    chunk = batches.reader._maker.places(0, np.array([11]))[0].chunk
+    with fake_engine.path(chunk).open("r+b") as file:
+        file.seek(place)
+        byte = file.read(1)
+        file.seek(place)
+        file.write(bytes([byte[0] ^ 1]))
+    with pytest.raises(ChunkUnreadableError, match=f"chunk {chunk}: wrong bytes"):
+        batches.make([4, 11])
+    fake_engine.path(chunk).unlink()
+    with pytest.raises(ChunkUnreadableError, match="missing"):
+        batches.make([11])
 
 
 @pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])

@@ -128,7 +128,8 @@ def test_a_slot_that_is_too_small_for_the_headers(make_dataset, fake_engine, tmp
     assert BatchReader(batches.slot).read(packed.description) == expected
 
 
-def test_a_users_function_gets_bytes_of_its_own(make_dataset, fake_engine, tmp_path):
+@pytest.mark.parametrize("function", ["collate_fn", "transform"])
+def test_a_users_function_gets_bytes_of_its_own(make_dataset, fake_engine, tmp_path, function):
     """A `collate_fn` or transform gets bytes that are not in the slot, as it may keep them."""
     kept: list[dict[str, object]] = []
 
@@ -141,17 +142,15 @@ def test_a_users_function_gets_bytes_of_its_own(make_dataset, fake_engine, tmp_p
         return sample
 
     root = tars(tmp_path / "tars")
-    for dataset, rules in (
-        (make_dataset(root, decode=None), {"collate_fn": collate}),
-        (make_dataset(root, decode=None, transform=transform), {}),
-    ):
-        batches = Batches(dataset, fake_engine, **rules)
-        kept.clear()
-        for number in range(3):
-            batches.make(number)
-        batches.slot[:] = 0
-        assert len(kept) == COUNT
-        assert all(sample["jpg"] == picture(int(str(sample["__key__"]))) for sample in kept)
+    if function == "collate_fn":
+        batches = Batches(make_dataset(root, decode=None), fake_engine, collate_fn=collate)
+    else:
+        batches = Batches(make_dataset(root, decode=None, transform=transform), fake_engine)
+    for number in range(3):
+        batches.make(number)
+    batches.slot[:] = 0
+    assert len(kept) == COUNT
+    assert all(sample["jpg"] == picture(int(str(sample["__key__"]))) for sample in kept)
 
 
 def test_wrong_bytes_are_found_before_they_are_used(make_dataset, fake_engine, tmp_path):

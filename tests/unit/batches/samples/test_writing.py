@@ -6,7 +6,6 @@ Images are real PNG files, loaders run with threads on a fake engine.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -189,22 +188,29 @@ class DrawingDecoder(ImageDecoder):
         return super().__call__(content)[: random.randrange(1, 40)]
 
 
-def test_nothing_is_seeded_where_nothing_draws(make_dataset, pictures):
+@pytest.mark.parametrize(
+    ("transform", "decode", "draws"),
+    [
+        pytest.param(OnField("png", CenterCrop(40)), "auto", False, id="own"),
+        pytest.param(
+            OnField("png", CenterCrop(40)),
+            {"png": lambda content: np.zeros((50, 50, 3), np.uint8)},
+            True,
+            id="user's decoder",
+        ),
+        pytest.param(OnField("png", lambda picture, *, rng, out: picture[:40, :40]), "auto", True, id="user's step"),
+        pytest.param(Drawing("png", CenterCrop(40)), "auto", True, id="subclass of OnField"),
+        pytest.param(None, {"png": DrawingDecoder()}, True, id="subclass of a decoder"),
+        pytest.param(lambda sample: {**sample, "png": 0}, "auto", True, id="user's transform"),
+        pytest.param(None, lambda name, content: len(content), True, id="user's decode"),
+    ],
+)
+def test_nothing_is_seeded_where_nothing_draws(make_dataset, pictures, transform, decode, draws):
     """Samples are seeded unless only streamer's own decoders and transforms make them, which draw from `rng` alone."""
     from streamer.batches.workers import batch_maker as maker
 
-    kinds: list[tuple[Callable[..., object] | None, object, bool]] = [
-        (OnField("png", CenterCrop(40)), "auto", False),
-        (OnField("png", CenterCrop(40)), {"png": lambda content: np.zeros((50, 50, 3), np.uint8)}, True),
-        (OnField("png", lambda picture, *, rng, out: picture[:40, :40]), "auto", True),
-        (Drawing("png", CenterCrop(40)), "auto", True),
-        (None, {"png": DrawingDecoder()}, True),
-        (lambda sample: {**sample, "png": 0}, "auto", True),
-        (None, lambda name, content: len(content), True),
-    ]
-    for transform, decode, draws in kinds:
-        prepared = make_dataset(pictures, transform=transform, decode=decode)._get_opening().prepare(BATCH)
-        source = prepared.recipe().open()
-        assert source.draws is draws
-        made = maker.BatchMaker(source, maker.MakerRules(17))
-        assert made._seeds_samples is draws
+    prepared = make_dataset(pictures, transform=transform, decode=decode)._get_opening().prepare(BATCH)
+    source = prepared.recipe().open()
+    assert source.draws is draws
+    made = maker.BatchMaker(source, maker.MakerRules(17))
+    assert made._seeds_samples is draws

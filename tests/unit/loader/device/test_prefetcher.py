@@ -165,6 +165,8 @@ def test_the_late_device_finds_a_mistake():
     """The fake device reads poison where sources are let go too early, so that the tests of pending copies can fail."""
 
     class Careless(LateDevice):
+        """Stands for a device that lets sources go before they are copied."""
+
         def move(self, batch, transform):
             return Liar.hide(*super().move(batch, transform))
 
@@ -215,6 +217,8 @@ def test_error_comes_in_its_turn():
     """A batch that fails is raised after those before it, and the others follow."""
 
     class Batches:
+        """Stands for a loader whose second batch fails and whose fourth is the last."""
+
         def __init__(self):
             self.n = 0
 

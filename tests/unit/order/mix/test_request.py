@@ -38,7 +38,8 @@ def test_a_member_keeps_the_window_of_its_largest_stage() -> None:
     assert [member.order.window for member in spec.members] == [512, 256, 8]
 
 
-def test_a_run_that_begins_in_a_later_stage_has_the_same_windows() -> None:
+@pytest.mark.parametrize("epoch", [0, 3])
+def test_a_run_that_begins_in_a_later_stage_has_the_same_windows(epoch: int) -> None:
     """A run that begins in a later stage has the same windows.
 
     A state that goes on in the middle of a pass would begin another pass otherwise.
@@ -48,9 +49,8 @@ def test_a_run_that_begins_in_a_later_stage_has_the_same_windows() -> None:
         window=512,
         weights=[(0, {"web": 1, "books": 0, "rare": 0}), (3, {"web": 0, "books": 1, "rare": 0})],
     )
-    for epoch in (0, 3):
-        members = asked.spec_from(sources(SIZES, 75), 256, MixStart(epoch)).members
-        assert [member.order.window for member in members] == [512, 512, 8]
+    members = asked.spec_from(sources(SIZES, 75), 256, MixStart(epoch)).members
+    assert [member.order.window for member in members] == [512, 512, 8]
 
 
 def test_one_member_has_the_geometry_of_the_dataset_alone() -> None:
