@@ -127,7 +127,7 @@ def test_a_mix_killed_and_resumed_on_other_ranks(job, rest_ranks):
     """A mix on 2 ranks, killed in mid-epoch, resumes on 1 or 4 ranks with the samples of a run that never stopped."""
     mix = {
         "members": {f"class{number}": str(job.root / "data" / f"class{number}") for number in range(3)},
-        "dataset": {"weights": {"values": {"class0": 7, "class1": 2, "class2": 1}, "epoch_samples": 240}},
+        "dataset": {"weights": {"weights": {"class0": 7, "class1": 2, "class2": 1}, "epoch_samples": 240}},
     }
     one = job.launch(1, **mix)
     one.communicate(timeout=240)
