@@ -47,20 +47,21 @@ class TestClouds(StoreContract):
     async def test_a_file_becomes_an_object(
         self, cloud: Cloud, kind: Kind, tmp_path_factory: pytest.TempPathFactory, length: int
     ):
+        """A file that is uploaded becomes an object with its bytes."""
         if cloud.writer is not None:
             pytest.skip("obstore's Google client signs every write, and no emulator takes its signature (conftest.py)")
         await super().test_a_file_becomes_an_object(kind, tmp_path_factory, length)
 
 
 async def test_clients_are_what_they_say(cloud: Cloud) -> None:
-    """Each kind is read by the client that it names."""
+    """Each kind of store is read by the client that its option names."""
     store = cloud.open()
     assert type(store) is (ObstoreStore if cloud.client == "obstore" else FsspecStore)
     await store.aclose()
 
 
 async def test_auto_takes_obstore_where_it_can(cloud: Cloud) -> None:
-    """Without a client of one's own choice every cloud's usual options are read by obstore."""
+    """Without an option for the client, the usual options of every cloud are read by obstore."""
     store = open_store(cloud.root, cloud.options)
     assert isinstance(store, FsspecStore if "session_kwargs" in cloud.options else ObstoreStore)
     await store.aclose()

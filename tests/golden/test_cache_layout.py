@@ -41,7 +41,7 @@ def test_a_chunk_file_has_these_bytes(tmp_path: Path) -> None:
 
 
 def test_the_layout_of_the_folder(tmp_path: Path) -> None:
-    """Markers and folders."""
+    """A cache folder has the markers and folders that earlier releases gave it."""
     assert LAYOUT_VERSION == 1
     open_folder(tmp_path)
     found = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")}
@@ -73,5 +73,5 @@ def test_the_catalog_is_read_across_versions_of_diskcache(tmp_path: Path) -> Non
 
 
 def test_ranks_are_the_same_in_every_run() -> None:
-    """Which chunks stay must not change with a release: a change here empties nobody's cache, but rotates it."""
+    """The ranks that decide which chunks stay do not change with a release, which would rotate every cache."""
     assert draw_ranks(to_keys([KEY, bytes(16)])).tolist() == [269543057, 1896895516]

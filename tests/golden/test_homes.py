@@ -31,7 +31,7 @@ def test_the_homes_are_these(members: list[PeerMember], digest: str) -> None:
 
 
 def test_the_members_digest_is_this() -> None:
-    """Whatever their order and addresses."""
+    """The digest of the members of shared caches is this one, whatever their order and addresses."""
     assert members_digest(EQUAL) == members_digest([PeerMember(one.id, "", one.limit_bytes) for one in EQUAL[::-1]])
     assert members_digest(EQUAL) == "1cd831df"
     assert Homes(EQUAL[2], EQUAL).digest == members_digest(EQUAL)

@@ -119,7 +119,7 @@ def test_what_is_written_is_the_same(name, tmp_path):
 
 @pytest.mark.parametrize("name", list(DATASETS))
 def test_the_files_are_the_same(name, tmp_path):
-    """Every byte, root.json included."""
+    """Every byte of the files of a manifest, root.json included, is that of earlier releases."""
     manifest = built(name, tmp_path)
     kept = FOLDER / name
     assert {p.name for p in kept.iterdir()} == {p.name for p in manifest.path.iterdir()}

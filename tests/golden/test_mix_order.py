@@ -191,7 +191,7 @@ def _digest(orders: list[MixOrder]) -> str:
 def test_homogeneous_runs_from_before_batches_were_filled_up_go_on(
     group: int | None, order_id: str, digest: str
 ) -> None:
-    """Their states have shares in place of whole passes; the order is that of the saved run."""
+    """States with shares in place of whole passes go on with the order of the saved run."""
     said = request(NAMES, repeat={"web": 1, "books": 2.5, "few": 3}, batching="homogeneous", lanes=8, group=group)
     saved = said.spec_from(MEMBERS, 48, MixStart(weighted=frozenset(NAMES)))
     state = State.from_dict(State(saved, 1, 96, 48).to_dict())
@@ -227,7 +227,7 @@ def test_a_schedule_is_as_fixed() -> None:
 
 
 def test_the_state_is_as_fixed() -> None:
-    """What stands in checkpoints."""
+    """The state of a mix, as it stands in checkpoints, is this one."""
     assert MIX_FORMAT == 1
     saved = State(GOLDEN[1].orders()[0].spec, 2, 960, 48)
     assert saved.to_dict() == STATE

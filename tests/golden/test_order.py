@@ -148,7 +148,7 @@ def test_rank_splits_and_automatic_geometry_are_as_fixed() -> None:
 
 
 def test_the_state_is_as_fixed() -> None:
-    """What stands in checkpoints."""
+    """The state of an order, as it stands in checkpoints, is this one."""
     assert (ORDER_FORMAT, STATE_FORMAT) == (1, 1)
     saved: dict[str, object] = {
         "format": 1,

@@ -93,7 +93,7 @@ def test_a_state_of_a_growing_dataset_goes_on(store: Bucket, cache: Path, versio
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_a_manifest_is_read(store: Bucket, cache: Path, tmp_path: Path, version: str) -> None:
-    """By name, with a cache of this version."""
+    """A manifest of an earlier release is read by its name, with a cache of this version."""
     saved = states(version)["dataset"]
     manifest = unpacked(version, tmp_path) / "manifests" / saved["state"]["manifest"]
     data = [opened("dataset", store.options, cache, manifest=str(manifest))]
@@ -102,7 +102,7 @@ def test_a_manifest_is_read(store: Bucket, cache: Path, tmp_path: Path, version:
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_a_cache_folder_is_used(store: Bucket, tmp_path: Path, version: str) -> None:
-    """Its chunks are not fetched again, its manifest is not built again."""
+    """Chunks and manifests in the cache folder of an earlier release are not fetched or built again."""
     saved = states(version)["dataset"]
     before = len(store.reads)
     data = [opened("dataset", store.options, unpacked(version, tmp_path))]
@@ -137,6 +137,6 @@ def test_fields_are_added_at_the_end(version: str) -> None:
 
 
 def test_the_program_for_a_release_writes_states(store: Bucket, cache: Path) -> None:
-    """With this version: what it writes goes on with what it says."""
+    """States that the program for a release writes with this version go on with what they say."""
     saved = written("dataset", store.options, cache)
     assert follow("dataset", saved, 3, [opened("dataset", store.options, cache)]) == saved["batches"][:3]

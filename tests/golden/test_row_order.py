@@ -96,12 +96,12 @@ def test_the_format_of_the_digests():
     ],
 )
 def test_rows(spec, seed, epoch, counts, digest):
-    """Which tokens share a row."""
+    """The tokens that share a row are these ones."""
     assert rows_of(spec, seed, epoch) == (counts, digest)
 
 
 def test_the_order_and_its_state():
-    """Which row comes when, and what a state keeps."""
+    """The order of rows, and what a state keeps of it, are these ones."""
     spec = RowSpec(LENGTH, set_rows=64)
     sets = sets_of(spec, shuffle=True)
     counts = row_counts(spec, sets, lambda number: COSTS[documents_of(sets.chunks(number))])
@@ -137,7 +137,7 @@ def test_the_order_and_its_state():
 
 
 def test_balanced_batches_and_their_state():
-    """Which row comes when, where costs decide it."""
+    """The order of rows that are balanced by cost, and its state, are these ones."""
     spec = RowSpec(LENGTH, set_rows=64)
     sets = sets_of(spec, shuffle=True)
     counts = row_counts(spec, sets, lambda number: COSTS[documents_of(sets.chunks(number))])

@@ -91,7 +91,7 @@ def balanced(draw):
 @SLOW
 @given(balanced(), st.integers(0, 2))
 def test_every_row_once_and_the_same_batches_on_any_ranks(data, epoch):
-    """Also where a position is looked up alone, and where the batch is filled up."""
+    """Balanced orders have every row once and the same batches on any ranks, also of a single position."""
     order = data.order(epoch)
     positions = np.arange(order.samples)
     everything, plain = order.ordinals(positions), data.plain(epoch).ordinals(positions)

@@ -88,7 +88,7 @@ def reaches_the_bound(world: World, order: Callable[[int], Order]) -> None:
 
 @pytest.mark.parametrize("share", FEW_SHARES)
 def test_warm_epochs_reach_the_bound_in_block_order(share: float) -> None:
-    """From epoch 2 on the hit rate is at least 0.98 (C-S)/D, spread evenly, with S at most a tenth of C."""
+    """In block order the hit rate is at least 0.98 (C-S)/D from epoch 2 on, spread evenly; S is at most C/10."""
     world = World(share)
     reaches_the_bound(world, block)
     assert world.policy.statistics().staging_bytes <= 0.1 * world.limit
@@ -120,7 +120,7 @@ def test_plain_lru_hits_nothing_under_an_identical_order() -> None:
 @pytest.mark.parametrize("order", [block, fresh, identical])
 @pytest.mark.parametrize("window", [36, pytest.param(100, marks=pytest.mark.slow)])
 def test_hold_writes_almost_nothing_to_kept_chunks(share: float, order: Callable[[int], Order], window: int) -> None:
-    """From the first warm epoch on at most 1 % of the data in each (3 to 4 % while the cold epoch borrowed room)."""
+    """A warm epoch writes at most 1 % of the data to kept chunks (3 to 4 % while the cold epoch borrowed room)."""
     world, written = World(share, count=1504), [0.0] * 4
 
     def watch() -> None:
@@ -137,7 +137,7 @@ def test_hold_writes_almost_nothing_to_kept_chunks(share: float, order: Callable
 
 
 def test_a_cold_epoch_looks_as_far_ahead_as_a_warm_one() -> None:
-    """What will be kept does not pass through transit: when it did, the second half looked half as far (26 of 48)."""
+    """Chunks that will be kept do not pass through transit; when they did, half an epoch looked half as far."""
     world = World(0.5, count=1500)
     (job,) = world.run(world.plan(fresh(1500), 2))
     cold, warm = job.depth[AHEAD : 1500 - AHEAD], job.depth[1500:-AHEAD]
@@ -146,7 +146,7 @@ def test_a_cold_epoch_looks_as_far_ahead_as_a_warm_one() -> None:
 
 
 def test_two_jobs_on_one_dataset_do_not_wait_for_each_other() -> None:
-    """Each has the hits of its epoch, no deadlock, and a chunk on its way is fetched once for both."""
+    """Two jobs on one dataset have the hits of an epoch each, wait not for each other, and share fetches."""
     world = World(0.5, count=1000)
     first = world.plan(fresh(1000, 11), 4, "first")
     second = world.plan(fresh(1000, 12), 4, "second")
@@ -164,7 +164,7 @@ def test_two_ranks_in_step_fetch_each_chunk_once() -> None:
 
 
 def test_a_hanging_session_does_not_stop_the_others() -> None:
-    """It keeps its open chunks; silenced, it loses the protection of its look-ahead; the other job goes on."""
+    """A session that hangs keeps its open chunks, loses its look-ahead once silenced, and stops no other job."""
     world = World(0.5, count=500)
     hanging = world.plan(fresh(500, 21), 2, "hanging", hang_at=250)
     jobs = Simulation(world.policy, [hanging, world.plan(fresh(500, 22), 4)])

@@ -312,7 +312,7 @@ class PolicyMachine(Model, RuleBasedStateMachine):
 
 
 def test_the_policy_behaves_like_a_dictionary_of_files() -> None:
-    """Whatever sessions do: one file per chunk, open ones stay, the limit holds, the books end at zero."""
+    """Whatever sessions do, there is one file per chunk, open ones stay, the limit holds, and the books end at zero."""
     run_state_machine_as_test(PolicyMachine, settings=SETTINGS)
 
 

@@ -27,7 +27,7 @@ def plan(**changes: object) -> JobPlan:
 
 
 def test_a_cache_that_holds_everything_hits_everything() -> None:
-    """From the second epoch on; the first one misses each chunk once."""
+    """A cache that holds everything misses each chunk once in the first epoch, and nothing from the second on."""
     (job,) = Simulation(policy_of(20), [plan()]).run()
     assert job.hit_rates(np.full(10, COST)) == [0.0, 1.0]
     assert job.tenths(1).tolist() == [1.0] * 10
@@ -40,7 +40,7 @@ def test_a_fetch_takes_its_ticks() -> None:
 
 
 def test_a_hanging_job_ends_the_run_and_keeps_its_session() -> None:
-    """It stands where it was told to."""
+    """A job that hangs stands where it was told to, ends the simulated run and keeps its session."""
     policy = policy_of(20)
     (job,) = Simulation(policy, [plan(hang_at=3)]).run()
     assert job.place == 3

@@ -140,7 +140,7 @@ def assert_same(ours: object, torchs: object) -> None:
 @example([range(2), range(2)])
 @example([torch.ones(2, requires_grad=True)] * 2)
 def test_same_batch_as_torch(samples: list[object]) -> None:
-    """Whatever torch collates, comes out of a slot with the same types, dtypes, shapes and values."""
+    """A batch that torch collates comes out of a slot with the same types, dtypes, shapes and values."""
     expected = outcome(lambda: default_collate(samples))
     ours = outcome(lambda: through_a_slot(collate(samples)))
     assert_same(ours, expected)
@@ -152,7 +152,7 @@ def test_same_batch_as_torch(samples: list[object]) -> None:
 @example([np.array(["a"])])
 @example([np.array([None])])
 def test_same_error_as_torch(samples: list[object]) -> None:
-    """What torch refuses is refused with torch's own error."""
+    """Samples that torch refuses are refused with torch's own error."""
     expected = outcome(lambda: default_collate(samples))
     ours = outcome(lambda: through_a_slot(collate(samples)))
     assert_same(ours, expected)

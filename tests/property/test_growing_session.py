@@ -221,7 +221,7 @@ class LateOffers:
 
 
 def test_a_batch_waits_for_the_other_ranks_and_no_longer() -> None:
-    """While they are waited for, the session is to be looked at again without a message; `done` looks, too."""
+    """While a batch waits for the other ranks, its session is looked at again without a message; `done` looks, too."""
     with prepared(Case(chunks=64, chunk_samples=1, reuse=3, epoch_samples=60, batch=10)) as (made, _):
         offers = made.ordering.growth._offers = LateOffers()
         with contextlib.closing(made.session(0, 0)) as session:

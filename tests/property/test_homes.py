@@ -19,7 +19,7 @@ def members_of(count: int, seed: int) -> list[PeerMember]:
 
 @pytest.mark.parametrize("count", [2, 3, 7, 40])
 def test_a_loss_or_a_join_moves_one_share(count: int) -> None:
-    """Of 1,000 chunks a member: at most 1.2 / N of them get another home, and homes are balanced within 10 %."""
+    """A member that leaves or joins moves at most 1.2 / N of the chunks, and homes are balanced within 10 %."""
     members, words = members_of(count + 1, count), np.random.default_rng(1).integers(0, 1 << 63, 1000 * count)
     at = cells(words.astype(np.uint64))
     more, fewer = first_members(members)[0, at], first_members(members[:-1])[0, at]
@@ -30,7 +30,7 @@ def test_a_loss_or_a_join_moves_one_share(count: int) -> None:
 
 
 def test_homes_are_in_proportion_to_the_caches() -> None:
-    """Of sizes 1, 2 and 4."""
+    """Caches of sizes 1, 2 and 4 are the homes of chunks in this proportion."""
     members = [PeerMember(one.id, "", 1 << (30 + number % 3)) for number, one in enumerate(members_of(15, 3))]
     share = np.bincount(first_members(members)[0], minlength=15) / (1 << 18)
     weights = np.array([member.weight for member in members])
@@ -68,7 +68,7 @@ def test_caches_that_are_shared_hold_the_dataset_once(whole: float) -> None:
 
 
 def test_a_lost_engine_costs_its_share() -> None:
-    """And one that joins costs nothing from the store: the chunks come from where their homes were."""
+    """A lost engine costs its share; one that joins gets its chunks from where their homes were, not the store."""
     simulation = PeerSimulation(4, CHUNKS, 1.6 / 4)
     for epoch in range(2):
         read(simulation, epoch)

@@ -69,7 +69,7 @@ def fleets(draw: st.DrawFn, consecutive: bool = False) -> Fleet:
 
 @given(fleets())
 def test_a_table_deals_every_lane_and_fills_every_node(fleet: Fleet) -> None:
-    """And a node takes what it holds most of before others do."""
+    """A table deals every lane and fills every node, which takes what it holds most of before others do."""
     table = fleet.table(fleet.held)
     assert (table >= 0).all()
     assert (table.sum(axis=1) == fleet.per_lane).all()
@@ -106,7 +106,7 @@ def test_every_table_gives_the_same_batches(fleet: Fleet) -> None:
 
 @given(fleets(consecutive=True))
 def test_where_nothing_is_held_ranks_have_what_they_have_without_a_table(fleet: Fleet) -> None:
-    """So a first run reads as before."""
+    """Where no cache holds anything, ranks have the lanes that they have without a table."""
     for rank in range(fleet.world):
         plain, dealt = fleet.plan(rank, None), fleet.plan(rank, np.zeros_like(fleet.held))
         for number in range(plain.batches):
@@ -130,7 +130,7 @@ def test_a_node_less_or_more_moves_one_share() -> None:
 
 @given(st.data())
 def test_rows_that_are_made_level_together_stay_with_one_rank(data: st.DataObject) -> None:
-    """Whatever the caches hold: with g rows of a lane in each group, every rank's runs are whole groups."""
+    """With g rows of a lane in each group, every rank's runs are whole groups, whatever the caches hold."""
     group, lanes, per_lane = (data.draw(st.integers(1, most)) for most in (4, 6, 6))
     world = data.draw(st.sampled_from([r for r in range(1, 13) if lanes * per_lane % r == 0]))
     each = group * lanes * per_lane // world

@@ -109,7 +109,7 @@ class Uses:
 @QUICK
 @given(cases())
 def test_every_epoch_goes_on_with_each_member_where_the_last_one_ended(case: Case) -> None:
-    """Each epoch has its quotas, all samples are used equally often or once more, any place can be asked first."""
+    """Each epoch of a mix has its quotas and uses all samples equally often or once more, asked in any order."""
     uses, mixed = Uses(case), case.order(0)
     for epoch in range(EPOCHS):
         mixed = mixed.open_epoch(epoch)
@@ -126,7 +126,7 @@ def test_every_epoch_goes_on_with_each_member_where_the_last_one_ended(case: Cas
 @QUICK
 @given(cases(), st.integers(0, 1 << 20))
 def test_whole_passes_are_exact_in_every_epoch(case: Case, x: int) -> None:
-    """Each sample as often as its member has passes; what fills homogeneous batches up is marked, on any rank."""
+    """With whole passes each sample comes as often as its member has passes; samples that fill are marked."""
     said = {
         name: value for name, value in case.said.items() if name in ("batching", "lanes", "group", "seed", "window")
     }
@@ -148,7 +148,7 @@ def test_whole_passes_are_exact_in_every_epoch(case: Case, x: int) -> None:
 @QUICK
 @given(cases().filter(lambda case: case.said["batching"] == "homogeneous"), st.integers(0, 1 << 20))
 def test_the_samples_of_a_group_are_of_one_member(case: Case, x: int) -> None:
-    """In every batch, on any number of ranks, also after a change of their number in mid-epoch."""
+    """The samples of a group are of one member in every batch, also after a change of ranks in mid-epoch."""
     mixed, group = case.order(x % EPOCHS), int(str(case.said["group"]))
     worlds = [ranks for ranks in range(1, 13) if case.batch % ranks == 0]
     before, after = (
@@ -165,7 +165,7 @@ def test_the_samples_of_a_group_are_of_one_member(case: Case, x: int) -> None:
 @QUICK
 @given(cases(), st.integers(0, 1 << 30))
 def test_drawn_counts_what_was_delivered(case: Case, place: int) -> None:
-    """At any position of an epoch, per member."""
+    """At any position of an epoch `drawn` counts what was delivered of each member."""
     mixed = case.order(1)
     position = place % (mixed.samples + 1)
     delivered = np.flatnonzero(~mixed.repeats(np.arange(position)))
@@ -218,7 +218,7 @@ def test_a_schedule_covers_every_use(case: Case, x: int, y: int) -> None:
 @QUICK
 @given(cases(), cases(), st.integers(1, 3))
 def test_a_changed_mix_goes_on_fairly_at_the_end_of_an_epoch(case: Case, other: Case, epochs: int) -> None:
-    """With other proportions and batching all samples are used equally often or once more, over both jobs."""
+    """A mix with other proportions and batching goes on with samples that were used least over both jobs."""
     uses = Uses(case)
     for epoch in range(epochs):
         mixed = case.order(epoch)

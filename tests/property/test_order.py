@@ -142,7 +142,7 @@ def test_the_order_is_the_design_written_out(g: Geometry) -> None:
 @QUICK
 @given(geometries())
 def test_an_epoch_is_a_bijection(g: Geometry) -> None:
-    """Each sample has one position."""
+    """An epoch is a bijection: each sample has one position."""
     found = g.order().ordinals(np.arange(g.samples))
     assert np.array_equal(np.sort(found), np.arange(g.samples))
 
@@ -158,7 +158,7 @@ def test_any_positions_can_be_asked_in_any_order(g: Geometry, picks: list[int]) 
 @QUICK
 @given(geometries())
 def test_at_most_k_pieces_are_open_in_a_lane(g: Geometry) -> None:
-    """From first to last draw of their pieces, at most k chunks overlap in a lane."""
+    """At most k chunks overlap in a lane, from the first to the last draw of their pieces."""
     if g.spec.shuffle == "none":
         return
     chunk_first = np.concatenate([[0], np.cumsum(g.sizes)])
@@ -180,7 +180,7 @@ def test_at_most_k_pieces_are_open_in_a_lane(g: Geometry) -> None:
 @QUICK
 @given(geometries())
 def test_every_world_gets_the_same_global_batches_in_equal_steps(g: Geometry) -> None:
-    """Each R dividing B: equal batches on all ranks, together the positions [gB, gB+B), seated by lane."""
+    """All worlds whose ranks divide B get the same global batches in equal parts, seated by lane."""
     batch, lanes = g.global_batch, g.spec.lanes
     for world in g.worlds:
         plans = g.plans(world)
@@ -195,7 +195,7 @@ def test_every_world_gets_the_same_global_batches_in_equal_steps(g: Geometry) ->
 @QUICK
 @given(geometries())
 def test_all_ranks_together_see_each_sample_once(g: Geometry) -> None:
-    """Unless the last batch is dropped, every sample comes once unmarked; repeats only fill, and are marked."""
+    """All ranks together see each sample once unmarked, unless the last batch is dropped; repeats are marked."""
     for world in g.worlds[-2:]:
         plans = g.plans(world)
         batches = [p.batch(i) for p in plans for i in range(p.batches)]
@@ -291,7 +291,7 @@ def _tail(g: Geometry, state: State, world: int) -> list[list[int]]:
 @QUICK
 @given(geometries(), st.integers(0, 1 << 20), st.data())
 def test_a_resume_is_the_tail(g: Geometry, cut: int, data: st.DataObject) -> None:
-    """After k batches, R' ranks go on with exactly the batches that R ranks would have had; twice over."""
+    """After k batches, R' ranks go on with exactly the batches that R ranks would have had, twice over."""
     world = data.draw(st.sampled_from(g.worlds))
     whole = _tail(g, State(g.spec, g.epoch, 0, g.global_batch), g.worlds[0])
     delivered = cut % (len(whole) + 1)

@@ -126,7 +126,7 @@ def test_a_state_goes_on_with_other_ranks_and_batches(given_data, stop, other):
 @SLOW
 @given(packed())
 def test_the_chunks_of_a_set_are_in_its_lane(given_data):
-    """So that a node keeps whole sets; a chunk without documents is in none."""
+    """The chunks of a set are in its lane, so that a node keeps whole sets; a chunk without documents is in none."""
     data, _ = given_data
     order = data.order(0)
     if data.spec.shuffle == "none":
@@ -139,7 +139,7 @@ def test_the_chunks_of_a_set_are_in_its_lane(given_data):
 
 @pytest.mark.parametrize("balance", [False, True])
 def test_each_chunk_is_fetched_by_one_node(balance):
-    """Of four with two ranks each: at most 2 % more than one node fetches, for sets on the edge of two lanes."""
+    """Four nodes with two ranks each fetch at most 2 % more than one node, for sets on the edge of two lanes."""
     lanes, batch, chunks = 8, 64, 1600
     sets = make_sets(np.full(chunks, 9), 4, shuffle=True)
     counts = np.random.default_rng(0).integers(30, 50, len(sets))

@@ -102,7 +102,7 @@ def read(root: Path, samples: int, order: list[int], cut: int) -> list[bytes]:
 @quick
 @given(blocks(), st.randoms(use_true_random=False), st.integers(1, 30))
 def test_records_are_head_and_parts(tmp_path: Path, drawn, random, cut: int) -> None:
-    """Of any blocks, in any order, into memory in any pieces; the file is as long as planned, and verified."""
+    """Records of any blocks, written in any order and pieces, are head and parts; the file is as planned."""
     content, samples, planned = chunk_of(drawn)
     expected = [
         head + b"".join(b"".join(parts[first:stop]) for first, stop in own)

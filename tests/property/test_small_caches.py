@@ -36,7 +36,7 @@ def test_the_second_epoch_hits_what_fits_beside_the_open_chunks(chunks: int, ran
 def test_no_epoch_is_slower_than_with_all_look_ahead(
     delay_seconds: float, share: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a link that needs up to 11 chunks on their way; a probe in the cold epoch takes five chunks, two at a time."""
+    """Over a link that needs up to 11 chunks on their way no epoch is slower than with all look-ahead."""
     job = SimulatedJob(
         chunks=600, cache_share=share, ranks=4, bytes_per_second=100e6, delay_seconds=delay_seconds, epochs=2
     )
