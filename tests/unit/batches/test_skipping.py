@@ -36,6 +36,7 @@ def entry(ordinal: int) -> Skipped:
 
 
 def ranks(budget: int, count: int) -> list[SkipLedger]:
+    """Makes the ledgers of some ranks that share one store."""
     store = DictStore()
     return [SkipLedger(budget, StoreBudget(store, "place", rank)) for rank in range(count)]
 

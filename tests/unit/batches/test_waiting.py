@@ -30,6 +30,7 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch):
+    """Lets a wait be logged after 0.05 s."""
     monkeypatch.setattr(waiting, "NOTICE_SECONDS", 0.05)
 
 
@@ -102,6 +103,7 @@ def test_a_block_is_watched_from_outside(caplog, monkeypatch):
 
 
 def _joined(name: str) -> None:
+    """Waits until the threads of this name have ended."""
     for thread in threading.enumerate():
         if thread.name == name:
             thread.join(60)
@@ -137,11 +139,13 @@ def test_chunks_that_are_not_local_are_waited_for_by_name(caplog, workers):
 
 
 def _state(loader: StreamingDataLoader) -> str:
+    """Returns the state of the batch that is delivered next."""
     head = loader._supply.head
     return "" if head is None else head.state
 
 
 def _until(reached) -> None:
+    """Waits until something is reached, at most a minute."""
     deadline = time.monotonic() + 60
     while not reached() and time.monotonic() < deadline:
         threading.Event().wait(0.01)

@@ -62,6 +62,7 @@ def sample(epoch: int, ordinal: int) -> dict[str, object]:
 
 
 def expected(samples: int, batch_size: int, epoch: int, make=sample) -> list[object]:
+    """Returns the batches of an epoch as torch's `default_collate` makes them."""
     source = FakeRecipe(samples, batch_size, make).open()
     recipe = source._recipe
     return [
@@ -260,6 +261,7 @@ def test_state_at_the_end_of_an_epoch():
 
 
 def shuffled(epoch: int, ordinal: int) -> dict[str, object]:
+    """Stands for a user's transform that draws from the generators of Python and NumPy."""
     return {"python": random.random(), "numpy": float(np.random.rand()), "ordinal": ordinal}
 
 
@@ -281,6 +283,7 @@ def test_randomness_depends_on_the_sample_only():
 
 
 def now_and_then(epoch: int, ordinal: int) -> dict[str, object]:
+    """Stands for a user's transform that draws for one sample in fifty."""
     return {"drawn": random.random() + float(np.random.rand()) if ordinal % 50 == 40 else 0.0}
 
 
@@ -325,6 +328,7 @@ def test_own_collate_fn(workers, kind):
 
 
 def broken(epoch: int, ordinal: int) -> object:
+    """Stands for a user's transform that fails for sample 5."""
     if ordinal == 5:
         raise KeyError("no such field")
     return {"x": ordinal}
@@ -379,6 +383,7 @@ def test_skip_ends_with_its_budget(workers, kind):
 
 
 def odd(epoch: int, ordinal: int) -> object:
+    """Stands for a user's transform that fails for every second sample."""
     if ordinal % 2:
         raise ValueError("odd")
     return {"x": ordinal}
@@ -584,6 +589,7 @@ def test_slots_are_used_again():
 
 
 def growing(epoch: int, ordinal: int) -> object:
+    """Stands for a user's transform whose arrays grow 500-fold after 20 samples."""
     return {"x": np.full(10 if ordinal < 20 else 5000, ordinal, np.int64)}
 
 
@@ -699,6 +705,7 @@ def test_settings_that_cannot_be(field, value):
 
 
 def slow(epoch: int, ordinal: int) -> object:
+    """Stands for a user's transform that takes 2 ms."""
     time.sleep(0.002)
     return sample(epoch, ordinal)
 

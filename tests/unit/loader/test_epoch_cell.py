@@ -214,6 +214,7 @@ def test_a_cell_that_was_read_as_one_rank_refuses_another():
 
 
 def _own(cell: EpochCell, answers: object) -> None:
+    """Begins two iterations in a spawned process that is no worker, and sends their epochs."""
     answers.send([cell.begin(), cell.begin()])
 
 
@@ -234,6 +235,7 @@ def test_a_spawned_rank_has_epochs_of_its_own():
 
 
 def _child(cell: EpochCell, answers: object) -> None:
+    """Begins an iteration in a spawned process as a worker, and sends its epoch, and later the next epoch."""
     become_a_worker()
     answers.send(cell.begin())
     answers.recv()

@@ -157,6 +157,7 @@ def test_a_hundred_thousand_batches(device):
 
 
 def check(device: torch.device, count: int, late: bool) -> None:
+    """Compares some batches on the device when they come, and parts of some that are kept; freed slots are poisoned."""
     chance, batch_size = random.Random(5), 16
     kept: deque[tuple[int, torch.Tensor]] = deque()
     wrong = torch.zeros((), dtype=torch.int64, device=device)

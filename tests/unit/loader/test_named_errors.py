@@ -19,6 +19,8 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
 def refusing(key: str, refuse: Callable[[], object]) -> Callable[[dict[str, object]], object]:
+    """Stands for a user's transform that calls `refuse` for one key."""
+
     def transform(sample: dict[str, object]) -> object:
         # Taken out, as before a batch is made of the rest.
         return refuse() if sample.pop("__key__") == key else sample

@@ -19,11 +19,13 @@ EVEN = {"web": 1, "books": 1}
 
 
 def _saved(position: int, epoch: int = 2, **said: object) -> tuple[MixSpec, dict[str, object]]:
+    """Returns the spec of a mix, and the state of a run of it at a position."""
     spec = request(list(SIZES), **(said or {"weights": EVEN, "epoch_samples": 4800})).spec(sources(SIZES), 48)
     return spec, State(spec, epoch, position, 48).to_dict()
 
 
 def _uses(spec: MixSpec, epoch: int, end: int | None = None) -> list[np.ndarray]:
+    """Returns how often an epoch of a mix uses each sample, by member."""
     mixed = order(spec, sources(SIZES), epoch)
     codes = mixed.ordinals(np.arange(mixed.samples if end is None else end))
     members, ordinals = mixed.codes.members(codes), mixed.codes.ordinals(codes)

@@ -104,7 +104,7 @@ def test_nothing_asked_is_nothing_answered() -> None:
 def test_what_cannot_be_is_refused(make: Callable[[], object], error: type[Exception], words: str) -> None:
     """An order that cannot be, or a negative position, is refused with a typed error.
 
-    It has no samples, a negative epoch, or is by sample over chunks of several.
+    Refused are no samples, a negative epoch, and an order by sample over chunks of several.
     """
     with pytest.raises(error, match=words):
         make()

@@ -17,6 +17,7 @@ def _open(first: np.ndarray, last: np.ndarray, batches: int) -> np.ndarray:
 
 
 def _true_needs(plan: RankPlan, size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Returns the chunks that a rank uses, and the first and last batch of each."""
     ordinals = np.array([plan.batch(g).ordinals for g in range(plan.batches)])
     needed = np.zeros((plan.batches, plan.order.samples // size), dtype=bool)
     for g, row in enumerate(ordinals):

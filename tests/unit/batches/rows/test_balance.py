@@ -43,6 +43,7 @@ def make(make_dataset, url) -> Callable[..., StreamingDataset]:
 
 
 def epoch_of(dataset: StreamingDataset, batch_size: int, workers: int = 0) -> list[dict]:
+    """Returns the tokens and document numbers of each batch of an epoch."""
     with StreamingDataLoader(dataset, batch_size, workers, report_every=None) as loader:
         return [{name: np.asarray(batch[name]).copy() for name in FIELDS} for batch in loader]
 
@@ -58,7 +59,7 @@ def _cost(batch: dict) -> int:
 
 
 def test_every_token_once_and_equal_cost(make, given):
-    """Balanced rows have every token once, at costs that differ half as much as without.
+    """Balanced rows have every token once, at costs that differ by less than half of what they do without.
 
     Four ranks have the batches of one.
     """

@@ -138,6 +138,7 @@ def test_truncated_documents_have_the_first_tokens_of_a_row(make_dataset, tmp_pa
 
 
 def failing(sample: dict) -> dict:
+    """Stands for a user's transform that fails for the text of 40 bytes."""
     if len(sample["text"]) == 40:
         raise ValueError("no good")
     return in_bytes(sample)
@@ -232,6 +233,7 @@ def test_a_state_names_another_estimate(make_dataset, url, changed, part):
 
 
 def two_lengths(sample: dict) -> dict:
+    """Stands for a user's transform whose fields have different lengths."""
     return {"tokens": sample["tokens"], "mask": sample["tokens"][:-1]}
 
 

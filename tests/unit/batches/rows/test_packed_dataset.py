@@ -59,6 +59,7 @@ def rows_of(dataset: StreamingDataset, batch_size: int = 4, workers: int = 0, **
 
 
 def kept(batch: dict) -> dict:
+    """Returns the arrays of a batch in memory of their own, as slots are used again."""
     return {name: np.asarray(value).copy() for name, value in batch.items() if name != "max_seqlen"}
 
 
@@ -231,7 +232,7 @@ def test_as_many_steps_on_all_ranks(make, last_batch, world):
 def test_a_run_goes_on_from_every_step_on_other_ranks(make, tmp_path, count, every, options):
     """A packed run that stops on 4 ranks, goes on with 2 and ends on 1 has the rows of one that did not stop.
 
-    It stops after each step of an epoch. The slow ones have 200 steps, and go on from each of them, or from every
+    It stops after each step of an epoch. The slow cases have 200 steps, and go on from each of them, or from every
     tenth.
     """
     options = {"order": FILL, "url": write_megatron(tmp_path / "own", documents(lengths(count, ROW))), **options}
@@ -365,6 +366,7 @@ def test_a_refresh_is_tried_again(fake_engine, make_dataset, given, tmp_path):
 
 
 def broken(sample: dict) -> dict:
+    """Stands for a user's transform that fails for one document in fifty."""
     if int(sample["__key__"]) % 50 == 3:
         raise ValueError("no good")
     return sample
@@ -396,6 +398,7 @@ def test_a_bare_loop_leaves_them_out_too(make, given, caplog):
 
 
 def shorter(sample: dict) -> dict:
+    """Stands for a user's transform that takes a token off, so that the planned number is wrong."""
     return {**sample, "tokens": sample["tokens"][1:]}
 
 
@@ -409,6 +412,7 @@ def test_another_number_of_tokens_is_an_error(make):
 
 
 def drawing(sample: dict, rng: np.random.Generator) -> dict:
+    """Stands for a user's transform that draws."""
     return {**sample, "draw": float(rng.random())}
 
 

@@ -82,14 +82,17 @@ def seeded(make: Make) -> list[object]:
 
 
 def never(epoch: int, ordinal: int) -> object:
+    """Makes samples without a draw."""
     return ordinal
 
 
 def always(epoch: int, ordinal: int) -> object:
+    """Makes samples that draw from the generators of Python and NumPy."""
     return random.random(), float(np.random.rand())
 
 
 def rarely(epoch: int, ordinal: int) -> object:
+    """Makes samples of which one draws, late in the epoch."""
     return random.randrange(1000) if ordinal == 55 else None
 
 
@@ -99,6 +102,7 @@ def by_gauss(epoch: int, ordinal: int) -> object:
 
 
 def seeds_itself(epoch: int, ordinal: int) -> object:
+    """Makes samples of which one seeds the generator of Python, from which the later ones draw."""
     if ordinal == 50:
         random.seed(3)
     return random.random() if ordinal > 50 else None

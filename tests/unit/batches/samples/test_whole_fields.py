@@ -27,6 +27,7 @@ def picture(number: int) -> bytes:
 
 
 def tars(root: Path, content=picture) -> Path:
+    """Writes two tars of 12 samples each, with an image's bytes and a number, and returns their folder."""
     root.mkdir()
     for part in range(2):
         entries = []
@@ -38,6 +39,7 @@ def tars(root: Path, content=picture) -> Path:
 
 @pytest.fixture(autouse=True)
 def several_samples_a_chunk(fake_engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Makes chunks so large that a read has several samples."""
     monkeypatch.setattr(sys.modules[type(fake_engine).__module__], "CHUNK_BYTES", 200_000)
 
 

@@ -23,6 +23,7 @@ SAMPLES = [
 
 
 def delivery(structure: object) -> Delivery:
+    """Returns a batch as the loader delivers it, in memory that stands for a slot."""
     packed = WritableBatch(structure)
     memory = np.frombuffer(bytearray(packed.nbytes + 100), np.uint8)  # of its own, as the ring lends it
     packed.write(memory)
@@ -71,7 +72,7 @@ def test_encoded_files_stay_where_they_are():
 def test_what_is_not_one_run_is_copied_tensor_by_tensor():
     """A batch that is not one range of its slot is copied tensor by tensor.
 
-    It has tensors of other memory, texts in between, views with gaps, or fewer than two tensors.
+    Such a batch has tensors of other memory, texts in between, views with gaps, or fewer than two tensors.
     """
     batch = delivery(collate(SAMPLES))
     foreign = batch.replace_content({**batch.content, "more": torch.ones(5)})

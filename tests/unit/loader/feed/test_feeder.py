@@ -34,6 +34,7 @@ def plan_of(threads: int, span: int) -> FeedPlan:
 
 
 def broken(timeout_seconds: float = 0.0) -> None:
+    """Stands for a step of the feeder that fails for a reason of its own."""
     raise ZeroDivisionError("no such number")
 
 

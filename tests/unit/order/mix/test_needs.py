@@ -26,6 +26,7 @@ def _uses(mixed: MixOrder) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _open(first: np.ndarray, last: np.ndarray, batches: int) -> np.ndarray:
+    """Returns (batches,) chunks between first and last need."""
     change = np.zeros(batches + 1, np.int64)
     np.add.at(change, first, 1)
     np.add.at(change, last + 1, -1)
@@ -55,6 +56,7 @@ def test_few_chunks_of_a_member_are_open_at_a_time(batching: Batching) -> None:
 
 
 def _entries(plans: list[RankPlan]) -> np.ndarray:
+    """Returns the chunk and pass of all entries of some schedules, as one number."""
     schedules = [plan.schedule() for plan in plans]
     return np.concatenate([schedule.passes * 10_000 + schedule.chunk for schedule in schedules])
 
@@ -77,6 +79,7 @@ def test_nodes_fetch_little_more_than_the_samples_need(nodes: int) -> None:
 
 
 def _true(plan: RankPlan, mixed: MixOrder) -> dict[int, tuple[int, int]]:
+    """Returns the first and last batch in which a rank uses each chunk and pass."""
     needs: dict[int, tuple[int, int]] = {}
     for number in range(plan.batches):
         chunks, passes = mixed.chunks(plan.batch(number).ordinals)
@@ -86,6 +89,7 @@ def _true(plan: RankPlan, mixed: MixOrder) -> dict[int, tuple[int, int]]:
 
 
 def _told(schedule: Schedule) -> dict[int, tuple[int, int]]:
+    """Returns the first and last batch that a schedule says of each chunk and pass."""
     uses = (schedule.passes * 10_000 + schedule.chunk).tolist()
     return dict(zip(uses, zip(schedule.first.tolist(), schedule.last.tolist(), strict=True), strict=True))
 
