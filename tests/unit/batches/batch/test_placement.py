@@ -43,7 +43,7 @@ def test_rows_are_aligned_and_apart(slot):
 
 
 def test_what_does_not_fit_gets_no_rows(slot):
-    """A field that does not fit into its slot gets no rows, and is made in memory of its own."""
+    """A field that does not fit into its slot gets no rows, and the fields before it keep theirs."""
     rows = Rows(slot[:10000], {"a": PICTURE, "b": SIGNAL}, 5)
     assert rows.shapes == {"a": PICTURE}
     assert set(rows.row(0)) == {"a"}

@@ -24,7 +24,7 @@ def mapped(name):
 
 @pytest.mark.parametrize("count", [64 * 4096, 4 * MB + 4096])
 def test_every_page_is_there(count):
-    """Writing to all of a mapping takes hardly a page fault, and other mappings see what is written."""
+    """Writing to all of a mapping takes almost no page faults, and other mappings see what is written."""
     descriptor = memory.create_memfd("test-there", count)
     assert os.fstat(descriptor).st_blocks * 512 >= count
     mapping, other = memory.map_memfd(descriptor, count), memory.map_memfd(descriptor, count)

@@ -134,7 +134,7 @@ def test_fields_around_an_array_are_read_too(make_dataset, fake_engine, tars, or
 
 
 def test_several_arrays_in_a_sample(make_dataset, fake_engine, tmp_path, ordinary):
-    """Each array of a sample goes to its own row; one without a row is decoded in memory of its own."""
+    """Each array of a sample goes to its own row, and one without a row is decoded as well."""
     root = tmp_path / "pairs"
     root.mkdir()
     entries = []
