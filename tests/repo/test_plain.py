@@ -130,9 +130,8 @@ CEILINGS: dict[Rule, int] = {
 
 @pytest.mark.parametrize("find", CEILINGS, ids=lambda find: find.__name__.strip("_"))
 def test_there_are_no_more_of_them(find: Rule, source: Source) -> None:
-    """Each rule has at most its ceiling of violations, which falls with them: functions are named by verbs,
-    sentences stand
-    alone, class names are unique, a line has one assignment."""
+    """Each rule has at most its ceiling of violations, which falls with them.
+    Functions are named by verbs, sentences stand alone, class names are unique, a line has one assignment."""
     found = list(find(source))
     rooms = Counter(place.split("/")[0] for place in found)
     assert len(found) <= CEILINGS[find], f"{len(found)} in {dict(rooms)}:\n" + "\n".join(found)

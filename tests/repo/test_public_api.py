@@ -175,8 +175,8 @@ LOADER = {
     ],
 )
 def test_the_classes_take_these_arguments(kind: type, first: str, defaults: dict[str, object], positional: int):
-    """The public classes have frozen arguments, order and defaults; all but the first are keywords. The loader's
-    catch-all is for torch's."""
+    """The public classes have frozen arguments, order and defaults; all but the first are keywords.
+    The loader's catch-all is for torch's arguments."""
     named = list(inspect.signature(kind).parameters.values())
     if kind is streamer.StreamingDataLoader:
         assert named.pop().kind is inspect.Parameter.VAR_KEYWORD

@@ -36,8 +36,7 @@ def test_the_walk_to_the_first_batch_is_short():
 
 
 def test_a_chunk_passes_six_stages_and_few_files():
-    """A reader who follows a chunk through its six stages opens at most 16 files; the wings are a table of their
-    own."""
+    """A reader who follows a chunk through its six stages opens at most 16 files; the wings have their own table."""
     walk = TOUR.partition("### A chunk: from wanted to leased")[2].partition("### ")[0]
     trunk, _, wings = walk.partition("Through a wing:")
     stages = re.findall(r"^\| (\d) \w+ \|", trunk, re.MULTILINE)

@@ -19,8 +19,7 @@ def ramp(length: int, start: int = 0) -> bytes:
 
 @pytest.fixture
 def make_chunk() -> Callable[..., ChunkBytes]:
-    """Makes chunk number n: `size` bytes in two parts that are cut at another place than its three samples, one of
-    them empty."""
+    """Makes chunk number n of `size` bytes: two parts, and three samples, one of them empty, with other cuts."""
 
     def make(number: int, size: int = 10_000) -> ChunkBytes:
         body = ramp(size, number)

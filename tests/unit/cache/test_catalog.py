@@ -202,8 +202,7 @@ def test_a_catalog_that_cannot_be_read_is_empty(folder: Path, monkeypatch: pytes
 
 
 def test_a_python_without_sqlite(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a Python without sqlite3 the catalog reads as empty, and a write raises CacheError that names the missing
-    module."""
+    """In a Python without sqlite3 the catalog reads as empty, and a write raises CacheError that names the module."""
     monkeypatch.delitem(sys.modules, "streamer.cache.catalog_database")
     monkeypatch.setitem(sys.modules, "sqlite3", None)
     assert contents(folder) == {}

@@ -1,5 +1,4 @@
-"""The chunk cache with its real folder, catalog and threads: publish, find, evict, restart, refuse, and disks that
-fail."""
+"""The chunk cache with its real folder, catalog and threads: publish, find, evict, restart, and disks that fail."""
 
 from __future__ import annotations
 
@@ -91,8 +90,7 @@ async def test_the_limit_holds_before_anything_is_written(config: CacheConfig, m
 
 
 async def test_usage_on_the_disk_never_exceeds_the_limit(config: CacheConfig, make_chunk: MakeChunk) -> None:
-    """`st_blocks` of the folder, catalog and log included, never exceed the limit while chunks are published and
-    evicted."""
+    """`st_blocks` of the folder, catalog and log included, never exceed the limit while chunks come and go."""
     limit = 2 << 20
     worst = 0
     async with ChunkCache(replace(config, limit_bytes=limit)) as cache:
@@ -108,8 +106,7 @@ async def test_usage_on_the_disk_never_exceeds_the_limit(config: CacheConfig, ma
 
 
 async def test_a_new_engine_finds_what_was_published(config: CacheConfig, make_chunk: MakeChunk) -> None:
-    """A restarted cache finds the published chunks by dataset, the longest unused first, with the lengths of their
-    files."""
+    """A restarted cache finds published chunks by dataset, the longest unused first, with their files' lengths."""
     async with ChunkCache(config) as cache:
         await publish(cache, make_chunk(1), "old")
         await publish(cache, make_chunk(2, 500), "new")
@@ -127,8 +124,7 @@ async def test_a_new_engine_finds_what_was_published(config: CacheConfig, make_c
 async def test_a_cancelled_publish_leaves_nothing(
     config: CacheConfig, make_chunk: MakeChunk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A cancelled publish waits for its thread, so that the caller may reuse its buffers, and leaves no file and no
-    charge."""
+    """A cancelled publish waits for its thread, whose buffers the caller may reuse, and leaves no file or charge."""
     entered = asyncio.Event()
     loop = asyncio.get_running_loop()
 
@@ -171,8 +167,8 @@ async def test_chunks_pass_through_memory_while_the_disk_refuses(
     caplog: pytest.LogCaptureFixture,
     code: int,
 ) -> None:
-    """Chunks go to the folder in memory while the disk refuses writes, with one warning and a lower limit; close
-    removes it."""
+    """Chunks go to memory while the disk refuses writes, with one warning and a lower limit, until the cache
+    closes."""
     chunks = [make_chunk(number) for number in range(3)]
 
     def refuse(chunk: ChunkBytes, folder: CacheFolder) -> int:
@@ -203,8 +199,7 @@ async def test_chunks_pass_through_memory_while_the_disk_refuses(
 async def test_what_the_engine_lacks_is_no_refusal_of_the_disk(
     config: CacheConfig, make_chunk: MakeChunk, monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
-    """A lack of descriptors or memory raises OSError and does not count as a refusal of the disk, which is tried
-    again."""
+    """A lack of descriptors or memory raises OSError and is no refusal of the disk, which is tried again."""
 
     def lack(chunk: ChunkBytes, folder: CacheFolder) -> int:
         raise OSError(code, os.strerror(code))
@@ -221,8 +216,7 @@ async def test_what_the_engine_lacks_is_no_refusal_of_the_disk(
 async def test_memory_is_bounded_too(
     config: CacheConfig, make_chunk: MakeChunk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A chunk that fits neither on the disk nor in memory raises CacheError that names both; after an eviction it
-    fits."""
+    """A chunk that fits neither on the disk nor in memory raises CacheError; after an eviction it fits."""
     monkeypatch.setattr("streamer.cache.memory_folder.FALLBACK_BYTES", charge(10_076))
     real = write_chunk
 
@@ -243,8 +237,7 @@ async def test_memory_is_bounded_too(
 
 @pytest.mark.parametrize("part", ["", "chunks", "tmp", "chunks/0", "root-id"])
 async def test_a_folder_that_is_removed_is_made_again(config: CacheConfig, make_chunk: MakeChunk, part: str) -> None:
-    """A cache folder that is removed whole or in part is made again: lost chunks are reported, and the next one is
-    written."""
+    """A cache folder that is removed whole or in part is made again, and the lost chunks are reported."""
     lost: list[bytes] = []
     warnings: list[str] = []
     async with ChunkCache(config) as cache:
@@ -299,8 +292,7 @@ async def test_a_folder_that_is_removed_after_its_last_use_stays_away(
 async def test_chunks_pass_through_memory_while_the_folder_cannot_be_made_again(
     config: CacheConfig, make_chunk: MakeChunk, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Chunks go to memory, with one warning, while a removed folder cannot be made again; afterwards they are
-    written there."""
+    """Chunks go to memory, with one warning, as long as a removed folder cannot be made again."""
     async with ChunkCache(config) as cache:
         shutil.rmtree(config.directory)
         config.directory.write_text("a file in its place")
@@ -316,8 +308,7 @@ async def test_chunks_pass_through_memory_while_the_folder_cannot_be_made_again(
 
 
 async def test_a_folder_that_another_engine_has_made_is_left_alone(config: CacheConfig, make_chunk: MakeChunk) -> None:
-    """An engine whose folder another engine has made again publishes to memory, so that neither evicts the other's
-    chunks."""
+    """An engine whose folder another engine has made again publishes to memory: neither evicts the other's chunks."""
     async with ChunkCache(config) as cache:
         shutil.rmtree(config.directory)
         async with ChunkCache(config):
@@ -355,8 +346,7 @@ async def test_files_that_cannot_be_removed_leave_room_in_memory_only(
 
 
 async def test_verify_finds_a_flipped_byte(config: CacheConfig, make_chunk: MakeChunk) -> None:
-    """`verify` finds and counts a flipped byte, and returns False without a count for a chunk that is not in the
-    cache."""
+    """`verify` finds and counts a flipped byte, and returns False without a count for a chunk that is not cached."""
     chunk = make_chunk(1)
     async with ChunkCache(config) as cache:
         await publish(cache, chunk)
@@ -433,8 +423,7 @@ async def test_manifests_count(config: CacheConfig) -> None:
 async def test_the_limit_gives_way_to_a_full_disk(
     config: CacheConfig, make_chunk: MakeChunk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With less free space than the floor the limit falls below what is cached, and it rises again with the free
-    space."""
+    """With less free space than the floor the limit falls below what is cached, and rises with the free space."""
     real = os.statvfs(config.directory.parent)
 
     class Full:
@@ -475,8 +464,7 @@ async def test_a_folder_of_another_version_is_refused(config: CacheConfig) -> No
 async def test_a_catalog_that_cannot_be_written_costs_nothing(
     config: CacheConfig, make_chunk: MakeChunk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A failed write of the catalog is counted, and the next start finds the chunk by its file, without its
-    dataset."""
+    """A failed write of the catalog is counted; the next start finds the chunk by its file, without its dataset."""
 
     def fail(*args: object) -> None:
         raise CacheError("no")
@@ -552,8 +540,7 @@ async def test_a_chunk_that_the_disk_does_not_keep_stays_in_memory(
 
 
 async def test_two_damaged_copies_are_enough(config: CacheConfig, make_chunk: MakeChunk) -> None:
-    """After two damaged copies on the disk a chunk's third copy is kept in memory; removed files do not count as
-    damaged."""
+    """After two damaged copies on the disk a chunk's third one is kept in memory; removed files do not count."""
     chunk, removed = make_chunk(1), make_chunk(2)
     async with ChunkCache(config) as cache:
         for root in (cache.root, cache.root, cache.roots[1]):
@@ -572,8 +559,7 @@ async def test_two_damaged_copies_are_enough(config: CacheConfig, make_chunk: Ma
 
 
 async def test_a_good_read_in_between_begins_the_count_anew(config: CacheConfig, make_chunk: MakeChunk) -> None:
-    """A good read between damaged copies restarts their count, so a program that overwrites files does not make the
-    disk suspect."""
+    """A good read between damaged copies restarts their count: a program that overwrites files is no lossy disk."""
     chunk = make_chunk(1)
     async with ChunkCache(config) as cache:
         for _ in range(4):
@@ -588,8 +574,7 @@ async def test_a_good_read_in_between_begins_the_count_anew(config: CacheConfig,
 async def test_a_disk_of_which_no_file_can_be_read_is_given_up(
     config: CacheConfig, make_chunk: MakeChunk, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A disk of which several files in a row cannot be read is given up: its chunks are lost and later ones go to
-    memory."""
+    """A disk of which no file can be read is given up: its chunks are lost and later ones go to memory."""
     chunks = [make_chunk(number) for number in range(12)]
     lost: list[bytes] = []
     async with ChunkCache(config) as cache:

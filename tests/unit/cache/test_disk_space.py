@@ -54,8 +54,7 @@ async def test_a_reservation_waits_for_unlinks_under_way(space: DiskSpace) -> No
 
 
 async def test_while_the_disk_refuses_the_limit_is_what_is_there(space: DiskSpace) -> None:
-    """While the disk refuses writes the limit is what is charged and what memory takes; the next measurement ends
-    that."""
+    """While the disk refuses writes the limit is what is charged and what memory takes, until the next measurement."""
     await space.reserve(100_000)
     space.refused = True
     assert space.limits(5000, 0).limit_bytes == charge(100_000) + 5000
@@ -98,8 +97,7 @@ def test_the_floor_of_free_space(
 def test_no_limit_is_above_what_is_granted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit_bytes: int | None
 ) -> None:
-    """No limit exceeds the bytes that may be reserved, however free space and charged bytes change on a disk of 200
-    MB.
+    """No limit exceeds the bytes that may be reserved, however free space and charges change on a disk of 200 MB.
     (The automatic limit rose to 172 MB, of which 167 were granted: a healthy job ended.)"""
     disk_bytes, random = 200_000_000, Random(1)
     (tmp_path / "manifests").mkdir()

@@ -27,8 +27,7 @@ def test_a_new_folder_is_private_and_complete(tmp_path: Path) -> None:
 
 
 def test_with_a_group_it_is_readable_by_it(tmp_path: Path) -> None:
-    """With a group, folders have 0750 and files 0640; the catalog stays private, and an unknown group is a
-    ConfigError."""
+    """With a group, folders have 0750 and files 0640, and the catalog stays private; an unknown group is an error."""
     group = os.getgid()
     name = next(line.split(":")[0] for line in Path("/etc/group").read_text().splitlines() if f":{group}:" in line)
     folder = open_folder(tmp_path / "cache", name)
@@ -51,8 +50,7 @@ def test_leftovers_in_tmp_are_removed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["streamer cache 2\n", "something else", ""])
 def test_another_version_is_refused(tmp_path: Path, text: str) -> None:
-    """A cache folder or layer of another version is refused with both versions in the message, and nothing is
-    changed."""
+    """A cache folder or layer of another version is refused with both versions in the error, and stays unchanged."""
     open_folder(tmp_path)
     (tmp_path / "streamer-cache").write_text(text)
     (tmp_path / "tmp" / "theirs").touch()
@@ -63,8 +61,7 @@ def test_another_version_is_refused(tmp_path: Path, text: str) -> None:
 
 
 def test_a_folder_with_other_things_in_it_is_refused(tmp_path: Path) -> None:
-    """A folder with other files is refused; a fresh disk's lost+found and a marker cut short by a kill are
-    accepted."""
+    """A folder with other files is refused; a fresh disk's lost+found and a half-written marker are accepted."""
     (tmp_path / "lost+found").mkdir()
     (tmp_path / "streamer-cache.0a1b2c3d").touch()
     open_folder(tmp_path)
@@ -75,8 +72,7 @@ def test_a_folder_with_other_things_in_it_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
 def test_a_folder_of_somebody_else_is_refused(tmp_path: Path) -> None:
-    """A cache folder of another user is refused even when it could be written, because that user wrote its
-    contents."""
+    """A cache folder of another user is refused even when it could be written: that user wrote its contents."""
     open_folder(tmp_path)
     os.chown(tmp_path, 12345, -1)
     with pytest.raises(CacheError, match="belongs to user 12345"):
@@ -84,8 +80,8 @@ def test_a_folder_of_somebody_else_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A cache folder with a file in its place or without write permission is refused (root has all permissions:
-    `access` is replaced)."""
+    """A cache folder that is a file, or that cannot be written, is refused.
+    Root has all permissions, so `os.access` is replaced."""
     (tmp_path / "file").touch()
     with pytest.raises(CacheError, match="cannot use the cache folder"):
         open_folder(tmp_path / "file")
@@ -110,8 +106,7 @@ MOUNTS = """22 1 254:0 / / rw,relatime - ext4 /dev/vda rw
      ("/dev/shm/c", "tmpfs"), ("/bucket", "fuse.mountpoint-s3")],
 )  # fmt: skip
 def test_the_filesystem_is_that_of_the_longest_mount(path: str, kind: str) -> None:
-    """The filesystem of a path is that of its longest mount, with escaped names and not of a neighbour with the
-    same prefix."""
+    """The filesystem of a path is that of its longest mount, also of escaped names and beside similar names."""
     assert filesystem_type(Path(path), MOUNTS) == kind
 
 
@@ -139,8 +134,7 @@ def test_a_layer_that_is_missing_is_refused(tmp_path: Path) -> None:
 
 
 def test_used_bytes_leaves_out_what_is_removed_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`measure_usage` leaves out a folder that is renamed meanwhile, as when two manifests are built at the same
-    time."""
+    """`measure_usage` leaves out a folder that is renamed meanwhile, as when two manifests are built at once."""
     (tmp_path / "building").mkdir()
     (tmp_path / "building" / "file").write_bytes(bytes(10_000))
     before = measure_usage(tmp_path)

@@ -1,5 +1,4 @@
-"""One engine per cache folder: real locks of the kernel, held by stacks of this process and by another user's
-process."""
+"""One engine per cache folder: real locks of the kernel, held in this process and by another user's process."""
 
 from __future__ import annotations
 
@@ -43,8 +42,7 @@ def test_a_second_engine_is_kept_out(tmp_path: Path) -> None:
 
 
 def test_engines_of_earlier_versions_exclude_and_are_excluded(tmp_path: Path) -> None:
-    """An engine and one of a version up to 0.2, which locks the folder itself, exclude each other during an
-    upgrade."""
+    """An engine and one of a version up to 0.2, which locks the folder itself, exclude each other."""
     open_folder(tmp_path)
     with ExitStack() as ours:
         with _flock(tmp_path):

@@ -1,5 +1,4 @@
-"""Versions of a dataset that come and go for months: what policy and catalog know of them is bounded by what is
-cached."""
+"""Versions of a dataset that come and go for months: policy and catalog know only of what is cached."""
 
 from __future__ import annotations
 
@@ -102,8 +101,7 @@ def test_more_versions_than_two_bytes_can_count() -> None:
 
 
 async def test_when_a_forgotten_dataset_was_used_is_not_kept(tmp_path: Path) -> None:
-    """The catalog drops the last use of a forgotten dataset, at once or at the next start; a dataset with chunks
-    keeps it."""
+    """The catalog drops a forgotten dataset's last use, at once or at the next start, unless it has chunks."""
     config = CacheConfig(directory=tmp_path / "cache", limit_bytes=8 << 20)
     async with ChunkCache(config) as cache:
         await cache.publish(bytes(range(16)), [b"x" * 10], np.array([0, 10]), dataset="kept")

@@ -1,5 +1,4 @@
-"""Chunks that a writer other than the cache writes: reserved before, in the catalog afterwards, removed where it
-fails."""
+"""Chunks that another writer than the cache writes: reserved before, in the catalog after, removed on failure."""
 
 from __future__ import annotations
 
@@ -24,8 +23,7 @@ def opened(folder: Path, limit_bytes: int = 4 << 20) -> ChunkCache:
 
 
 async def test_the_bytes_are_reserved_while_it_writes(tmp_path: Path) -> None:
-    """The bytes of a chunk are charged while its writer runs, as unwritten ones, which the disk still counts as
-    free."""
+    """A chunk's bytes are charged as unwritten while its writer runs, since the disk still counts them as free."""
     seen = []
     async with opened(tmp_path) as cache:
 

@@ -31,8 +31,7 @@ def _begun(memory: Path) -> RamFallback:
 
 
 def test_it_is_there_from_the_start(tmp_path: Path) -> None:
-    """The folder in memory is private, bounded and named after the cache folder; it removes a killed engine's
-    leftover."""
+    """The folder in memory is private, bounded, named after the cache folder, and replaces a killed engine's."""
     fallback = _begun(tmp_path)
     assert fallback.path is not None
     assert fallback.path.is_dir()
@@ -57,8 +56,7 @@ def test_it_is_there_from_the_start(tmp_path: Path) -> None:
 @pytest.mark.skipif(os.geteuid() != 0, reason="acts as another user: needs root")
 @pytest.mark.parametrize("kind", ["folder", "link", "file"])
 def test_a_name_that_another_user_took_is_not_used(tmp_path: Path, kind: str) -> None:
-    """The engine takes another name where another user has made a folder, link or file of its name, and leaves that
-    alone."""
+    """The engine takes another name where another user has made a folder, link or file, and leaves that alone."""
     taken = tmp_path / f"streamer-{os.geteuid()}-a1b2"
     if kind == "folder":
         taken.mkdir()

@@ -99,8 +99,8 @@ def test_a_chunk_without_bytes(folder: CacheFolder) -> None:
 
 
 def test_a_limit_of_files_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A chunk longer than `ulimit -f` raises ConfigError that names the limit (it was a raw OSError) and leaves no
-    file."""
+    """A chunk longer than `ulimit -f` raises ConfigError that names the limit, and leaves no file.
+    (It was a raw OSError.)"""
 
     def refuse(_descriptor: int, _count: int) -> None:
         raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))

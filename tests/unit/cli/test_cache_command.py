@@ -94,8 +94,7 @@ def test_a_cleared_folder_is_empty_and_no_error(
 def test_export_makes_a_folder_that_stat_and_check_know(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """`cache export` copies whole chunks only, to a layer that stat and check read without a warning of a missing
-    catalog."""
+    """`cache export` copies whole chunks to a layer that stat and check read without a warning."""
     _spoil(folder)
     assert _run(capsys, "export", folder, tmp_path / "layer")[0] == 0
     code, out, err = _run(capsys, "stat", tmp_path / "layer")

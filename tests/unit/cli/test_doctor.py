@@ -36,8 +36,7 @@ def test_an_installed_extra_is_shown_with_its_version() -> None:
 
 
 def test_failed_requests_and_a_silent_store_are_warnings() -> None:
-    """Failed requests are a warning that names the errors, and a store without an answer one that says to measure
-    longer."""
+    """Failed requests are a warning that names the errors; a silent store is one that says to measure longer."""
 
     def cell(received_bytes: int, *errors: str) -> Cell:
         return Cell(

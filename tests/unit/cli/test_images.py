@@ -9,8 +9,7 @@ from streamer.cli.images import fit_size, half_blocks, shrunk
 
 
 def test_a_character_shows_two_rows() -> None:
-    """A character shows two rows: the upper pixel is its colour, the lower its background; each line ends without
-    colour."""
+    """A character's colour is the upper pixel, its background the lower one; each line ends without colour."""
     image = np.zeros((2, 1, 3), np.uint8)
     image[0], image[1] = (255, 0, 10), (0, 128, 0)
     assert list(half_blocks(image, 80, 24)) == ["\x1b[38;2;255;0;10;48;2;0;128;0m▀\x1b[0m"]

@@ -286,8 +286,7 @@ def _way(scheme: str, first: float, cpu: float) -> Way:
 
 
 def test_tls_is_recognised() -> None:
-    """The advice compares CPU and connection time with and without TLS if both endpoints were measured, in either
-    order."""
+    """The advice compares CPU and connection time with and without TLS if both endpoints were measured."""
     figures = _figures(_cell(16, 8 * MiB, 1e9))
     ways = (_way("https", 0.05, 0.7), _way("http", 0.04, 0.4))
     for found in (ways, ways[::-1]):
@@ -332,7 +331,7 @@ def test_the_other_endpoint() -> None:
     ],
 )
 def test_a_link_that_is_faster_than_the_loop_needs_fetch_processes(rate: float, cores: int, said: str | None) -> None:
-    """A link faster than the loop gets advice how many fetch processes it needs and whether they start
+    """A link faster than the loop gets advice how many fetch processes it needs and whether they come
     automatically."""
     found = [line for line in advice(_figures(_cell(64, 8 * MiB, rate)), cores) if "fetch process" in line]
     assert found == (

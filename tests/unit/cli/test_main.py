@@ -255,8 +255,7 @@ def test_every_old_option_has_its_case() -> None:
     ],
 )
 def test_new_options_are_not_taken_for_old_ones(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    """A new option with the name of an old one is accepted: `--json` alone is a flag, `--format` that of the
-    source."""
+    """A new option with an old one's name is accepted: `--json` is a flag, `--format` that of the source."""
     if words[0] == "show":
         assert _end(words) == Exit.USAGE
         assert "is now" not in capsys.readouterr().err

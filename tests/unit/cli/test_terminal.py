@@ -54,8 +54,8 @@ def test_on_a_terminal_progress_is_a_bar() -> None:
 
 
 def test_a_note_beside_a_bar_has_a_line_of_its_own() -> None:
-    """A note beside a bar has a line of its own. (The demo's note of the killed engine stood at the end of the
-    bar's line.)"""
+    """A note beside a bar has a line of its own.
+    (The demo's note of the killed engine stood at the end of the bar's line.)"""
     err = _Screen()
     terminal = Terminal(io.StringIO(), err)
     with terminal.progress("epoch 3", "images") as bar:

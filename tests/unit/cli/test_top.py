@@ -143,9 +143,8 @@ def test_bars_stand_beside_figures_and_sessions():
     ],
 )
 def test_columns_go_in_this_order_where_there_is_no_room(columns, names):
-    """On narrow screens columns leave in this order: hits, epoch, step, bars of samples/s, bottleneck, loader,
-    samples/s,
-    bars of waiting; each rank keeps its name."""
+    """On narrow screens columns leave in a fixed order, and each rank keeps its name.
+    Hits, epoch, step, bars of samples/s, bottleneck, loader, samples/s, bars of waiting."""
     view, recent = _recent_looks(2)
     shown = _draw(view, recent, columns)
     header = next(line for line in shown if line.startswith("consumer"))

@@ -18,8 +18,7 @@ CHUNKS = 40
 
 
 def _manifest() -> Manifest:
-    """Stands for a manifest with chunks of 1000 bytes and two samples; some keys end in zero bytes. It has no
-    files."""
+    """Stands for a manifest of chunks of 1000 bytes and two samples, some keys ending in zeros; it has no files."""
     keys = np.random.default_rng(3).integers(0, 256, (CHUNKS, 16), np.uint8)
     keys[5, 12:] = 0
     lengths, samples = np.full(CHUNKS, 1000), np.full(CHUNKS, 2)

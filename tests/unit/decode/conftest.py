@@ -1,5 +1,4 @@
-"""Fixtures of the decoders' tests: images drawn here, smooth so that lossy formats stay close, and sets of
-libraries."""
+"""Fixtures of the decoders' tests: images drawn here, smooth so that lossy formats stay close, and library sets."""
 
 from __future__ import annotations
 

@@ -30,8 +30,7 @@ def rng() -> np.random.Generator:
 
 @pytest.mark.parametrize("composed", [True, False], ids=["composition", "single"])
 def test_as_a_step(image, A, left, composed):
-    """A transform of albumentations works as a step of a field, alone and between others, and the field keeps its
-    name."""
+    """A transform of albumentations is a step of a field, alone and between others; the field keeps its name."""
     transform = A.Compose([left]) if composed else left
     made = OnField("jpg", transform)({"__key__": "a", "jpg": image, "label": 3}, rng=rng())
     assert list(made) == ["__key__", "jpg", "label"]

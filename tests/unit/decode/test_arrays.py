@@ -132,8 +132,7 @@ def test_torch_files_are_read_when_allowed():
 
 
 def test_an_npz_that_decompresses_to_too_much_is_refused_by_its_directory(monkeypatch):
-    """An npz file above the limit is refused by its directory before memory is taken, and the error names the way
-    out."""
+    """An npz file above the limit is refused by its directory before memory is taken; the error has the way out."""
     stream = io.BytesIO()
     np.savez_compressed(stream, a=np.zeros(1000), b=np.zeros(1000))
     assert set(arrays.decode_npz(stream.getvalue())) == {"a", "b"}

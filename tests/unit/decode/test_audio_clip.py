@@ -27,8 +27,7 @@ from tests.recordings import RATE, decoded, encoded, flac, m4a, mp3, opus, sound
 
 @pytest.mark.parametrize("make", [lambda: wav(sound(3, 2)), flac, mp3, opus, m4a])
 def test_whole_files_and_windows_are_those_of_a_full_decode(make: Callable[[], bytes]):
-    """AudioClip returns the samples of a full decode; a window has its length, with zeros behind the end of the
-    file."""
+    """AudioClip returns the samples of a full decode; a window has its length, with zeros behind the file's end."""
     content = make()
     wave, rate = decoded(content)
     if make is m4a:  # FFmpeg before that of PyAV 19 fills the last packet
@@ -63,8 +62,8 @@ def test_a_rule_decodes_a_field():
 
 
 def test_audio_of_an_unknown_codec_is_refused():
-    """Audio of an unknown codec raises DecodeError, as a WAV with tag 0xFFFE and no extended head: PyAV has no
-    decoder for it."""
+    """Audio of an unknown codec raises DecodeError.
+    PyAV has no decoder for a WAV with the tag of an extended head, 0xFFFE, that lacks one."""
     content = wav(sound(1))
     content = content[:20] + b"\xfe\xff" + content[22:]
     with pytest.raises(DecodeError, match=r"sample 'a': field 'wav' .*no decoder of its audio: its head is damaged"):

@@ -30,8 +30,7 @@ CONTAINERS = {
 
 @pytest.mark.parametrize("container", CONTAINERS)
 def test_numbers_of_each_width_are_from_minus_1_to_1(container: str):
-    """Samples of every width, 8 bits with and without a sign included, are floats from -1 to 1, in each container
-    of FFmpeg."""
+    """Samples of every width, 8 bits signed or not, are floats from -1 to 1, in each container of FFmpeg."""
     for kind in CONTAINERS[container]:
         for channels in (1, 2):
             numbers, content = written(container, kind, channels)
@@ -84,8 +83,8 @@ def test_audio_of_8_channels_and_more_are_decoded(channels: int, layout: str, fa
 
 @pytest.mark.parametrize("samples", [4_000, 4_096, 4_097, 100])
 def test_all_samples_of_alac_in_caf(samples: int):
-    """ALAC in CAF is decoded to its last sample. Regression: as many as the last packet lacks were left out by
-    FFmpeg."""
+    """ALAC in CAF is decoded to its last sample.
+    Regression: FFmpeg leaves out as many of the last ones as the last packet lacks."""
     numbers = sound(1, 2, 8_000)[:, :samples]
     found = AudioClip()(encoded("alac", "caf", numbers, 8_000))["audio"]
     assert np.array_equal(found, (numbers / 2**15).astype(np.float32))
@@ -145,8 +144,8 @@ LIST = struct.pack("<4sI", b"LIST", 1_000) + b"INFO" + bytes(range(249)) * 4
 @pytest.mark.parametrize("order", "<>")
 @pytest.mark.parametrize("bits", [12, 16, 20, 24, 32])
 def test_wav_of_each_width_and_order(bits: int, order: str):
-    """WAV samples of 12 to 32 bits are decoded exactly; fewer bits fill the upper ones of their bytes, RIFX is big-
-    endian."""
+    """WAV samples of 12 to 32 bits are decoded exactly, in either order of bytes.
+    Numbers of fewer bits fill the upper ones of their bytes; RIFX has the other order."""
     width = -(-bits // 8)
     wide = NUMBERS >> 32 - bits << 32 - bits
     rows = wide.astype(">i4").view(np.uint8).reshape(-1, 4)[:, :width]
@@ -169,8 +168,8 @@ def test_bw64_is_read():
 
 @pytest.mark.parametrize("magic", [b"RIFF", b"RIFX"])
 def test_chunks_behind_no_samples_are_no_audio(magic: bytes):
-    """A data chunk of length 0 before other chunks has no samples; before numbers it has those of a recorder that
-    was killed."""
+    """A data chunk of length 0 before other chunks has no samples.
+    Before numbers it is that of a recorder that was killed, and has them."""
     order = "<" if magic == b"RIFF" else ">"
     behind = struct.pack(f"{order}4sI", b"LIST", 1_000) + LIST[8:]
     assert AudioClip()(riff(16, b"", order=order, magic=magic, behind=behind))["audio"].shape == (1, 0)

@@ -21,8 +21,7 @@ def field(name: str, content: bytes) -> Field:
 
 
 def test_auto_goes_by_the_last_extension(image, encode):
-    """The automatic decoder goes by the last extension, in any case and behind any number of dots; others stay
-    bytes."""
+    """The automatic decoder goes by the last extension, in any case and behind any dots; other fields stay bytes."""
     fields = [
         field("jpg", encode(image, "JPEG")),
         field("mask.PNG", encode(image, "PNG")),
@@ -50,8 +49,7 @@ def test_rules_know_jpeg_and_jpg_as_one():
 
 
 def test_a_rule_for_a_field_goes_before_one_for_its_extension():
-    """A rule for a field precedes one for its extension and is for that field only, as for PNG images beside PNG
-    masks."""
+    """A rule for a field precedes one for its extension and is for that field only, as for images beside masks."""
     fields = [field("png", b"1"), field("seg.PNG", b"22"), field("nii.gz", b"333")]
     rule = {"seg.png": len, ".png": None, "nii.gz": len}
     assert SampleDecoder(rule)("k", fields) == {"__key__": "k", "png": b"1", "seg.PNG": 2, "nii.gz": 3}
@@ -86,8 +84,7 @@ def test_gz_is_unpacked_and_decoded_by_the_extension_before():
 
 
 def test_rules_reach_into_gz():
-    """A rule for the extension before .gz gets the decompressed bytes, one for gz the compressed; pickles stay
-    refused."""
+    """A rule for the extension before .gz gets decompressed bytes, one for gz the compressed; pickles stay refused."""
     packed = field("txt.gz", gzip.compress(b"hello"))
     assert SampleDecoder({"txt": lambda content: content[:2]})("k", [packed])["txt.gz"] == b"he"
     assert SampleDecoder({"gz": None})("k", [packed])["txt.gz"] == bytes(packed.content)
@@ -222,8 +219,8 @@ def test_damage_that_a_decoder_passes_over_is_told_with_its_sample(image, encode
 
 
 def test_a_gz_that_says_it_is_too_long_is_not_unpacked(monkeypatch):
-    """A .gz whose stored length exceeds the limit is not decompressed; JSON has a smaller limit, as its objects are
-    larger."""
+    """A .gz whose stored length exceeds the limit is not decompressed.
+    JSON has a smaller limit, because its objects are larger."""
     monkeypatch.setattr(dispatch, "MAX_JSON_BYTES", 50)
     assert SampleDecoder()("k", [field("txt.gz", gzip.compress(b" " * 60))])["txt.gz"] == " " * 60
     with pytest.raises(DecodeError, match="decompresses to more than 50 bytes"):
@@ -235,8 +232,7 @@ def test_a_gz_that_says_it_is_too_long_is_not_unpacked(monkeypatch):
 
 
 def test_a_rule_that_no_field_has_is_named(caplog):
-    """A rule that no field has is one warning with the fields there are; names, endings and kinds of fields are
-    known."""
+    """A rule that no field has is one warning with the fields; names, endings and kinds of fields are known."""
     fields = [FieldSpec("audio.bytes", "bytes"), FieldSpec("mask.PNG", "image"), FieldSpec("text", "txt")]
     rule = {"audio": None, "audio.bytes": None, "png": None, "txt": None, "image": None, "mask.png": None}
     SampleDecoder(rule).check(fields)

@@ -98,9 +98,7 @@ def deep_images() -> dict[str, tuple[bytes, np.ndarray]]:
 
 @pytest.mark.parametrize("name", deep_images())
 def test_more_than_eight_bits_are_never_reduced_without_a_word(installed, name):
-    """Images of more than 8 bits are refused by default with the mode that keeps them; mode="stored" returns their
-    values,
-    or is an error where no installed library can."""
+    """Images of more than 8 bits are refused by default; mode="stored" returns their values or is an error."""
     content, expected = deep_images()[name]
     with pytest.raises(ValueError, match=r"ImageDecoder\(mode='stored'\) keeps them") as refused:
         decode_image(content)
@@ -242,8 +240,8 @@ def damaged_but_read(image: np.ndarray, encode) -> dict[str, bytes]:
 
 
 def test_decoders_write_nothing_of_a_image_that_is_read(installed, image, encode, capfd):
-    """Decoders write nothing to stderr for an image that they read. Regression: lines of libpng and libjpeg named
-    no sample."""
+    """Decoders write nothing to stderr for an image that they read.
+    Regression: libpng and libjpeg wrote lines to stderr that name no sample."""
     for name, content in damaged_but_read(image, encode).items():
         if installed == "Pillow" and "checksum" in name:  # it refuses these
             continue
@@ -256,8 +254,7 @@ def test_decoders_write_nothing_of_a_image_that_is_read(installed, image, encode
 
 @pytest.mark.parametrize("mode", ["L", "RGB"])
 def test_damage_of_a_jpeg_is_reported_in_stored_mode_too(installed, image, encode, mode):
-    """Damage of a JPEG is reported in mode="stored" as well. Regression: Pillow alone decoded it and passed over
-    it."""
+    """Damage of a JPEG is reported in mode="stored" as well. Regression: Pillow alone passed over it."""
     image = Image.fromarray(image).convert(mode)
     jpeg = encode(image, "JPEG")
     assert np.array_equal(ImageDecoder(mode="stored")(jpeg), np.array(Image.open(io.BytesIO(jpeg))))
@@ -286,8 +283,7 @@ def test_out_may_be_a_strided_view(image, encode):
 
 
 def test_a_jpeg_is_decoded_at_a_smaller_scale(encode, request):
-    """A JPEG is decoded at the smallest scale that covers the least size (OpenCV alone has none and gives the full
-    size)."""
+    """A JPEG is decoded at the smallest scale that covers the least size, or in full by OpenCV, which has none."""
     content = encode(np.zeros((400, 640, 3), np.uint8), "JPEG")
     found = ImageDecoder(min_height=100, min_width=120)(content)
     assert found.shape[0] >= 100
@@ -327,8 +323,7 @@ def test_pam_keeps_its_order_of_colours(image):
 
 @pytest.mark.parametrize("mode", ["rgb", "stored"])
 def test_a_png_with_a_wrong_checksum_is_an_error(encode, mode):
-    """A PNG with a flipped bit in its data raises ValueError. Regression: what libpng refused came from Pillow with
-    other pixels."""
+    """A PNG with a flipped bit raises ValueError. Regression: Pillow read what libpng refused, with other pixels."""
     rows, columns = np.mgrid[0:60, 0:80]
     classes = ((columns // 13 + rows // 11) % 5).astype(np.uint8)
     content = encode(classes, "PNG")
@@ -347,8 +342,7 @@ KINDS = ["JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM", "JPEG2000", "AVIF"]
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("mode", ["rgb", "stored"])
 def test_images_of_too_many_pixels_are_refused_by_their_header(image, encode, kind, mode):
-    """An image of more than max_pixels is refused by its header before memory is taken, and the error names the
-    option."""
+    """An image above max_pixels is refused by its header before memory is taken, and the error names the option."""
     content = encode(image, kind)
     with pytest.raises(
         ValueError, match=r"60 x 80 pixels, more than max_pixels=4,799 .* ImageDecoder\(max_pixels=\.\.\.\)"
@@ -422,8 +416,8 @@ FLAT_JPEG_2000 = base64.b64decode(
 
 
 def test_jpeg_2000_of_other_depths_than_eight(installed):
-    """JPEG 2000 of 12 and 4 bits keeps its values or is scaled; Pillow, which makes almost white black, is not
-    used."""
+    """JPEG 2000 of 12 and 4 bits keeps its values or is scaled to 8 bits.
+    With Pillow alone 12 bits are refused: it makes almost white black."""
     ramp = np.arange(16).reshape(4, 4)
     deep = np.dstack([np.full((4, 4), 4095), np.full((4, 4), 4090), ramp * 273])
     with pytest.raises(ValueError, match=r"mode='stored'\) keeps them, mode='rgb8'"):
@@ -440,8 +434,7 @@ def test_jpeg_2000_of_other_depths_than_eight(installed):
 
 
 def test_floats_have_no_eight_bits(installed):
-    """Images of floats are refused as RGB and kept in mode="stored", PFM rows bottom up. Regression: OpenCV clipped
-    them."""
+    """Images of floats are refused as RGB and kept in mode="stored". Regression: OpenCV clipped them."""
     values = np.array([[[400, 5, 6]], [[1, 2, 3]]], np.float32)
     content = b"PF\n1 2\n-1.0\n" + values[::-1].tobytes()
     if installed == "Pillow":

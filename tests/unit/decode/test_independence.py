@@ -47,8 +47,7 @@ def encode_h264() -> dict[str, bytes]:
 
 @functools.cache
 def samples() -> dict[str, Callable[[], object]]:
-    """Returns by name what decodes a sample: pairs of which one disturbs the other where a decoder or converter is
-    kept."""
+    """Returns by name what decodes a sample: pairs of which one disturbs the other where a decoder is kept."""
     videos = {f"h264 {name}": content for name, content in encode_h264().items()}
     for name, told in (("hevc", HEVC), ("hevc of other quality", f"{HEVC}:crf=45")):
         videos[name] = video("libx265", 24, options={"preset": "ultrafast", "x265-params": told})

@@ -1,5 +1,4 @@
-"""Frames as RGB are those of PyAV's own conversion, whatever their size, subsampling, depth and order of
-dimensions."""
+"""Frames as RGB are those of PyAV's conversion, whatever their size, subsampling, depth and order of dimensions."""
 
 from __future__ import annotations
 

@@ -42,8 +42,7 @@ def drawn(shape: tuple[int, ...], dtype: str, seed: int = 0) -> np.ndarray:
 def test_stored_values_are_those_of_the_file(
     shape, dtype, planar, deflate, predicted, cell, strip_rows, order, photometric, orientation
 ):
-    """mode="stored" returns the values of every type and number of bands, in strips and tiles, planes and orders,
-    not rotated."""
+    """mode="stored" returns the values of every type, number of bands, strip, tile and plane, and does not rotate."""
     values = drawn(shape, dtype)
     content = write_tiff(
         values,
@@ -104,8 +103,7 @@ def test_values_that_are_no_colours_are_refused_with_the_way_out(bands, dtype, p
 )
 @pytest.mark.parametrize("mode", ["1", "L", "P", "RGB", "RGBA", "CMYK"])
 def test_what_pillow_writes(image, encode, mode, options):
-    """TIFFs that Pillow writes, also with compression that only libtiff reads, are decoded; palettes stay indices
-    if stored."""
+    """TIFFs of Pillow are decoded, also with compression that only libtiff reads; palettes are indices if stored."""
     image = Image.fromarray(image).convert(mode)
     content = encode(image, "TIFF", **options)
     assert np.array_equal(decode_image(content), np.array(image.convert("RGB")))

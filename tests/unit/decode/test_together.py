@@ -91,8 +91,7 @@ def test_other_fields_are_left_alone(name):
 
 
 def test_functions_are_seen_by_their_results():
-    """A function that only changes colours or layout is accepted; one that changes the size of the image is
-    refused."""
+    """A function that changes colours or layout is accepted; one that changes the size of the image is refused."""
     sample = {"__key__": "k", "jpg": IMAGE, "boxes": BOXES}
     assert OnField("jpg", lambda found: found // 2)(sample, rng=rng())["boxes"] is BOXES
     assert OnField("jpg", lambda found: found.transpose(2, 0, 1))(sample, rng=rng())["jpg"].shape == (3, 40, 60)
@@ -110,8 +109,8 @@ def mirror_in_place(image: np.ndarray) -> np.ndarray:
 
 
 def test_a_function_may_return_an_image_of_pillow():
-    """A function may return an image of Pillow. Regression: the next step raised AttributeError, as it has no
-    shape."""
+    """A function may return an image of Pillow.
+    Regression: the step after it ended with an AttributeError, as images of Pillow have no shape."""
     steps = OnField("jpg", Image.fromarray, lambda image: np.asarray(image)[::2])
     assert steps({"__key__": "k", "jpg": PHOTO}, rng=rng())["jpg"].shape == PHOTO[::2].shape
     with pytest.raises(ConfigError, match="boxes would stay where they were"):
@@ -201,9 +200,8 @@ def test_a_function_that_may_move_pixels_is_named(caplog):
     ],
 )
 def test_what_a_function_of_samples_leaves_behind_is_named(function, line, caplog):
-    """A function of samples that moves the image and leaves boxes or masks is one warning; fields that it moves or
-    drops are
-    not named. Regression: nothing was said."""
+    """A function of samples that moves the image and leaves boxes or masks is one warning, which names them.
+    Regression: nothing was said. Fields that the function moves or does not deliver are not named."""
     watch(
         {"__key__": "k", "jpg": PHOTO.copy(), "boxes": BOXES, "mask.png": PHOTO[:, :, 0].copy(), "label": 3}, function
     )
@@ -317,8 +315,7 @@ def test_masks_and_keypoints_move_under_albumentations(A):
     ],
 )
 def test_compositions_that_leave_boxes_are_refused(A, make, message):
-    """A composition without parameters for boxes, with those of another format, or with missing labels raises
-    ConfigError."""
+    """A composition without parameters for boxes, with another format's, or with missing labels is refused."""
     with pytest.raises(ConfigError, match=message):
         OnField("jpg", make(A))(annotated(), rng=rng())
 

@@ -75,8 +75,7 @@ def test_clips_are_drawn_for_each_epoch():
 
 
 def without_order(content: bytes) -> bytes:
-    """Returns the video with an SPS that does not say how far images are reordered: bitstream_restriction_flag is
-    0."""
+    """Returns the video without the SPS's limit of reordered images: its bitstream_restriction_flag is 0."""
     at = content.index(b"avcC") + 12
     length = int.from_bytes(content[at - 2 : at], "big")
     bits = f"{int.from_bytes(content[at : at + length], 'big'):0{8 * length}b}"
@@ -88,9 +87,8 @@ def without_order(content: bytes) -> bytes:
 
 
 def test_images_that_are_not_needed_are_skipped(monkeypatch: pytest.MonkeyPatch):
-    """Frames that no wanted one needs are skipped; where the order of frames is not stated, or fields may be
-    packets, a second
-    pass skips none."""
+    """Frames that no wanted one needs are skipped; where that loses wanted ones, a second pass skips none.
+    The order of frames may not be stated, and fields may be packets of their own."""
     passes: list[tuple[bool, int]] = []
 
     def counted(video: VideoPackets, wanted: set[int], skippable: list[bool]) -> dict[int, object]:
@@ -112,8 +110,7 @@ def test_images_that_are_not_needed_are_skipped(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.parametrize("layers", ["", ":temporal-layers=3"])
 def test_images_of_hevc_are_skipped(layers: str):
-    """Frames of HEVC to which no other refers are skipped, with temporal sub-layers too; the clip is that of a full
-    decode."""
+    """Frames of HEVC to which no other refers are skipped, also in sub-layers; the clip is that of a full decode."""
     told = f"keyint=30:bframes=4:b-pyramid=1:log-level=none:pools=1{layers}"
     content = video("libx265", 60, options={"preset": "veryfast", "x265-params": told})
     whole, frames = read_video(memoryview(content), Deadline())
@@ -185,8 +182,7 @@ def test_damaged_packets():
 
 
 def test_codecs_that_PyAV_does_not_have():
-    """A codec that PyAV lacks is refused when a dataset is opened, unless only times or bytes of its fields are
-    read."""
+    """A codec that PyAV lacks is refused when a dataset is opened, unless only times or bytes are read."""
     specs = [FieldSpec("frames", "clip"), FieldSpec("pts_seconds", "clip-pts")]
     for decoder, fields in ((SampleDecoder(), specs), (SampleDecoder(), [FieldSpec("audio", "audio")])):
         decoder.check(fields, ["h264", "flac"])
@@ -213,8 +209,8 @@ def test_without_PyAV_the_error_says_what_to_install(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("behind", [bytes(64), b"\0\xff" * 32, b"\xff" * 64])
 def test_what_lies_behind_a_packet_is_not_read(behind):
-    """Bytes behind a packet do not change its frame. Regression: with zero and another byte MPEG-4's last frame was
-    another."""
+    """Bytes behind a packet do not change its frame.
+    Regression: with zero and another byte behind it MPEG-4's last frame was another."""
     content = made("mpeg4.mp4")
     opened, frames = read_video(memoryview(content), Deadline())
     end = 1 + opened.pts.index(wanted := sorted(frames.pts.tolist())[45])

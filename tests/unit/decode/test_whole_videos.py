@@ -208,8 +208,8 @@ def test_a_demuxer_has_a_deadline():
 
 
 def test_a_packet_without_a_byte_is_no_end():
-    """An empty packet, a frame that an encoder has dropped, does not end the video, though FFmpeg's decoders take
-    it so."""
+    """An empty packet, a frame that an encoder has dropped, does not end the video.
+    FFmpeg's decoders take it for the end."""
     content = made("b_frames.mp4")
     whole, frames = read_video(memoryview(content), Deadline())
     empty = VideoPackets(

@@ -55,8 +55,7 @@ print(*sys.modules)
 
 @pytest.mark.process
 def test_files_are_read_without_a_wing(tmp_path: Path):
-    """A rank that trains on files imports no format of tables or media, no decoder of theirs, no peers and no
-    tools."""
+    """A rank that trains on files imports no format of tables or media, none of their decoders, peers or tools."""
     folders = {"STREAMER_CACHE_DIR": str(tmp_path / "cache"), "STREAMER_RUNTIME_DIR": str(tmp_path / "run")}
     data = tmp_path / "data"
     data.mkdir()

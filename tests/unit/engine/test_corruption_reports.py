@@ -127,8 +127,7 @@ async def checked(rejects: CorruptionReports) -> None:
 
 
 async def test_a_burst_about_one_chunk_is_one_look(parts):
-    """Reports of one chunk by eight workers, also while it is verified, cost one look and one count, and all are
-    answered."""
+    """Reports of one chunk by eight workers, also during its look, cost one look and one count; all are answered."""
     engine, session, rejects = parts
     for _ in range(4):
         rejects.report(session, 5, "crc")
@@ -226,8 +225,7 @@ async def test_a_chunk_that_is_read_well_in_between_is_never_an_error(parts):
 
 
 async def test_unfounded_reports_do_not_add_up_over_the_epochs(parts):
-    """A good read of a chunk resets its unfounded reports, so rare flips of bits in memory do not add up over
-    epochs."""
+    """A good read of a chunk resets its unfounded reports, so rare flips in memory do not add up over epochs."""
     engine, session, rejects = parts
     for number in range(2 * MAX_UNFOUNDED_IN_ALL):
         chunk = number % 4
@@ -249,8 +247,7 @@ async def test_a_session_that_reads_the_rest_of_a_chunk_says_nothing_of_it(parts
 
 
 async def test_what_a_session_does_not_hold_is_answered_without_a_look(parts):
-    """Reports of chunks that a session does not hold are answered without a look and queue nothing; unknown ones
-    are errors."""
+    """Reports of chunks that a session does not hold are answered without a look, and unknown chunks are errors."""
     engine, session, rejects = parts
     session.held.clear()
     for chunk in range(50):

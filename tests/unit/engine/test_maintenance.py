@@ -108,8 +108,7 @@ def sizes(engine: Engine) -> dict[str, int]:
 
 
 async def test_a_dataset_that_is_refreshed_for_ever(engine: Engine) -> None:
-    """25 versions of a dataset with new credentials each leave as much behind as one, and their common chunks are
-    hits."""
+    """25 versions of a dataset with new credentials leave as much behind as one, and their common chunks hit."""
     engine.connect("job")
     for version in range(1, 26):
         write(engine.cache.root.parent, version, version)
@@ -278,8 +277,7 @@ async def test_used_up_descriptors_end_no_maintenance(caplog: pytest.LogCaptureF
 async def test_a_chunk_that_cannot_be_opened_is_not_taken_for_corrupt(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A chunk that cannot be opened for lack of descriptors is not taken for corrupt, and free space is left as
-    measured."""
+    """A chunk that cannot be opened for lack of descriptors is not corrupt, and free space stays as measured."""
     digest = await manifest_of(engine)
     await Consumer(engine, digest).read_all()
     key = next(iter(engine.cache.keys()))

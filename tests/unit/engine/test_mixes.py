@@ -108,8 +108,7 @@ def rows(engine: Engine) -> dict[str, dict[str, object]]:
 
 
 async def test_each_part_is_fetched_once_and_counted(engine: Engine) -> None:
-    """Each chunk of a mix is fetched once: three passes of a small part beside one of a large one are two of three
-    hits."""
+    """Each chunk of a mix is fetched once: of three passes of a small part beside a large one two are hits."""
     reader = Consumer(engine, await parts_of(engine, "web", "books", books=3.0))
     reader.extend(0, interleaved((0, FILES["web"], 1), (1, FILES["books"], 3)))
     await reader.read(FILES["web"] + 3 * FILES["books"])
@@ -153,8 +152,7 @@ async def test_an_evicted_chunk_is_lost_by_all_its_numbers(engine: Engine) -> No
 
 
 async def test_most_passes_are_kept_first(folder: Path) -> None:
-    """The part with the most passes is kept: from its second pass on its uses are hits, and few of the large
-    part's."""
+    """The part with the most passes is kept: from its second pass on its uses are hits, and few of the large one's."""
     limit = (FILES["books"] + 12) * 50_000 + (512 << 10)
     async with engine_of(folder, limit) as engine:
         reader = Consumer(engine, await parts_of(engine, "web", "books", books=3.0))

@@ -37,8 +37,7 @@ def use_thirty_chunks(policy: CachePolicy) -> list[Answer]:
 
 @pytest.mark.parametrize("left_over", [False, True])
 async def test_an_engine_settles_where_there_is_something_to_protect(tmp_path, left_over):
-    """An engine with an empty folder evicts from the beginning; chunks of an earlier one are spared until it has
-    settled."""
+    """An engine spares the chunks of an earlier one until it has settled; with an empty folder it evicts at once."""
     if left_over:
         async with Engine(config(tmp_path / "cache")) as engine:
             await engine.cache.publish(b"x" * 16, [bytes(10)], np.array([0, 10]), dataset="old")

@@ -1,6 +1,4 @@
-"""The rights of clients that send their own storage options: no client reads with the options of another, or its
-bytes.
-The engine is real; the store is a small S3 server in this process."""
+"""Storage options of clients in a shared service: no client reads with those of another one, or its bytes."""
 
 from __future__ import annotations
 
@@ -42,9 +40,7 @@ EVIL = tar_of([(f"{i:03}.bin", b"EVIL" * 300) for i in range(40)])
 
 
 class S3:
-    """Stands for an S3 store: lists, reads with ranges and writes objects, and denies a bucket to other access
-    keys.
-    It checks no signatures, and its ETags depend on the name, not on the content."""
+    """Stands for an S3 store that denies buckets to other keys; ETags depend on the name, signatures are ignored."""
 
     def __init__(self, objects: dict[str, bytes], keys: dict[str, str]) -> None:
         self.objects, self.keys = objects, keys
@@ -228,8 +224,7 @@ async def test_equal_requests_with_other_options_are_asked_separately(shared):
 
 
 async def test_sessions_read_with_their_own_options(shared):
-    """Each session reads with its own options; those of a later session do not change them, and they share one
-    manifest."""
+    """Each session reads with its own options, which those of a later session on the same manifest do not change."""
     engine, _ = shared
     digest = await ask(engine, "s3://private/x/", A)
     mine = engine.datasets.get(digest, A)
@@ -295,9 +290,7 @@ def restricted(tmp_path, stores) -> tuple[Engine, S3]:
 
 
 async def test_the_urls_that_a_manifest_names_do_not_choose_its_options(restricted, tmp_path):
-    """The urls in a manifest do not choose its storage options: they are not in its digest, and a writer of another
-    bucket
-    could set them."""
+    """The urls in a manifest, which are not in its digest, do not choose its storage options."""
     engine, _ = restricted
     async with engine:
         digest = await ask(engine, "s3://corp/train/")
@@ -310,8 +303,7 @@ async def test_the_urls_that_a_manifest_names_do_not_choose_its_options(restrict
 
 
 async def test_a_manifest_from_elsewhere_does_not_rename_chunks(restricted, tmp_path, caplog):
-    """A manifest from elsewhere whose chunk keys are not those of its objects is not used: the data are indexed, or
-    it is an error."""
+    """A manifest from elsewhere with foreign chunk keys is not used: the data are indexed, or it is an error."""
     from tests.unit.manifest.test_chunk_keys import with_keys
 
     engine, s3 = restricted
@@ -344,8 +336,7 @@ async def test_a_manifest_that_an_earlier_version_took_is_checked_before_use(res
 
 
 async def test_columns_from_elsewhere_are_not_used(restricted, tmp_path):
-    """Columns of a manifest from another place than its data are not used, since they decide which samples are
-    selected."""
+    """Columns of a manifest from another place than its data, which decide a selection, are not used."""
     from streamer.manifest.column_files import ColumnFiles
 
     engine, s3 = restricted
@@ -397,8 +388,7 @@ async def test_a_service_without_datasets_writes_nothing(shared):
 
 
 async def test_writable_datasets_get_manifests(tmp_path, stores):
-    """A service writes manifests to writable datasets, over no object of another owner, and goes on with a killed
-    writer's files."""
+    """A service writes manifests to writable datasets, over no other owner's object, and completes killed writes."""
     s3 = store(stores, {"corp/train/a.tar": GOOD, "corp/train/other/objects-00000.arrows": b"somebody's file"})
     options = {"key": "K", "secret": "s", "endpoint_url": s3.url}
     corp = DatasetConfig(url="s3://corp/train/", storage_options=options, writable=True)
@@ -418,8 +408,7 @@ async def test_writable_datasets_get_manifests(tmp_path, stores):
 
 
 async def test_how_blocks_are_recoded_is_believed_of_their_place_only(restricted, tmp_path):
-    """A manifest of recoded blocks is refused unless it lies in the same place as its data, since no key holds
-    these facts."""
+    """A manifest of recoded blocks, whose facts no key holds, must lie in the same place as its data."""
     engine, _ = restricted
     async with engine:
         folder = tmp_path / "cache" / "manifests"

@@ -1,5 +1,4 @@
-"""The scheduler of a real engine in this loop that reads local files: which sessions progress when the cache is
-full."""
+"""The scheduler of a real engine that reads local files: which sessions progress when the cache is full."""
 
 from __future__ import annotations
 
@@ -66,8 +65,7 @@ class Consumer:
 
 
 async def test_all_that_is_over_is_given_back_before_anybody_asks(engine: Engine) -> None:
-    """Chunks that one reader has done with are released before another one asks, which gets their bytes and no
-    refusal."""
+    """Chunks that one reader has done with are released before another one asks, which is not refused for them."""
     manifest = await manifest_of(engine)
     greedy, late = (Consumer(engine, manifest, f"rank {rank}") for rank in range(2))
     greedy.one_chunk_a_step(0, 0, list(range(manifest.chunks)))

@@ -1,5 +1,4 @@
-"""The progress of one session in its schedule: uses asked for, held, opened, lost and done; chunks are numbers
-only."""
+"""The progress of one session in its schedule: uses asked for, held, opened, lost and done; chunks are numbers."""
 
 import time
 
@@ -144,9 +143,8 @@ def test_an_evicted_look_ahead_is_asked_for_again():
 
 
 def test_a_loss_while_another_question_is_asked_is_not_forgotten():
-    """A chunk that is lost while a later one is asked for is asked for again, first, and so is the later one.
-    Found by the demo on 2026-11-20: the later question was settled in place of the earlier, and the line stood
-    still."""
+    """A chunk that is lost while a later one is asked for is asked for again first, and the later one after it.
+    Found by the demo on 2026-11-20: the later question was settled in place of the earlier."""
     progress = progress_of((0, 0, 0), (1, 1, 1), (2, 2, 2))
     progress.advance(0, 2)
     hold_all(progress)
@@ -183,8 +181,7 @@ def test_an_incomplete_schedule_is_not_used():
     ],
 )
 def test_a_schedule_that_cannot_be_is_refused(bad):
-    """A schedule with unknown chunks, steps that go back, uses that end before they begin or unequal columns is
-    refused."""
+    """A schedule with unknown chunks, steps that go back, ends before begins or unequal columns is refused."""
     with pytest.raises(ProtocolError):
         SessionProgress(np.full(10, 100)).extend(bad, complete=True)
 
@@ -215,8 +212,7 @@ def test_open_bytes_counts_what_overlaps():
 
 @given(st.data())
 def test_every_use_is_opened_and_given_back_once(data):
-    """Each use opens once its chunk has arrived and is given back once after its last step, in whatever order
-    chunks arrive."""
+    """Each use opens after its chunk has arrived and ends once, after its last step, in any order of arrival."""
     firsts = sorted(data.draw(st.lists(st.integers(0, 12), min_size=1, max_size=12)))
     uses = [(data.draw(st.integers(0, 4)), first, first + data.draw(st.integers(0, 4))) for first in firsts]
     progress = progress_of(*uses)
@@ -241,8 +237,7 @@ def test_every_use_is_opened_and_given_back_once(data):
     st.lists(st.tuples(st.sampled_from(["advance", "open", "hold", "done"]), st.integers(0, 12)), max_size=40),
 )
 def test_the_first_use_of_a_chunk(columns: list[tuple[int, int, int]], acts: list[tuple[str, int]]) -> None:
-    """The first step of a chunk is that of its first held use that is not open, whatever was opened, skipped and
-    done before."""
+    """A chunk's first step is that of its first held use that is not open, whatever was opened, skipped or done."""
     steps = np.cumsum([step for _, step, _ in columns])
     progress = progress_of(*((c, int(s), int(s) + more) for (c, _, more), s in zip(columns, steps, strict=True)))
     for act, number in acts:
@@ -266,8 +261,8 @@ def test_the_first_use_of_a_chunk(columns: list[tuple[int, int, int]], acts: lis
 
 
 def test_the_first_use_of_many_is_found_at_once():
-    """The first use of a chunk is found without a search through all uses of it: with 400,000, a turn of 8,192 took
-    6 s."""
+    """The first use of a chunk is found without a search through all of its uses.
+    A turn of 8,192 that looks through all of 400,000 uses took 6 s."""
     progress = progress_of(*((number % 7, number, number) for number in range(100_000)))
     progress.advance(0, 100_000)
     hold_all(progress)

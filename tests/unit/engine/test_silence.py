@@ -1,5 +1,4 @@
-"""The watch for silent consumers, on a steered clock: a consumer that hangs is noticed, a stopped engine blames
-none."""
+"""The watch for silent consumers, on a steered clock: one that hangs is noticed, a stopped engine blames none."""
 
 from __future__ import annotations
 
@@ -60,8 +59,7 @@ def test_a_consumer_that_hangs_is_noticed(loop: SteeredLoop, house: House) -> No
 
 
 def test_an_engine_that_was_stopped_blames_nobody(loop: SteeredLoop, house: House) -> None:
-    """An engine that was stopped itself (SIGSTOP) silences no consumer for that time; each has the silent time from
-    then on."""
+    """An engine that was stopped (SIGSTOP) silences no consumer for that time; each has the whole time afterwards."""
     loop.sleep(10.0)
     loop.be_away(3600.0)
     loop.sleep(SILENT_SECONDS - 10.0 - SILENCE_CHECK_SECONDS)

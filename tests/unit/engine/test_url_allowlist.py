@@ -108,8 +108,7 @@ def test_braces_are_what_they_stand_for(allowlist, url):
 
 
 def test_braces_over_served_urls_are_served(allowlist):
-    """A url with braces is served when all choices are below datasets with the same options, and a ConfigError
-    otherwise."""
+    """A url with braces is served if all its choices are, with the same options; different ones are a ConfigError."""
     assert allowlist.options(["{s3://bucket/train/extra,gs://other}/a"], ONE) == TWO
     with pytest.raises(ConfigError, match="different storage options"):
         allowlist.options(["s3://bucket/train/{a,extra/b}"], ONE)
@@ -190,8 +189,7 @@ def test_a_query_that_the_operator_has_written_is_served():
 
 
 def test_keys_of_buckets_may_have_these_signs():
-    """Keys of buckets may have question marks, hashes and dots in their names, and urls of web servers harmless
-    escapes."""
+    """Keys of buckets may have question marks, hashes and dots, and urls of web servers harmless escapes."""
     allowlist = UrlAllowlist([DatasetConfig(url="s3://b/data/", storage_options={})])
     allowlist.check_objects(["s3://b/data/a?b.tar", "s3://b/data/a#b", "s3://b/data/a..b/..c"], {})
     allowlist.check_objects(["s3://b/data/100%25 a.tar", "s3://b/data/\u732b.tar", "s3://b/data/.hidden"], {})
@@ -309,8 +307,7 @@ def test_a_folder_is_judged_as_each_of_its_names(datasets, named, options):
 
 
 def test_a_hundred_thousand_objects_take_no_time(tmp_path):
-    """100,000 objects are judged in less than a second, and so are 20,000 local files, each of which is checked for
-    links.
+    """100,000 objects, or 20,000 local files with a check for links, are judged in less than a second.
     (One by one they took 1.1 s.)"""
     allowlist = UrlAllowlist([*DATASETS, DatasetConfig(url=str(tmp_path))])
     of_bucket = [f"s3://bucket/train/{number % 100:03}/{number:06}.tar" for number in range(100_000)]

@@ -28,8 +28,7 @@ def schedule_of(entries: list[tuple[int, int, int]]) -> EpochSchedule:
 
 @given(st.lists(uses, min_size=1, max_size=4), st.lists(st.integers(1, 100), min_size=CHUNKS, max_size=CHUNKS))
 def test_the_bytes_are_those_of_the_fullest_step(ranks: list[list[tuple[int, int, int]]], sizes: list[int]) -> None:
-    """The open bytes of ranks in step are those of the step with the most, as a set of open chunks at each step
-    gives."""
+    """The open bytes of ranks in step are those of the step with the most, as sets of open chunks give them."""
     fullest = max(
         sum(
             sizes[chunk]
@@ -69,8 +68,7 @@ def session_of(entries: list[tuple[int, int, int]], order_id: str = "o") -> Any:
 def test_a_chunk_that_several_ranks_have_open_counts_once(
     ranks: list[list[tuple[int, int, int]]], share: float
 ) -> None:
-    """A chunk that several ranks have open at the same steps counts once, and each rank has an equal share of the
-    total."""
+    """A chunk that several ranks have open at the same steps counts once, in equal shares of the ranks."""
     sessions = [session_of(rank) for rank in ranks]
     share_open_chunks(cast("Any", sessions))
     assert [session.open_share for session in sessions] == [share] * len(ranks)

@@ -25,9 +25,7 @@ PREFIX = "s3://b/packed/"
 
 
 class Packed(Format, frozen=True):
-    """A made-up format of blocks: an index says how many blocks of ten samples each shard has, a sidecar their
-    names.
-    Its blocks are never decoded."""
+    """Stands for a format of blocks that an index and sidecars describe: ten samples each, which are never decoded."""
 
     name = "packed"
     revision = 3
@@ -143,8 +141,7 @@ async def test_out_and_in_again(store, tmp_path):
     ],
 )
 async def test_a_block_that_is_too_large(store, tmp_path, block, reason):
-    """A block with too many bytes, records or hints raises ManifestError that names the object and asks for smaller
-    blocks."""
+    """A block with too many bytes, records or hints raises ManifestError that names the object and the way out."""
 
     class Large(Packed, frozen=True):
         def index(self, source, facts, start=0):
@@ -155,8 +152,7 @@ async def test_a_block_that_is_too_large(store, tmp_path, block, reason):
 
 
 async def test_a_survey_that_names_other_objects(store, tmp_path):
-    """A survey that names an object that was not listed raises ManifestError, since formats come from other
-    packages, too."""
+    """A survey that names an unlisted object raises ManifestError: formats come from other packages, too."""
 
     class Wrong(Packed, frozen=True):
         def survey(self, accepted, others):
@@ -208,8 +204,7 @@ class Joined(Packed, frozen=True):
 
 
 async def test_blocks_of_several_objects(store, tmp_path, monkeypatch):
-    """A block may have ranges of several objects: its key depends on all of them, and each part of a manifest has
-    them once."""
+    """A block may have ranges of several objects, all of which its key depends on; each part has them once."""
     monkeypatch.setattr(ManifestRows.parts, "__defaults__", (10,))
     objects = {f"{PREFIX}{number}.packed": bytes(100 + number) for number in range(4)}
     manifest, _ = await built(store, objects, tmp_path / "0", Joined())

@@ -179,8 +179,7 @@ async def test_of_many_damaged_tars_some_are_named(build_it, store, tars):
 
 
 async def test_where_nothing_is_left_there_is_an_error(build_it, store, tars):
-    """A dataset of which nothing is left is an error even if damage may be skipped; a compressed tar counts as
-    damaged."""
+    """A dataset of which no object is left is an error even if damage is skipped; a compressed tar is damage."""
     notes: list[str] = []
     with pytest.raises(ManifestError, match=r"a\.tar is damaged: .*Index\(damaged='skip'\)"):
         await build_it(store({"s3://b/a.tar": b"x" * 600}), "s3://b/", on_damage=notes.append)
@@ -194,8 +193,7 @@ async def test_where_nothing_is_left_there_is_an_error(build_it, store, tars):
 
 
 async def test_files_in_the_order_of_their_keys(build_it, store, files, tmp_path):
-    """With `in_key_order` ordinals follow the keys below a prefix, or the order of a list of urls; the samples are
-    the same."""
+    """With `in_key_order` ordinals follow the keys below a prefix, or a list of urls; the samples are the same."""
     manifest = await build_it(store(files), "s3://b/files/", in_key_order=True)
     keys = [manifest.name(ordinal).object_key for ordinal in range(manifest.samples)]
     assert keys == sorted(keys)

@@ -56,7 +56,7 @@ async def manifest(request, tmp_path, tar_manifest, file_manifest) -> Manifest:
 
 @pytest.mark.parametrize("row", [0, -1])
 def test_a_foreign_key_is_refused(manifest, tmp_path, row):
-    """A manifest with a foreign chunk key is refused even if all digests fit: its bytes would get another dataset's
+    """A manifest with a foreign chunk key is refused even if all digests fit: its bytes would get that chunk's
     name."""
     keys = manifest.chunk_keys.copy()
     keys[row] = np.arange(16)
@@ -71,8 +71,7 @@ def test_a_foreign_key_is_refused(manifest, tmp_path, row):
 
 
 def test_keys_are_checked_once_for_the_same_files(manifest, tmp_path, monkeypatch):
-    """A chunk's key is checked at its first use unless a file beside the manifest shows that the same files were
-    checked."""
+    """A chunk's key is checked at its first use unless a file beside the manifest shows the check of these files."""
     copied = shutil.copytree(manifest.path, tmp_path / manifest.digest, copy_function=shutil.copy)
     checked = []
     monkeypatch.setattr(datasets, "check_key", lambda manifest, chunk: checked.append(chunk))
@@ -115,8 +114,7 @@ async def test_several_parts_have_the_same_keys(build_it, tars, files, tmp_path,
 
 
 def test_an_endpoint_is_part_of_the_keys(manifest, tmp_path):
-    """A manifest at another endpoint has other chunk keys and version 4; without an endpoint it is the same as
-    before."""
+    """A manifest at another endpoint has other chunk keys and version 4; without one it is as before."""
     root = tmp_path / "root"
     there = Manifest.open(publish_at(manifest, root, "endpoint http://there"))
     check_keys(there)

@@ -35,8 +35,7 @@ MiB = 1 << 20
     ],
 )
 def test_auto_chunk_bytes(sizes, whole, chosen):
-    """The automatic chunk size is 8 MiB, halved to 256 KiB below 512 chunks, and doubled to 64 MiB above 1.5
-    million."""
+    """Chunks have 8 MiB, halved to 256 KiB while there are < 512, doubled to 64 MiB while there are > 1.5 million."""
     assert choose_chunk_bytes("auto", sizes.astype(np.int64), whole) == chosen
 
 

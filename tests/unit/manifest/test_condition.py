@@ -46,8 +46,7 @@ def chosen(text: str) -> list[int]:
     ],
 )
 def test_conditions(text, expected):
-    """A condition selects the rows for which it is true; a missing value is neither true nor false, and NaN is a
-    value."""
+    """A condition selects the rows where it is true; a missing value is neither true nor false, NaN is a value."""
     assert chosen(text) == expected
 
 

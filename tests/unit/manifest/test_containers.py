@@ -189,8 +189,7 @@ async def test_a_chunk_over_the_edge_of_two_windows_is_offered(store, monkeypatc
 
 
 async def test_what_the_log_has_is_not_read_again(store, tmp_path):
-    """An index that failed goes on at its open chunk by its log; a finished one reads nothing, and the cuts are the
-    same."""
+    """An index that failed goes on at its open chunk, and a finished one reads nothing; the cuts are the same."""
     files = [(f"{i:04}.bin", bytes([i % 251]) * (700 + 13 * i)) for i in range(60)]
     source = store({URL: tar_of(files)})
     size = len(source.objects[URL])

@@ -64,8 +64,7 @@ FILES = {
 @pytest.mark.parametrize("hidden", [".snapshot/d", ".git", "x/.ipynb_checkpoints"])
 @pytest.mark.parametrize("kind", FILES)
 async def test_copies_in_hidden_folders_are_no_part_of_a_dataset(store, kind: str, hidden: str) -> None:
-    """Copies in hidden folders are neither objects nor index files of a dataset and do not change its detected
-    format."""
+    """Copies in hidden folders are neither objects nor index files of a dataset and do not change its format."""
     own = [f"s3://b/t/{name}" for name in FILES[kind]]
     copies = [f"s3://b/t/{hidden}{number}/{name}" for number in range(9) for name in (*FILES[kind], "z.metadata")]
     alone = await list_objects(["s3://b/t/"], store(dict.fromkeys(own, b"1")), detect.chooser("auto"), 4)
@@ -76,8 +75,7 @@ async def test_copies_in_hidden_folders_are_no_part_of_a_dataset(store, kind: st
 
 
 async def test_copies_of_macs_beside_tars_are_no_shards(store) -> None:
-    """Files such as `._0.tar` (4 KiB of attributes) and `.1.tar` (an upload that was cut off) beside tars are no
-    shards."""
+    """Files beside tars such as `._0.tar` (4 KiB of attributes) and `.1.tar` (an upload cut off) are no shards."""
     names = ["s3://b/t/0.tar", "s3://b/t/._0.tar", "s3://b/t/.1.tar"]
     for kind in ("auto", "webdataset"):
         found = await list_objects(["s3://b/t/"], store(dict.fromkeys(names, b"1")), detect.chooser(kind), 4)

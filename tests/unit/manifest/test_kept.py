@@ -76,8 +76,7 @@ def test_what_is_damaged_is_made_again(kept, write, damage, caplog):
 
 @pytest.mark.parametrize("write", [write_file, write_folder])
 def test_the_fallback_folder_is_for_read_only_ones(kept, write, monkeypatch):
-    """Where the manifest's folder is read-only, kept files are made in the fallback folder; a full disk is an
-    error."""
+    """Kept files are made in the fallback folder where the manifest's is read-only; a full disk is an error."""
     refuse_writes(monkeypatch, kept.beside)
     kept.open_or_make(NAME, read, write)
     assert not (kept.beside / NAME).exists()

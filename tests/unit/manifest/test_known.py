@@ -33,8 +33,7 @@ def read_objects(store) -> set[str]:
 
 @pytest.fixture
 def rebuilt(store, build_it, tmp_path):
-    """Builds from what is known and from nothing, compares both, and returns the names of the objects that were
-    read."""
+    """Builds from what is known and from nothing, compares both, and returns the names of the objects read."""
 
     async def run(objects: dict[str, bytes], known: list[Manifest], **options: object) -> set[str]:
         some, all_of_it = store(objects), store(objects)

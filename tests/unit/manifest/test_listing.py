@@ -146,8 +146,7 @@ async def test_a_url_that_is_not_utf_8_is_refused(store):
 
 @pytest.mark.parametrize("extensions", [None, ["jpg"]])
 async def test_classes_that_are_given(store, extensions: list[str] | None):
-    """Given classes fix the labels, so that a validation set has those of the training set; other folders are an
-    error."""
+    """Given classes fix the labels, so a validation set has those of the training set; other folders are an error."""
     names = ["s3://b/val/dog/1.jpg", "s3://b/val/bird/1.jpg", "s3://b/val/README.md"]
     options = {"classes": ["bird", "cat", "dog"]}
     for choose in (
@@ -171,8 +170,8 @@ def test_classes_that_are_none(classes: object):
 
 
 async def test_an_object_that_is_listed_twice_is_refused():
-    """An object that comes twice in one listing raises ManifestError, as with pages of an S3-like store that
-    overlap.
+    """An object that comes twice in one listing raises ManifestError, as with overlapping pages of an S3-like
+    store.
     (Its samples came twice, without a word.)"""
     records = [ObjectRecord(f"s3://b/t/{number}.jpg", 3, "v") for number in range(6)]
 

@@ -149,8 +149,7 @@ def test_ordinals_must_ascend(tar_manifest, ordinals):
 
 
 def test_a_folder_mounted_read_only(tar_manifest, tmp_path, monkeypatch):
-    """Where the manifest's folder is read-only, as for trainers of a sidecar, a selection lies in the fallback
-    folder."""
+    """A selection lies in the fallback folder where the manifest's is read-only, as for trainers of a sidecar."""
     fallback_dir = tmp_path / "fallback_dir"
     refuse_writes(monkeypatch, tar_manifest.path.parent, errno.EROFS)
     selection = Selection.from_ordinals(tar_manifest, np.arange(10), fallback_dir)

@@ -67,8 +67,7 @@ def test_wrong_values_of_containers(tar_manifest, tmp_path, table, column, row, 
 
 @pytest.mark.parametrize("place", ["base", "urls", "signed"])
 def test_a_manifest_with_a_login(tar_manifest, tmp_path, place):
-    """A manifest with a login or signature in its urls, as versions up to 0.2 wrote it, is refused without showing
-    it."""
+    """A manifest with a login or signature in its urls, as versions up to 0.2 wrote, is refused without showing it."""
     shutil.copytree(tar_manifest.path, tmp_path / "old")
     root = decode_root((tmp_path / "old" / ROOT_NAME).read_bytes(), "root")
     urls = root.urls

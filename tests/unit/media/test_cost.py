@@ -31,8 +31,7 @@ def costs(sampling: Sampling, frames: int = 20, gop: int = 7) -> list[list[float
 
 
 def test_packets_from_the_key_frame_to_the_last_frame():
-    """The cost of a clip counts packets from its key frame to its last frame, wanted frames, span, pixels and key
-    interval."""
+    """The cost of a clip counts packets from its key frame to its last frame, wanted frames, span and pixels."""
     rest = [5, 32, UNKNOWN, pytest.approx(0.7)]
     assert costs(Sampling(Pattern(3, 2))) == [[5, 3, *rest], [11, 3, *rest], [10, 3, *rest]]
     assert costs(Sampling(Pattern(3, 2), start="key"))[1][:3] == [5, 3, 5]
@@ -47,8 +46,7 @@ def test_drawn_clips_count_in_the_middle_of_their_cells():
 
 
 def test_four_clips_of_a_sample_are_decoded_at_once():
-    """The cost of four clips in a sample is a quarter of the packets up to the fourth clip's end, or of the last
-    four's."""
+    """The cost of four clips in a sample is a quarter of the packets up to the last one's end."""
     found = costs(Sampling(Pattern(5)), frames=30, gop=30)
     assert [row[4] for row in found] == [5, 6.25, 7.5, 7.5, 7.5, 7.5]
 

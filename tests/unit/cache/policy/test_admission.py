@@ -28,8 +28,7 @@ def policy() -> CachePolicy:
 
 
 def test_a_head_of_line_waits_while_a_fetch_is_under_way(policy: CachePolicy) -> None:
-    """A blocking need waits while a fetch is under way that can end; the cache is called full only when all chunks
-    are open."""
+    """A blocking need waits while a fetch is under way; the cache is called full only when all chunks are open."""
     for chunk in (1, 2):
         policy.look_ahead("s", chunk)
     coming = policy.need("s", 1)
@@ -42,8 +41,7 @@ def test_a_head_of_line_waits_while_a_fetch_is_under_way(policy: CachePolicy) ->
 
 
 def test_a_disk_that_others_fill_leaves_what_must_be_open(policy: CachePolicy) -> None:
-    """With no free space on the disk the limit still admits the open chunk and one more; memory adds the look-
-    ahead's."""
+    """With no free space on the disk the limit admits the open chunk and one more; memory adds the look-ahead."""
     policy.set_limit(CacheLimits(limit_bytes=0, passing_bytes=0, max_bytes=9 * COST))
     assert policy.limit_bytes == 2 * COST
     for chunk in (1, 2):

@@ -1,5 +1,4 @@
-"""Single decisions of the cache policy, each as docs/cache.md describes it; chunks are keys, nothing is read or
-written."""
+"""Single decisions of the cache policy, each as docs/cache.md describes it; chunks are keys without files."""
 
 from __future__ import annotations
 
@@ -44,8 +43,7 @@ def use(policy: CachePolicy, session: str, chunk: int) -> None:
 
 
 def test_a_chunk_is_fetched_once_for_all() -> None:
-    """A second session waits for the fetch of the first one and then hits; a failed fetch frees the bytes it had
-    reserved."""
+    """A second session waits for the first one's fetch and then hits; a failed fetch frees its reserved bytes."""
     policy = policy_of(10, a=20)
     for name in ("s", "t"):
         policy.open_session(name, "j", "a", COST, COST)
@@ -77,8 +75,7 @@ def ranks_of(policy: CachePolicy, count: int) -> list[int]:
 
 
 def test_a_selected_chunk_replaces_an_evictable_unselected_one() -> None:
-    """A selected chunk is kept at once in place of the lowest rank; a chunk that is not selected passes through
-    transit."""
+    """A selected chunk is kept at once in place of the lowest rank; an unselected one passes through transit."""
     policy = policy_of(20, a=40)
     policy.open_session("s", "j", "a", COST, COST)
     by_rank = sorted(range(40), key=ranks_of(policy, 40).__getitem__)
@@ -95,8 +92,7 @@ def test_a_selected_chunk_replaces_an_evictable_unselected_one() -> None:
 
 
 def test_a_held_chunk_that_is_not_chosen_makes_room_by_a_flag() -> None:
-    """A kept chunk that a look-ahead holds gives its place to a selected one: it moves to transit and leaves after
-    its use."""
+    """A kept chunk that a look-ahead holds moves to transit for a selected one, and leaves after its use."""
     policy = policy_of(20, a=40)
     policy.open_session("s", "j", "a", COST, COST)
     by_rank = sorted(range(40), key=ranks_of(policy, 40).__getitem__)
@@ -144,9 +140,8 @@ def test_s_is_the_design_s_formula() -> None:
 
 
 def test_s_has_room_for_two_deviations_of_the_misses() -> None:
-    """Staging holds the expected misses and two standard deviations, or a tenth and two chunks more where that is
-    larger:
-    in a window of 64 chunks at f = 1/4 the misses are 48 +- 3.5, so staging is 55 chunks."""
+    """Staging holds the misses and two standard deviations, or a tenth and two chunks more where that is larger.
+    In a window of 64 chunks at f = 1/4 the misses are 48 +- 3.5, so staging is 55 chunks."""
     policy = policy_of(100, a=400)
     policy.open_session("s", "j", "a", 16 * COST, 48 * COST)
     assert policy.statistics().staging_bytes == max(int(1.1 * 48 * COST) + 2 * COST, int((48 + 2 * 12**0.5) * COST))
@@ -156,8 +151,7 @@ def test_s_has_room_for_two_deviations_of_the_misses() -> None:
 
 
 def test_a_boundless_look_ahead_stages_no_more_than_its_dataset() -> None:
-    """The staging of a session is at most its dataset, so a small dataset evicts no kept chunk of a large one
-    beside it."""
+    """A session stages at most its dataset, so a small one evicts no kept chunk of a large one beside it."""
     policy = policy_of(20, train=40, valid=2)
     policy.connect("j")
     policy.open_session("t", "j", "train", COST, COST)
@@ -174,8 +168,7 @@ def test_a_boundless_look_ahead_stages_no_more_than_its_dataset() -> None:
 
 
 def test_what_a_session_without_value_has_open_stays_when_it_closes() -> None:
-    """Transit chunks of a closed session stay for a session that continues there, and leave once that one has used
-    them."""
+    """Transit chunks of a closed session stay for one that continues there, and leave after its use of them."""
     policy = policy_of(10, a=40)
     window = SessionOpening("s", "a", 7 * COST, 0, 0.0)
     policy.open_sessions("j", [window])
@@ -237,8 +230,7 @@ def test_a_dataset_below_its_quota_takes_from_one_above() -> None:
 
 
 def test_a_shared_chunk_belongs_to_the_live_dataset() -> None:
-    """A new version of a dataset keeps the chunks it shares with the old one; the old one's others are evicted
-    first."""
+    """A new version of a dataset keeps the chunks it shares with the old one, whose others are evicted first."""
     policy = CachePolicy(20 * COST)
     shared = [key_of("x", chunk) for chunk in range(5)]
     policy.local([*shared, *(key_of("old", chunk) for chunk in range(5))], [LENGTH] * 10, "old")
@@ -276,9 +268,8 @@ def test_a_head_of_line_pushes_out_what_hurts_least() -> None:
 
 
 def test_nothing_is_evicted_while_settling() -> None:
-    """A need evicts nothing until the policy has settled, so that clients of an earlier engine can open their
-    chunks again;
-    the limit holds all the same."""
+    """No need evicts a chunk until the policy has settled, though the limit holds.
+    Clients of an earlier engine open their chunks again first."""
     policy = policy_of(4, settling=True, a=20)
     policy.local([key_of("old", chunk) for chunk in range(6)], [LENGTH] * 6, "old")
     assert len(policy.fit().victims) == 2
@@ -352,8 +343,7 @@ def test_a_stuck_head_is_told_the_numbers() -> None:
 
 
 def test_misuse_is_an_error() -> None:
-    """The policy raises CacheError for names taken, datasets not added, chunks not announced and fetches not
-    admitted."""
+    """The policy raises CacheError for taken names, unknown datasets, unannounced chunks and unadmitted fetches."""
     policy = policy_of(10, a=4)
     policy.open_session("s", "j", "a", COST, COST)
     with pytest.raises(CacheError, match="name taken"):

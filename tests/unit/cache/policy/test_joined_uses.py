@@ -1,5 +1,4 @@
-"""Evictions of the policy for a join: one side's chunks are used many times an epoch, the other side's once and
-fill the cache."""
+"""Evictions for a join: one side's chunks are used many times an epoch, the other side's once and fill the cache."""
 
 from __future__ import annotations
 
@@ -17,8 +16,7 @@ CHUNK, LEFT, OPEN = 1_000_000, 1000, 4
 
 
 def fetched(limit_chunks: int, uses: int, epochs: int) -> list[Counter[str]]:
-    """Counts what each epoch of a joined dataset fetches, in chunks of each side, after an index that has filled
-    the cache."""
+    """Counts the chunks of each side that each epoch of a join fetches, after an index that has filled the cache."""
     chance = random.Random(1)
     chunks = {"left": LEFT, "right": LEFT // uses}
     keys = {side: [chance.randbytes(16) for _ in range(count)] for side, count in chunks.items()}
@@ -57,8 +55,7 @@ def fetched(limit_chunks: int, uses: int, epochs: int) -> list[Counter[str]]:
 
 @pytest.mark.parametrize(("limit_chunks", "uses"), [(120, 10), (500, 5)])
 def test_what_fits_is_fetched_once(limit_chunks: int, uses: int):
-    """A side that fits the cache is fetched once, even in the first epoch, at the expense of chunks that are needed
-    once.
+    """A side that fits the cache is fetched once, even in the first epoch, at the expense of the other side.
     (473 and 261 without.)"""
     first, second = fetched(limit_chunks, uses, epochs=2)
     assert first["right"] == LEFT // uses

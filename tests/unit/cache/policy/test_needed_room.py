@@ -25,13 +25,11 @@ def open_ranks(policy: CachePolicy, ranks: int, open_bytes: int) -> None:
 
 
 def test_sessions_of_one_dataset_share_its_chunks() -> None:
-    """Sessions of one dataset need at most its bytes: four ranks with 8 MB each of a dataset of 19 MB fit into 24
-    MB."""
+    """Sessions of one dataset need at most its bytes: four ranks with 8 MB each of 19 MB fit into 24 MB."""
     open_ranks(policy_of(24_000_000), 4, 8_000_000)
 
 
 def test_what_does_not_fit_is_refused() -> None:
-    """Sessions whose dataset exceeds the limit are refused: four ranks with 8 MB each of 19 MB do not fit into 16
-    MB."""
+    """Sessions whose dataset exceeds the limit are refused: four ranks of 8 MB of 19 MB do not fit into 16 MB."""
     with pytest.raises(CacheFullError, match="too small"):
         open_ranks(policy_of(16_000_000), 4, 8_000_000)

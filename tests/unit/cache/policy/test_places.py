@@ -68,8 +68,7 @@ def test_homes_are_selected_first(room: int, home: int, second: int) -> None:
 
 
 def test_without_peers_ranks_are_as_they_were() -> None:
-    """Places of peers change which chunks are selected; when the last peer has left, the selection is as it was
-    before."""
+    """Places of peers change which chunks are selected, and the last peer's leaving restores the selection."""
     policy = policy_of(60)
     before = selected(policy)
     policy.place(placed(100, 100))

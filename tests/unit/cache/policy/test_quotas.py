@@ -1,5 +1,4 @@
-"""Quotas: how the kept part of the cache is shared out among datasets, mixes and jobs, and what is left for
-staging."""
+"""Quotas: how the kept part is shared out among datasets, mixes and jobs, and what is left for staging."""
 
 from __future__ import annotations
 
@@ -38,8 +37,7 @@ def test_datasets_that_are_read_alone_share_equally(room: int) -> None:
 
 
 def test_the_most_passes_of_a_mix_are_kept_first() -> None:
-    """The parts of a mix get quotas by their passes an epoch, equal ones equal shares, and a part that is not used
-    none."""
+    """Parts of a mix get quotas by their passes an epoch, equal ones equal shares, and an unused part none."""
     mix = [group(0, 100, 0.2, 0), group(1, 10, 1.0, 0), group(2, 30, 0.5, 0), group(3, 30, 0.5, 0), group(4, 9, 0.0, 0)]
     assert quotas(mix, 8) == [0, 8, 0, 0, 0]
     assert quotas(mix, 50) == [0, 10, 20, 20, 0]
@@ -86,8 +84,7 @@ def test_s_has_what_the_link_needs_beside_the_open_misses() -> None:
 
 
 def test_staging_counts_the_misses_of_each_dataset() -> None:
-    """Staging adds no misses for a dataset that is kept whole, and counts those that staging itself takes from a
-    quota."""
+    """Staging counts no misses of a dataset that is kept whole, and those that it causes in another's quota."""
     small, large = group(0, 100, 1.0, 0), group(1, 1000, 0.5, 0)
     first = 25 + 7  # with 500 of 1,000 kept
     assert (
@@ -115,8 +112,7 @@ def shares(policy: CachePolicy) -> list[float]:
 
 
 def test_the_last_values_hold_between_the_sessions_of_a_job() -> None:
-    """The values of a job's datasets hold until it disconnects, so that validation between two epochs evicts
-    nothing."""
+    """A job's values hold until it disconnects, so that validation between two epochs evicts nothing."""
     policy = policy_of(50, 100, 20, 30)
     policy.connect("job")
     policy.open_sessions("job", openings(0.1, 1.0))
@@ -129,8 +125,7 @@ def test_the_last_values_hold_between_the_sessions_of_a_job() -> None:
 
 
 def test_a_dataset_of_two_sessions_has_the_larger_value() -> None:
-    """A dataset that two sessions read has the larger of their values: one reads it alone, one in a mix where it is
-    rare."""
+    """A dataset that a session reads alone and another in a mix where it is rare has the larger of their values."""
     policy = policy_of(50, 100, 100)
     policy.open_sessions("one", openings(0.1, 1.0))
     policy.open_session("alone", "two", "d0", CHUNK, CHUNK)
@@ -152,8 +147,7 @@ def test_new_values_are_planned_at_once() -> None:
 
 
 def test_a_mix_that_does_not_fit_opens_no_session() -> None:
-    """`open_sessions` opens all sessions of a mix or none: it opens none where one does not fit or has an unknown
-    dataset."""
+    """`open_sessions` opens all sessions of a mix, or none where one does not fit or has an unknown dataset."""
     policy = policy_of(5, 100, 100)
     with pytest.raises(CacheFullError, match="too small"):
         policy.open_sessions("job", [SessionOpening("a", "d0", 2 * CHUNK, 0), SessionOpening("b", "d1", 2 * CHUNK, 0)])

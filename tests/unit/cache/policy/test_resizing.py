@@ -28,8 +28,7 @@ def used(policy: CachePolicy, chunk: int, file_bytes: int) -> set[bytes]:
 
 @pytest.mark.parametrize("file_bytes", [10_000, 100_000, 400_000])
 def test_what_is_there_counts_as_it_is(file_bytes: int):
-    """Chunks are charged by the length of their files, larger or smaller than planned: the limit holds and is used
-    up."""
+    """Chunks are charged by the length of their files, whatever was planned: the limit holds and is used up."""
     limit = 20 * charge(PLANNED)
     policy = CachePolicy(limit)
     policy.add_dataset("d", [PLANNED] * CHUNKS, KEYS)

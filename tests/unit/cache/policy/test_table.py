@@ -43,8 +43,7 @@ def test_whole_blocks_and_an_allowance_are_charged(length: int, blocks: int) -> 
 
 @pytest.mark.parametrize("kind", ["list", "V16", "S16", "uint8"])
 def test_keys_come_in_any_shape(kind: str) -> None:
-    """Keys are taken as bytes, numpy strings or rows of uint8, also with zeros at the end, which numpy's strings
-    hide."""
+    """Keys are bytes, numpy strings or rows of uint8, also with zeros at the end, which numpy's strings hide."""
     raw = [b"a" * 16, b"b" + bytes(15)]
     grid = np.frombuffer(b"".join(raw), np.uint8).reshape(2, 16)
     given = raw if kind == "list" else grid if kind == "uint8" else np.array(raw, kind)
@@ -126,8 +125,7 @@ def test_many_chunks_are_queued_as_each_alone(
 
 
 def test_evictable_chunks_come_by_rank_and_only_while_evictable() -> None:
-    """Evictable chunks come by rank; one that is referenced or scheduled meanwhile is passed over until it is
-    queued again."""
+    """Evictable chunks come by rank; a referenced or scheduled one is passed over until it is queued again."""
     table = table_of(6)
     group = table.groups[0]
     table.rank[:] = [50, 40, 30, 20, 10, 0]

@@ -99,8 +99,7 @@ def test_a_chosen_chunk_is_never_outranked(table: ChunkTable) -> None:
 
 
 def test_held_chunks_that_are_not_chosen_are_found_by_who_holds_them(table: ChunkTable) -> None:
-    """Demotable chunks are kept and referenced ones of the same dataset, neither selected nor scheduled by an
-    epoch."""
+    """Demotable chunks are kept, referenced ones of the same dataset, neither selected nor scheduled by an epoch."""
     victims = Victims(table)
     group, other = kept(table, "a", [10, 20, 25, 30, 40]), kept(table, "b", [1])
     group.least_rank = other.least_rank = 30

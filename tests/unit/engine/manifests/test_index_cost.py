@@ -28,8 +28,8 @@ class Run:
 
 
 def test_the_rate_of_the_index_is_said_once():
-    """The rate of an index is told once, after 64 MiB and two seconds from the first bytes on: a late store is not
-    a slow one."""
+    """The rate of an index is told once, after 64 MiB and two seconds from the first bytes on.
+    A store that answers late is not a slow one."""
     run = Run()
     run.at(300, 8 * MB)
     run.at(301, 508 * MB)

@@ -28,8 +28,7 @@ def digest_of(number: int) -> str:
 
 
 def place(root: Path, number: int, used_at: float = NOW - 2 * QUIET_SECONDS, size: int = 10_000) -> Path:
-    """Makes a folder that counts as a manifest, as far as the store looks: a root.json of some bytes and a time of
-    use."""
+    """Makes a folder that counts as a manifest as far as the store looks: a root.json and a time of use."""
     folder = root / digest_of(number)
     folder.mkdir()
     (folder / "root.json").write_bytes(bytes(size))
@@ -93,8 +92,7 @@ def test_unused_manifests_take_their_share(tmp_path: Path, store: ManifestStore)
 
 
 def test_what_is_made_of_a_manifest_leaves_after_it(tmp_path: Path, store: ManifestStore) -> None:
-    """Files and folders made of a manifest are removed after it, those of two manifests after either; mapped ones
-    stay readable."""
+    """Files and folders made of a manifest are removed after it, of two manifests after either; mapped ones stay."""
     for number in range(3):
         place(tmp_path, number)
         store.remember((number,), "listing", digest_of(number))
@@ -113,8 +111,7 @@ def test_what_is_made_of_a_manifest_leaves_after_it(tmp_path: Path, store: Manif
 
 
 def test_what_a_join_has_arranged_stays_with_its_table(tmp_path: Path, store: ManifestStore) -> None:
-    """The manifest that a join has made stays with its table, though no source names it, and is removed after
-    either side."""
+    """A manifest that a join has made stays with its table, though no source names it, until either side leaves."""
     for number in range(3):
         place(tmp_path, number)
     for number in range(2):

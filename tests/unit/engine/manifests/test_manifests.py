@@ -122,8 +122,8 @@ async def test_what_was_indexed_by_other_rules_is_not_used(engine: Engine, files
 
 
 async def test_names_are_looked_through_beside_the_loop(engine: Engine, files: str, monkeypatch) -> None:
-    """The names of a listing are looked through in a thread: a million take 0.3 s, in which the engine must serve
-    others."""
+    """The names of a listing are looked through in a thread.
+    A million take 0.3 s, in which an engine would serve no other client."""
     threads: list[threading.Thread] = []
 
     def look(keys: list[str]) -> None:
@@ -147,8 +147,7 @@ async def test_each_order_of_files_has_its_manifest(engine: Engine, files: str) 
 
 
 async def test_tars_are_read_once_for_both_orders(engine: Engine, tars: str) -> None:
-    """The order of files does not matter for tars: a request in key order finds the manifest that was built
-    without."""
+    """A request for tars in key order finds the manifest that was built without: containers have one order."""
     (Path(tars) / "1.tar").unlink()
     first, _, built = await found(engine, tars)
     assert (first.samples, built) == (10, True)
@@ -170,8 +169,7 @@ async def test_chunks_of_a_damaged_tar_have_no_owner(
 
 
 async def test_a_damaged_tar_is_an_error_or_left_out(engine: Engine, tars: str) -> None:
-    """A damaged tar is an error unless `skip_damaged` leaves it out with notes; neither answer serves the other
-    request."""
+    """A damaged tar is an error unless `skip_damaged` leaves it out with notes; neither answer hides the other."""
     with pytest.raises(ManifestError, match=r"1\.tar is damaged: cut off"):
         await found(engine, tars)
     for expected in (True, False):
@@ -184,9 +182,8 @@ async def test_a_damaged_tar_is_an_error_or_left_out(engine: Engine, tars: str) 
 
 
 async def test_only_new_manifests_are_measured(engine: Engine, files: str, tars: str) -> None:
-    """Only a newly built manifest makes the engine measure its folder: for 200 members each walk took 2 of the 3 s
-    of their start
-    (2026-11-23)."""
+    """Only a newly built manifest makes the engine measure its folder.
+    Walking it for each of 200 members took 2 of the 3 s of their start (2026-11-23)."""
     await found(engine, files)
     before = engine.cache.space.overhead_bytes
     (engine.cache.root / "manifests" / "sources" / "beside").write_bytes(b"x" * 100_000)
@@ -215,8 +212,7 @@ async def test_of_tars_that_are_added_only_these_are_read(engine: Engine, tars: 
 
 
 async def test_a_manifest_beside_the_data_is_used(tmp_path: Path, tars: str) -> None:
-    """An engine that finds a manifest beside the data reads only that and new tars; the manifest's own folder is no
-    data."""
+    """An engine that finds a manifest beside the data reads only that and new tars; it is no data itself."""
     (Path(tars) / "1.tar").unlink()
     async with engine_in(tmp_path / "one") as one:
         first, _, _ = await found(one, tars)

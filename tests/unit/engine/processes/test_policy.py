@@ -33,8 +33,7 @@ def after(count: ProcessCount, load: Load, running: int, seconds: float, start: 
 
 @pytest.mark.parametrize(("cores", "most"), [(1, 0), (2, 0), (3, 0), (4, 1), (8, 2), (16, 4), (64, 8), (256, 8)])
 def test_a_process_for_four_cores_and_none_on_small_machines(cores: int, most: int) -> None:
-    """A machine may have one fetch process for four cores, up to eight, and none below four cores; the others
-    decode."""
+    """A machine has at most one fetch process for four cores, up to eight, since the other cores decode."""
     assert count_max_processes(cores) == most
 
 
@@ -83,8 +82,7 @@ def test_idle_processes_end_after_a_minute() -> None:
 
 
 def test_refusals_leave_one_process_that_takes_chunks() -> None:
-    """Refusals by the store leave one process that takes chunks, as long as it is limited and for a trial after
-    that."""
+    """Refusals leave one process that takes chunks while it keeps to the limit it finds, and a trial longer."""
     refusals = Refusals()
     assert not refusals.look(1000, 10, False, False, 0.0)  # 1 % is chance
     assert refusals.look(1000, 30, False, False, 0.5)
@@ -95,8 +93,7 @@ def test_refusals_leave_one_process_that_takes_chunks() -> None:
 
 
 def test_refusals_by_chance_are_not_tried_again_at_once() -> None:
-    """Refusals that one process alone meets as often are chance: the others take chunks again for a while before a
-    new trial."""
+    """Refusals that one process alone meets as often are chance: the others go on for a while before a new trial."""
     refusals = Refusals()
     assert refusals.look(1000, 50, False, False, 0.0)
     assert refusals.look(1000, 50, False, False, TRIAL_SECONDS - 0.5)
@@ -116,8 +113,7 @@ def test_the_others_go_on_as_soon_as_chance_is_found() -> None:
 
 
 def test_a_limit_that_begins_after_chance_was_found_is_tried_at_once() -> None:
-    """More refusals than chance showed before start a trial at once: of 100 requests chance refuses 5 to 10, a
-    limit 30."""
+    """More refusals than chance showed start a trial at once: of 100 requests chance refuses 5 to 10, a limit 30."""
     refusals = Refusals()
     assert refusals.look(1000, 50, False, False, 0.0)
     assert not refusals.look(1000, 50, False, False, TRIAL_SECONDS)
@@ -132,8 +128,7 @@ def test_single_refusals_change_nothing() -> None:
 
 @pytest.mark.parametrize("processes", [1, 2, 4, 8, 64])
 def test_all_bounds_together_are_those_of_one_fetcher(processes: int) -> None:
-    """Windows and memory of the loop and all processes together are at most those of one fetcher, and each has
-    some."""
+    """Windows and memory of the loop and all processes are together at most one fetcher's, and each has some."""
     whole = FetchLimits(256, 1 << 30)
     parts = [limit_loop(whole, processes), *[limit_process(whole, processes, single=False)] * processes]
     assert min(part.window_max for part in parts) >= 1
@@ -148,8 +143,7 @@ def test_without_processes_the_loop_has_everything() -> None:
 
 @pytest.mark.parametrize("processes", [1, 2, 8])
 def test_a_process_alone_asks_for_as_much_as_all(processes: int) -> None:
-    """A process that takes chunks alone has the window of all, and its own memory, since the others still hold
-    theirs."""
+    """A process that takes chunks alone has the window of all, and its own memory: the others still hold theirs."""
     whole = FetchLimits(256, 1 << 30)
     alone = limit_process(whole, processes, single=True)
     assert alone.window_max == limit_process(whole, 1, single=False).window_max

@@ -72,8 +72,7 @@ def test_drawn_clips_begin_anywhere_in_their_cell(pattern: Pattern):
 
 
 def test_drawn_clips_are_uniform():
-    """Draws by the workers' generators are uniform over epochs and samples: chi-square of 10,000 draws of 6
-    beginnings."""
+    """Draws by the workers' generators are uniform over epochs and samples, by chi-square of 10,000 draws."""
     draws = SampleDraws(17)
     found = [int(draw_numbers(6, draws.find_generator(epoch, sample))) for epoch in range(100) for sample in range(100)]
     counts = np.bincount(found, minlength=6)

@@ -51,8 +51,7 @@ def lengths_of(count: int = FRAGMENTS, mean: int = 72_000) -> list[int]:
 
 
 def sidx(sizes: Sequence[int], first: int = 0, kind: int = 0) -> bytes:
-    """Makes the places of subsegments of these lengths, `first` bytes behind this box; `kind` 1: of other such
-    boxes."""
+    """Makes the places of subsegments of these lengths, `first` bytes behind this box; `kind` 1: of other boxes."""
     rows = b"".join(struct.pack(">III", kind << 31 | size, 1, 0) for size in sizes)
     return box(b"sidx", struct.pack(">IIIIIHH", 0, 1, 30, 0, first, 0, len(sizes)), rows)
 
@@ -123,8 +122,7 @@ def test_an_index_at_the_end(long: bool):
 
 
 def test_indexes_that_ffmpeg_writes():
-    """Files of FFmpeg with an index at their end, or at the beginning for DASH, are indexed in two rounds of
-    requests."""
+    """Files of FFmpeg with an index at their end, or for DASH at the beginning, are indexed in two rounds."""
     for name, rounds in (("fragments.mp4", 2), ("indexed.mp4", 2), ("dash.mp4", 2)):
         movie, asked = index_of(content := made(name))
         assert len(movie.packets(movie.tracks[0])) == 90
@@ -134,8 +132,7 @@ def test_indexes_that_ffmpeg_writes():
 
 @pytest.mark.parametrize("index", ["sidx", "mfra"])
 def test_an_index_that_is_wrong(index: str):
-    """A wrong index of fragments costs more requests and gives the same fragments; a file that is cut off is an
-    error."""
+    """A wrong index of fragments costs requests and gives the same fragments; a file that is cut off is an error."""
     made = fragments(lengths_of(40))
     wrong = [len(fragment) + 9 for fragment in made[:-1]] + [1 << 20]
     if index == "sidx":
@@ -154,8 +151,7 @@ def test_an_index_that_is_wrong(index: str):
 
 
 def test_a_file_without_an_index():
-    """A file without an index is walked from several places at once, in fewer than 100 rounds and a tenth of its
-    bytes."""
+    """A file without an index is walked from several places at once, in under 100 rounds and a tenth of its bytes."""
     made = fragments(lengths_of(650))
     content = bytearray(before() + b"".join(made))
     places = places_of(len(before()), made)

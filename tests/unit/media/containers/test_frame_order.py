@@ -44,8 +44,7 @@ def h264_slice(kind: int) -> bytes:
     ],
 )
 def test_b_frames_without_times_of_showing_are_refused(codec: TrackCodec, of_p: memoryview, of_b: memoryview):
-    """B-frames without presentation times are refused, since their times only ascend; sprites of MPEG-4 are no
-    B-frames."""
+    """B-frames without presentation times are refused, as their times only ascend; MPEG-4 sprites are no B-frames."""
     check_order([of_p, of_p, of_b], [0, 20, 10], codec)
     check_order([of_p, of_p, memoryview(b"\0\0\1\xb6\xd0")], [0, 1, 2], codec)
     for gaps in ([], [1]):

@@ -39,8 +39,7 @@ def test_frames_before_the_first_key_packet_are_none():
 
 
 def test_pictures_that_are_shown_before_the_first_key_picture_are_no_frames():
-    """Pictures shown before the first key picture are no frames, as of an open GOP; later ones refer to the GOP
-    before."""
+    """Pictures shown before the first key picture are no frames: they are of an open GOP in another file."""
     packets = track(20)
     for key in (0, 7, 14):
         packets.pts[[key, key + 1, key + 2]] = packets.pts[[key + 2, key, key + 1]]

@@ -39,8 +39,7 @@ def test_h264():
 
 
 def test_pictures_to_which_no_other_refers():
-    """Droppable pictures of HEVC are those of the highest sub-layer; all of H.264, as FFmpeg knows them; none of
-    others."""
+    """Droppable pictures are those of HEVC's highest sub-layer, all of H.264, as FFmpeg knows them, and no others."""
 
     def picture(kind: int, layer: int) -> memoryview:
         return packet(hevc(35), bytes([kind << 1, layer]) + bytes(10))

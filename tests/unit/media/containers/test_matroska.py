@@ -89,8 +89,7 @@ def test_groups_of_blocks():
 
 
 def test_ticks():
-    """Ticks are parts of a second, or nanoseconds where the scale is no part; frames have the duration of the
-    track."""
+    """Ticks are parts of a second, or nanoseconds where the scale is no part; frames last as the track says."""
     cluster = element(0x1F43B675, element(0xE7, b"\x03"), element(0xA3, block(7, flags=0x80)))
     tracks = track(element(0x23E383, struct.pack(">I", 40_000_000)))
     for scale, ticks, time in ((1_000, 10**6, 10), (70_000, 10**9, 700_000), (1_000_000, 1000, 10)):

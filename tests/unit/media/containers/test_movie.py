@@ -33,8 +33,7 @@ def indexed(movie: Movie, stream: int) -> list[tuple[object, ...]]:
 
 @pytest.mark.parametrize("name", KINDS)
 def test_packets_are_those_of_the_demuxer(name: str):
-    """Packets of every track have FFmpeg's offset, size, time, key and shown flags: edit lists, B-frames,
-    fragments, audio."""
+    """Packets of every track have FFmpeg's offset, size, time, key and shown flags, in every kind of file."""
     movie, _ = index_of(made(name))
     assert len(movie.tracks) == 1 + ("sound" in name)
     for number in range(len(movie.tracks)):

@@ -36,8 +36,7 @@ def record_of(name: str, chosen: Video, place: int) -> memoryview:
 
 @pytest.mark.parametrize("codec", CODECS, ids=lambda codec: codec.name)
 def test_entries_are_read_as_they_were(codec: TrackCodec):
-    """A written sample entry is read with the same name, parameters, size and colours, for every codec that mp4
-    has."""
+    """A written sample entry is read with the same name, parameters, size and colours, for every codec of mp4."""
     assert read_codec(_entry(codec), video=True, rotation=codec.rotation) == codec
 
 
@@ -49,8 +48,7 @@ def test_other_codecs_are_refused():
 
 @pytest.mark.parametrize("name", ["open_gop.mp4", "variable.mp4", "late.mp4"])
 def test_frames_of_the_clip_alone_are_shown(name: str):
-    """A clip's mp4 has all packets up to its last frame and shows its frames only, from 0 s on, each until the
-    next."""
+    """A clip's mp4 has all packets up to its last frame and shows its frames only, from 0 s on until the next."""
     record = record_of(name, Video(4, num_indices_between_frames=2, num_indices_between_clip_starts=5), 5)
     opened, (wanted, duration) = open_record(record), read_head(record)[0].draw(None)
     content = clip_mp4(record)
@@ -70,8 +68,7 @@ def test_frames_of_the_clip_alone_are_shown(name: str):
 
 
 def test_gops_that_are_left_out():
-    """A clip whose frames are whole GOPs apart raises ValueError, since pictures of open GOPs would be decoded
-    wrong."""
+    """A clip whose frames are whole GOPs apart raises ValueError: pictures of open GOPs would be wrong."""
     with pytest.raises(ValueError, match="whole GOPs apart"):
         clip_mp4(record_of("open_gop.mp4", Video(2, num_indices_between_frames=60), 0))
 

@@ -40,8 +40,7 @@ def rows(sampling: Sampling, *segments: tuple[float, float], frames: int = 40) -
 
 
 def test_clips_begin_at_their_segments():
-    """A clip begins with the frame shown at its segment's start, rounded to milliseconds, and ends within the
-    segment."""
+    """A clip begins with the frame shown at its segment's start, to a millisecond, and ends within the segment."""
     assert rows(Sampling(Pattern(3)), (1.0, 1.4), (0.3, 0.5), (1.05, 2)) == [[10, 11, 12], [10, 11, 12]]
     assert rows(Sampling(Pattern(2)), (0.9996, 1.2004)) == [[10, 11]]
     assert rows(Sampling(Pattern(3, 2)), (1.0, 1.5), (1.0, 1.4)) == [[10, 12, 14]]
