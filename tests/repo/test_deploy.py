@@ -122,8 +122,7 @@ def test_kustomize_gives_the_sidecar_a_volume_of_its_own(tmp_path):
 
 
 def test_kustomize_makes_peers_of_the_engines(tmp_path):
-    """The peers components give the engines a headless Service with their label and port, and a policy that
-    admits only them."""
+    """The peers components give the engines a headless Service and a policy that admits only them to its port."""
     shutil.copytree(KUBERNETES_FOLDER, tmp_path / "kubernetes")
     overlay = tmp_path / "kubernetes" / "overlays" / "daemonset"
     with (overlay / "kustomization.yaml").open("a") as file:

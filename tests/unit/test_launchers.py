@@ -128,8 +128,7 @@ def test_ranks_of_a_node_are_counted_by_each_mpi():
 @pytest.mark.parametrize("name", ["NPROC_PER_NODE", "PET_NPROC_PER_NODE"])
 def test_a_rank_that_numbers_nodes_is_doubted(name):
     """RANK without LOCAL_RANK, beside several processes per node, has a note: it may number nodes.
-    Kubeflow and PAI set RANK and WORLD_SIZE in each container: torchrun in it sets its own, mpirun or a pool
-    not."""
+    Kubeflow and PAI set RANK and WORLD_SIZE in each container, where torchrun sets its own, and mpirun does not."""
     node = {"RANK": "1", "WORLD_SIZE": "2", name: "8"}
     place = find_place(node)
     assert (place.rank, place.world_size) == (1, 2)

@@ -159,18 +159,23 @@ def test_peek_changes_nothing(folder: Path) -> None:
     assert Catalog(folder.parent / "none").peek() == {}
 
 
-def test_the_disk_refuses_anything_but_bytes_and_text(tmp_path: Path) -> None:
-    """The catalog's disk stores only bytes and text, gives out no filename, and unlinks nothing for a row."""
+@pytest.mark.parametrize("value", [1, 1.5, None, {"a": 1}])
+def test_the_disk_refuses_anything_but_bytes_and_text(tmp_path: Path, value: object) -> None:
+    """The catalog's disk takes only bytes and text as keys and values."""
+    disk = CatalogDisk(str(tmp_path))
+    with pytest.raises(TypeError):
+        disk.store(value, False)
+    with pytest.raises(TypeError):
+        disk.put(value)
+
+
+def test_the_disk_has_no_files(tmp_path: Path) -> None:
+    """The catalog's disk gives out no filename and unlinks nothing for a row."""
     disk = CatalogDisk(str(tmp_path))
     keep = tmp_path / "keep"
     keep.touch()
     disk.remove(str(keep))
     assert keep.exists()
-    for value in (1, 1.5, None, {"a": 1}):
-        with pytest.raises(TypeError):
-            disk.store(value, False)
-        with pytest.raises(TypeError):
-            disk.put(value)
     with pytest.raises(ForeignRowError):
         disk.filename()
 

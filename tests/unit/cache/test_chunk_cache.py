@@ -167,8 +167,7 @@ async def test_chunks_pass_through_memory_while_the_disk_refuses(
     caplog: pytest.LogCaptureFixture,
     code: int,
 ) -> None:
-    """Chunks go to memory while the disk refuses writes, with one warning and a lower limit, until the cache
-    closes."""
+    """Chunks go to memory while the disk refuses writes, with one warning and a lower limit; close removes it."""
     chunks = [make_chunk(number) for number in range(3)]
 
     def refuse(chunk: ChunkBytes, folder: CacheFolder) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -49,14 +50,14 @@ def test_leftovers_in_tmp_are_removed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["streamer cache 2\n", "something else", ""])
-def test_another_version_is_refused(tmp_path: Path, text: str) -> None:
+@pytest.mark.parametrize("opener", [open_folder, open_layer], ids=["folder", "layer"])
+def test_another_version_is_refused(tmp_path: Path, text: str, opener: Callable[[Path], object]) -> None:
     """A cache folder or layer of another version is refused with both versions in the error, and stays unchanged."""
     open_folder(tmp_path)
     (tmp_path / "streamer-cache").write_text(text)
     (tmp_path / "tmp" / "theirs").touch()
-    for opener in (open_folder, open_layer):
-        with pytest.raises(CacheVersionError, match="streamer cache 1"):
-            opener(tmp_path)
+    with pytest.raises(CacheVersionError, match="streamer cache 1"):
+        opener(tmp_path)
     assert (tmp_path / "tmp" / "theirs").exists()
 
 

@@ -76,12 +76,16 @@ def test_export_copies_what_is_sound(folder: Path, make_chunk: MakeChunk, tmp_pa
     assert check(layer).damaged == {}
 
 
-def test_other_folders_are_refused(tmp_path: Path) -> None:
-    """`stat`, `check` and `clear` refuse a cache folder of another version, and `stat` a missing one."""
+def test_a_missing_folder_is_refused(tmp_path: Path) -> None:
+    """`stat` raises CacheError for a folder that does not exist."""
     with pytest.raises(CacheError):
         stat(tmp_path / "none")
+
+
+@pytest.mark.parametrize("work", [stat, check, clear])
+def test_other_folders_are_refused(tmp_path: Path, work: Callable[[Path], object]) -> None:
+    """`stat`, `check` and `clear` refuse a cache folder of another version."""
     (tmp_path / "streamer-cache").write_text("streamer cache 7")
     (tmp_path / "root-id").write_text("x")
-    for work in (stat, check, clear):
-        with pytest.raises(CacheVersionError):
-            work(tmp_path)
+    with pytest.raises(CacheVersionError):
+        work(tmp_path)

@@ -331,8 +331,7 @@ def test_the_other_endpoint() -> None:
     ],
 )
 def test_a_link_that_is_faster_than_the_loop_needs_fetch_processes(rate: float, cores: int, said: str | None) -> None:
-    """A link faster than the loop gets advice how many fetch processes it needs and whether they come
-    automatically."""
+    """A link faster than the loop gets advice how many fetch processes it needs, and whether they come unasked."""
     found = [line for line in advice(_figures(_cell(64, 8 * MiB, rate)), cores) if "fetch process" in line]
     assert found == (
         []

@@ -22,12 +22,16 @@ def test_sizes_are_read_as_everywhere() -> None:
 
 
 def test_rates_are_sizes_per_second() -> None:
-    """A rate is a size per second; a size without a unit of time is refused."""
+    """A rate is a size, with any of its units, per second."""
     assert rate("10MB/s") == 10**7
     assert rate("1GiB/s") == 2**30
-    for text in ("10MB", "10", "fast/s", "/s"):
-        with pytest.raises(argparse.ArgumentTypeError):
-            rate(text)
+
+
+@pytest.mark.parametrize("text", ["10MB", "10", "fast/s", "/s"])
+def test_what_is_no_rate_is_refused(text: str) -> None:
+    """A size without a unit of time, and a unit of time without a size, are no rates."""
+    with pytest.raises(argparse.ArgumentTypeError):
+        rate(text)
 
 
 @pytest.mark.parametrize(

@@ -69,18 +69,18 @@ def test_audio_is_written_as_wav(tmp_path: Path) -> None:
         _draw({"audio": b"RIFF"}, tmp_path / "b.wav", Terminal())
 
 
-def test_the_frames_of_a_clip_are_one_image(tmp_path: Path) -> None:
+@pytest.mark.parametrize("shape", [(5, 3, 100, 640), (1, 5, 3, 100, 640)], ids=["one clip", "several clips"])
+def test_the_frames_of_a_clip_are_one_image(tmp_path: Path, shape: tuple[int, ...]) -> None:
     """The frames of a clip, or of several, are one image in rows, scaled down, with their times below them."""
     frames = np.zeros((5, 3, 100, 640), np.uint8)
     frames[:, 0] = np.arange(100, 200, 20)[:, None, None]
-    for shape in ((5, 3, 100, 640), (1, 5, 3, 100, 640)):
-        _draw({"frames": frames.reshape(shape), "pts_seconds": np.arange(5.0)}, tmp_path / "a.png", Terminal())
-        with Image.open(tmp_path / "a.png") as sheet:
-            image = np.asarray(sheet)
-        assert image.shape == (2 * (50 + 14), 3 * 320, 3)
-        assert [image[top + 25, left + 160, 0] for top in (0, 64) for left in (0, 320, 640)] == [
-            *range(100, 200, 20),
-            0,
-        ]
-        assert image[50:64, :320].max() > 200
-        assert not image[114:, 640:].any()
+    _draw({"frames": frames.reshape(shape), "pts_seconds": np.arange(5.0)}, tmp_path / "a.png", Terminal())
+    with Image.open(tmp_path / "a.png") as sheet:
+        image = np.asarray(sheet)
+    assert image.shape == (2 * (50 + 14), 3 * 320, 3)
+    assert [image[top + 25, left + 160, 0] for top in (0, 64) for left in (0, 320, 640)] == [
+        *range(100, 200, 20),
+        0,
+    ]
+    assert image[50:64, :320].max() > 200
+    assert not image[114:, 640:].any()

@@ -59,7 +59,8 @@ def test_the_screen_shows_every_figure_and_no_markup_of_clients():
     assert "50.0%" in shown
 
 
-def test_a_small_terminal_shows_every_rank():
+@pytest.mark.parametrize(("lines", "ranks"), [(18, 8), (12, 2)])
+def test_a_small_terminal_shows_every_rank(lines, ranks):
     """On 80 x 18 characters each of 8 ranks has a line; at 12 lines those that wait least are counted."""
     report = {
         "loader_waiting_share": 0.43,
@@ -73,16 +74,15 @@ def test_a_small_terminal_shows_every_rank():
     picture = StatusView(
         {"pid": 3, "sessions": entries, "datasets": [{"dataset": "d" * 32, "url": "s3://" + "b" * 90}]}
     )
-    for lines, ranks in ((18, 8), (12, 2)):
-        console = Console(file=io.StringIO(), width=80, height=lines)
-        console.print(top_command.render(picture, 80, lines))
-        shown = console.file.getvalue().splitlines()
-        assert len(shown) <= lines
-        assert [line.split()[1] for line in shown if line.startswith("rank ") and "123,456" in line] == [
-            str(7 - i) for i in range(ranks)
-        ]
-        assert shown[-1] == "waits most: rank 7: decode: more workers would keep up: num_workers=12"
-        assert ("and 6 more that wait less" in shown) == (ranks == 2)
+    console = Console(file=io.StringIO(), width=80, height=lines)
+    console.print(top_command.render(picture, 80, lines))
+    shown = console.file.getvalue().splitlines()
+    assert len(shown) <= lines
+    assert [line.split()[1] for line in shown if line.startswith("rank ") and "123,456" in line] == [
+        str(7 - i) for i in range(ranks)
+    ]
+    assert shown[-1] == "waits most: rank 7: decode: more workers would keep up: num_workers=12"
+    assert ("and 6 more that wait less" in shown) == (ranks == 2)
 
 
 def _recent_looks(ranks, levels=BLOCKS, looks=60):

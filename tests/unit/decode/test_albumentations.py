@@ -40,7 +40,7 @@ def test_as_a_step(image, A, left, composed):
 
 
 def test_as_the_transform_of_a_dataset(image, A, left):
-    """As the transform of a dataset, one of albumentations gets the image as `image` and delivers it so."""
+    """A transform of albumentations for whole samples gets the image as `image` and delivers it so."""
     made = make_transform(A.Compose([left]))({"__key__": "a", "png": image, "label": 3}, rng=rng())
     assert list(made) == ["__key__", "image", "label"]
     assert made["image"].shape == (20, 10, 3)

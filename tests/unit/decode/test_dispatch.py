@@ -41,11 +41,11 @@ def test_auto_goes_by_the_last_extension(image, encode):
     assert isinstance(sample["weird"], bytes)
 
 
-def test_rules_know_jpeg_and_jpg_as_one():
+@pytest.mark.parametrize("name", ["jpg", "JPEG"])
+def test_rules_know_jpeg_and_jpg_as_one(name):
     """A rule for jpg or JPEG is for fields of either name."""
-    for name in ("jpg", "JPEG"):
-        decode = SampleDecoder({name: len})
-        assert decode("k", [field("jpg", b"12345"), field("jpeg", b"1")]) == {"__key__": "k", "jpg": 5, "jpeg": 1}
+    decode = SampleDecoder({name: len})
+    assert decode("k", [field("jpg", b"12345"), field("jpeg", b"1")]) == {"__key__": "k", "jpg": 5, "jpeg": 1}
 
 
 def test_a_rule_for_a_field_goes_before_one_for_its_extension():

@@ -48,13 +48,13 @@ def test_webp_and_gif_agree_with_pillow(image, encode):
     assert close(decode_image(gif), pillow_rgb(gif), 0)
 
 
-def test_grey_and_black_and_white_become_rgb(image, encode):
+@pytest.mark.parametrize(("mode", "kind"), [("L", "JPEG"), ("L", "PNG"), ("1", "PNG"), ("LA", "PNG")])
+def test_grey_and_black_and_white_become_rgb(image, encode, mode, kind):
     """Grey and black-and-white images become RGB with three equal channels."""
-    for mode, kind in (("L", "JPEG"), ("L", "PNG"), ("1", "PNG"), ("LA", "PNG")):
-        content = encode(Image.fromarray(image).convert(mode), kind)
-        found = decode_image(content)
-        assert close(found, pillow_rgb(content), 1), (mode, kind)
-        assert np.array_equal(found[:, :, 0], found[:, :, 2])
+    content = encode(Image.fromarray(image).convert(mode), kind)
+    found = decode_image(content)
+    assert close(found, pillow_rgb(content), 1), (mode, kind)
+    assert np.array_equal(found[:, :, 0], found[:, :, 2])
 
 
 def test_cmyk_becomes_rgb(image, encode):
@@ -129,16 +129,16 @@ def test_sixteen_bits_become_eight_where_that_is_asked_for(image):
             reduce(deep_images()[name][0])
 
 
-def test_the_indices_of_a_palette_are_kept_where_that_is_asked_for(encode):
+@pytest.mark.parametrize("kind", ["PNG", "GIF", "TIFF"])
+def test_the_indices_of_a_palette_are_kept_where_that_is_asked_for(encode, kind):
     """mode="stored" returns the indices of a palette, which in a mask are the classes, for PNG, GIF and TIFF."""
     classes = np.arange(12, dtype=np.uint8).reshape(3, 4) % 7
     mask = Image.fromarray(classes).convert("P")
     mask.putpalette([200, 0, 0, 0, 200, 0, 0, 0, 200, 9, 9, 9, 8, 8, 8, 7, 7, 7, 6, 6, 6])
-    for kind in ("PNG", "GIF", "TIFF"):
-        content = encode(mask, kind)
-        found = ImageDecoder(mode="stored")(content)
-        assert (found.dtype, found.tolist()) == (np.uint8, classes.tolist()), kind
-        assert close(decode_image(content), pillow_rgb(content), 0)
+    content = encode(mask, kind)
+    found = ImageDecoder(mode="stored")(content)
+    assert (found.dtype, found.tolist()) == (np.uint8, classes.tolist()), kind
+    assert close(decode_image(content), pillow_rgb(content), 0)
 
 
 def test_eight_bits_as_they_are_stored(image, encode):
@@ -185,14 +185,14 @@ def test_transparency_is_dropped_not_blended(image, encode):
     assert np.array_equal(decode_image(encode(clear, "PNG")), image)
 
 
-def test_exif_orientation_is_not_applied(image, encode):
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "TIFF"])
+def test_exif_orientation_is_not_applied(image, encode, kind):
     """EXIF orientation is not applied: pixels and shape are those stored."""
     turned = Image.Exif()
     turned[0x0112] = 6
-    for kind in ("JPEG", "PNG", "WEBP", "TIFF"):
-        content = encode(image, kind, exif=turned)
-        assert decode_image(content).shape == (60, 80, 3)
-        assert ImageDecoder(mode="stored")(content).shape == (60, 80, 3)
+    content = encode(image, kind, exif=turned)
+    assert decode_image(content).shape == (60, 80, 3)
+    assert ImageDecoder(mode="stored")(content).shape == (60, 80, 3)
 
 
 def test_the_bytes_decide_not_the_name(image, encode):
@@ -262,15 +262,15 @@ def test_damage_of_a_jpeg_is_reported_in_stored_mode_too(installed, image, encod
     assert bool(ImageDecoder(mode="stored").decode(damaged)[1]) is (installed == "all")
 
 
-def test_out_is_written_when_it_fits(image, encode):
+@pytest.mark.parametrize("kind", ["JPEG", "PNG"])
+def test_out_is_written_when_it_fits(image, encode, kind):
     """An array of the right shape is filled and returned; one of another shape is left alone."""
-    for kind in ("JPEG", "PNG"):
-        content = encode(image, kind)
-        fits, other = np.zeros((60, 80, 3), np.uint8), np.full((61, 80, 3), 7, np.uint8)
-        assert decode_image(content, fits) is fits
-        assert close(fits, pillow_rgb(content), 1)
-        assert decode_image(content, other) is not other
-        assert (other == 7).all()
+    content = encode(image, kind)
+    fits, other = np.zeros((60, 80, 3), np.uint8), np.full((61, 80, 3), 7, np.uint8)
+    assert decode_image(content, fits) is fits
+    assert close(fits, pillow_rgb(content), 1)
+    assert decode_image(content, other) is not other
+    assert (other == 7).all()
 
 
 def test_out_may_be_a_strided_view(image, encode):
@@ -367,13 +367,13 @@ def test_an_invalid_limit_of_pixels(limit):
 
 
 @pytest.mark.parametrize("kind", ["EPS", "TGA", "PCX", "ICO"])
-def test_other_formats_of_pillow_are_not_tried(image, encode, kind, monkeypatch):
+@pytest.mark.parametrize("mode", ["rgb", "stored"])
+def test_other_formats_of_pillow_are_not_tried(image, encode, kind, monkeypatch, mode):
     """Formats beyond the documented ones are not tried: for EPS Pillow would start a program."""
     monkeypatch.setattr("subprocess.Popen", None)
     content = encode(image, kind)
-    for mode in ("rgb", "stored"):
-        with pytest.raises(ValueError, match="not an image"):
-            ImageDecoder(mode=mode)(content)
+    with pytest.raises(ValueError, match="not an image"):
+        ImageDecoder(mode=mode)(content)
 
 
 def test_no_image_depends_on_the_one_before(image, encode):

@@ -63,20 +63,24 @@ def test_stored_values_are_those_of_the_file(
 
 @pytest.mark.parametrize("planar", [False, True])
 @pytest.mark.parametrize("extra", [0, 2])
-def test_bands_beyond_the_colours_are_dropped(extra, planar):
+@pytest.mark.parametrize("bands", [3, 4, 6])
+def test_bands_beyond_the_colours_are_dropped(extra, planar, bands):
     """Bands beyond the colours are dropped. Regression: near infrared and alpha were multiplied with the colours."""
-    for bands in (3, 4, 6):
-        values = drawn((24, 32, bands), "u1")
-        content = write_tiff(values, photometric=RGB, extra=extra, planar=planar)
-        assert np.array_equal(decode_image(content), values[:, :, :3])
+    values = drawn((24, 32, bands), "u1")
+    content = write_tiff(values, photometric=RGB, extra=extra, planar=planar)
+    assert np.array_equal(decode_image(content), values[:, :, :3])
 
 
-def test_the_default_is_what_pillow_makes():
+@pytest.mark.parametrize(
+    ("photometric", "bands", "extra"),
+    [(0, 1, 0), (GREY, 1, 0), (GREY, 2, 2), (INKS, 4, 0), (RGB, 4, 1)],
+    ids=["inverted grey", "grey", "grey and alpha", "inks", "colours and alpha"],
+)
+def test_the_default_is_what_pillow_makes(photometric, bands, extra):
     """The default decodes grey, inverted grey, inks and premultiplied alpha as Pillow does."""
-    for photometric, bands, extra in ((0, 1, 0), (GREY, 1, 0), (GREY, 2, 2), (INKS, 4, 0), (RGB, 4, 1)):
-        content = write_tiff(drawn((24, 32, bands), "u1"), photometric=photometric, extra=extra)
-        with Image.open(io.BytesIO(content)) as image:
-            assert np.array_equal(decode_image(content), np.array(image.convert("RGB"))), (photometric, bands)
+    content = write_tiff(drawn((24, 32, bands), "u1"), photometric=photometric, extra=extra)
+    with Image.open(io.BytesIO(content)) as image:
+        assert np.array_equal(decode_image(content), np.array(image.convert("RGB"))), (photometric, bands)
 
 
 @pytest.mark.parametrize(

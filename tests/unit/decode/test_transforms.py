@@ -89,17 +89,17 @@ def test_centre_crop_takes_the_middle(image):
     assert out.any()
 
 
-def test_random_boxes_lie_inside_and_have_the_area_and_shape_asked_for():
+@pytest.mark.parametrize(("height", "width"), [(60, 80), (300, 40), (40, 300)])
+def test_random_boxes_lie_inside_and_have_the_area_and_shape_asked_for(height, width):
     """Random boxes lie inside the image and have the area and aspect ratio asked for."""
     step = RandomResizedCrop(8, scale=(0.2, 0.6), ratio=(0.5, 2.0))
-    for height, width in ((60, 80), (300, 40), (40, 300)):
-        for seed in range(200):
-            top, left, rows, columns = step.draw(height, width, rng(seed))
-            assert 0 <= top <= top + rows <= height
-            assert 0 <= left <= left + columns <= width
-            if height == 60:
-                assert 0.15 <= rows * columns / (height * width) <= 0.65
-                assert 0.45 <= columns / rows <= 2.2
+    for seed in range(200):
+        top, left, rows, columns = step.draw(height, width, rng(seed))
+        assert 0 <= top <= top + rows <= height
+        assert 0 <= left <= left + columns <= width
+        if height == 60:
+            assert 0.15 <= rows * columns / (height * width) <= 0.65
+            assert 0.45 <= columns / rows <= 2.2
 
 
 def test_a_shape_that_no_box_can_have_gives_the_middle():

@@ -454,7 +454,7 @@ async def test_a_refusal_of_one_client_is_not_that_of_another(shared):
 
 
 async def test_a_refused_reload_changes_nothing(restricted):
-    """The limit stays, too, if the url of a dataset is refused."""
+    """A reload with a refused url of a dataset changes neither the allowlist nor the cache's limit."""
     engine, _ = restricted
     async with engine:
         limit, allowlist = engine.cache.limit_bytes, engine.fetchers.allowlist

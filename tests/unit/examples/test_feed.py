@@ -63,10 +63,14 @@ def test_data_is_generated_once_and_has_its_size(name: str, tmp_path: Path) -> N
     assert mean == pytest.approx(scaled.sample_bytes, rel=0.7 if scaled.deviation_bytes else 0.6, abs=700)
 
 
-def test_the_command_says_where_it_went(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [(["--like", "resnet50"], "python -m benchmarks.feed NAME"), ([], "required: URL")],
+    ids=["option", "no url"],
+)
+def test_the_command_says_where_it_went(capsys: pytest.CaptureFixture[str], words: list[str], message: str) -> None:
     """`bench --like` names the program in the repository, and `bench` without a url is wrong use."""
-    for words, message in ((["--like", "resnet50"], "python -m benchmarks.feed NAME"), ([], "required: URL")):
-        with pytest.raises(SystemExit) as ended:
-            main(["bench", *words])
-        assert ended.value.code == Exit.USAGE
-        assert message in capsys.readouterr().err
+    with pytest.raises(SystemExit) as ended:
+        main(["bench", *words])
+    assert ended.value.code == Exit.USAGE
+    assert message in capsys.readouterr().err

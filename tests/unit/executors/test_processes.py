@@ -118,8 +118,8 @@ def test_the_callers_script_is_not_run_again(tmp_path: Path) -> None:
     assert done.stdout.split() == ["begun", "7", "8"]
 
 
-def test_names_of_executors() -> None:
+@pytest.mark.parametrize("name", ["threads", "processes:0", "processes:x", "dask:", "ray:", ""])
+def test_names_of_executors(name: str) -> None:
     """An unknown name of an executor raises ConfigError before anything starts."""
-    for name in ("threads", "processes:0", "processes:x", "dask:", "ray:", ""):
-        with pytest.raises(ConfigError, match="is not processes"), runner(name):
-            pass
+    with pytest.raises(ConfigError, match="is not processes"), runner(name):
+        pass

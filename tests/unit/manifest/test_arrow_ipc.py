@@ -93,12 +93,12 @@ def test_another_schema_is_refused(tmp_path, schema, reason):
         map_table(path, schema)
 
 
-def test_no_file_or_an_empty_one(tmp_path):
+@pytest.mark.parametrize("name", ["missing", "empty"])
+def test_no_file_or_an_empty_one(tmp_path, name):
     """A missing or empty table raises ManifestCorruptError when it is mapped."""
     (tmp_path / "empty").touch()
-    for name in ("missing", "empty"):
-        with pytest.raises(ManifestCorruptError, match="cannot be mapped"):
-            map_table(tmp_path / name, SCHEMA)
+    with pytest.raises(ManifestCorruptError, match="cannot be mapped"):
+        map_table(tmp_path / name, SCHEMA)
 
 
 def test_digest_covers_names_types_and_values(tmp_path):

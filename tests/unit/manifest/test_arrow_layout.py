@@ -34,11 +34,15 @@ def test_cut_off(raw, cut):
         read_layout(content, "t")
 
 
-def test_foreign_files():
+@pytest.mark.parametrize(
+    "content",
+    [b"PAR1" * 100, bytes(1000), b"\xff\xff\xff\xff\xff\xff\xff\x7f" + bytes(100)],
+    ids=["text", "zeros", "a huge length"],
+)
+def test_foreign_files(content):
     """Text, zeros and a message with a huge length raise ManifestCorruptError as broken streams."""
-    for content in (b"PAR1" * 100, bytes(1000), b"\xff\xff\xff\xff\xff\xff\xff\x7f" + bytes(100)):
-        with pytest.raises(ManifestCorruptError, match="broken message prefix"):
-            read_layout(content, "t")
+    with pytest.raises(ManifestCorruptError, match="broken message prefix"):
+        read_layout(content, "t")
 
 
 def stream(batch: pa.RecordBatch, **options: object) -> bytes:

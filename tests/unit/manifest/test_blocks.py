@@ -230,18 +230,18 @@ async def test_a_block_of_an_object_that_is_no_source(store, tmp_path):
         await built(store, shards(1, 1), tmp_path, Wrong())
 
 
-async def test_sizes_of_recoded_samples_are_not_taken_for_0(store, tmp_path):
-    """A condition on them would keep all samples, or none."""
+@pytest.mark.parametrize("sizes", [(None, 10), (1, None), (1, 10)])
+async def test_sizes_of_recoded_samples_are_not_taken_for_0(store, tmp_path, sizes):
+    """Conditions on sizes or names of recoded samples raise ConfigError: they would keep all samples, or none."""
     manifest, _ = await built(store, shards(1, 12), tmp_path)
-    for sizes in ((None, 10), (1, None), (1, 10)):
-        with pytest.raises(ConfigError, match=r"min_bytes= and max_bytes= .* 'packed'.*where=.*measure_lengths"):
-            Selection.create(manifest, Where(sizes=sizes))
+    with pytest.raises(ConfigError, match=r"min_bytes= and max_bytes= .* 'packed'.*where=.*measure_lengths"):
+        Selection.create(manifest, Where(sizes=sizes))
     with pytest.raises(ConfigError, match="select by indices, where= or fraction"):
         Selection.create(manifest, Where(keys=["*"]))
 
 
 async def test_a_block_of_several_objects_is_shown_in_its_first(store, tmp_path):
-    """An offset in another object does not count, and the line says that other samples share the bytes."""
+    """A sample of a block of several objects is shown in the first one, with the samples that share its bytes."""
 
     class Paired(Packed, frozen=True):
         name = "paired"

@@ -56,8 +56,7 @@ async def manifest(request, tmp_path, tar_manifest, file_manifest) -> Manifest:
 
 @pytest.mark.parametrize("row", [0, -1])
 def test_a_foreign_key_is_refused(manifest, tmp_path, row):
-    """A manifest with a foreign chunk key is refused even if all digests fit: its bytes would get that chunk's
-    name."""
+    """A manifest with a foreign chunk key is refused even if all digests fit: its bytes would get another name."""
     keys = manifest.chunk_keys.copy()
     keys[row] = np.arange(16)
     forged = with_keys(manifest, tmp_path / "forged", keys)

@@ -213,12 +213,12 @@ async def test_what_the_log_has_is_not_read_again(store, tmp_path):
             )
 
     with pytest.raises(OSError, match="no space"):
-        await cut_of(logs.open_log(Source(record), WebDataset(), 4000), fails)
+        await cut_of(logs.open_log(Source(record), WebDataset(), Facts(), 4000), fails)
     source.reads.clear()
-    cut = await cut_of(logs.open_log(Source(record), WebDataset(), 4000), on_chunk)
+    cut = await cut_of(logs.open_log(Source(record), WebDataset(), Facts(), 4000), on_chunk)
     assert min(extent.start for extent in source.reads) > size // 2 - 4000
     source.reads.clear()
-    again = await cut_of(logs.open_log(Source(record), WebDataset(), 4000), on_chunk)
+    again = await cut_of(logs.open_log(Source(record), WebDataset(), Facts(), 4000), on_chunk)
     assert source.reads == []
     plain = await cut_of(None, None)
     assert len(offered) == len(set(offered)) == plain.chunks

@@ -52,12 +52,12 @@ async def test_new_tars_alone_are_read(store, build_it, rebuilt):
     assert await rebuilt(objects, [first]) == {"07.tar", "30.tar", "31.tar", "32.tar"}
 
 
-async def test_nothing_is_read_where_all_is_known(store, build_it, rebuilt):
+@pytest.mark.parametrize("chunk_bytes", [1024, 8192, 1 << 20])
+async def test_nothing_is_read_where_all_is_known(store, build_it, rebuilt, chunk_bytes):
     """A build whose objects are all known, from two manifests together, reads nothing, for any chunk size."""
     first = await build_it(store(tars(range(4))), URL)
     second = await build_it(store(tars(range(4, 9))), URL)
-    for chunk_bytes in (1024, 8192, 1 << 20):
-        assert await rebuilt(tars(range(9)), [first, second], chunk_bytes=chunk_bytes) == set()
+    assert await rebuilt(tars(range(9)), [first, second], chunk_bytes=chunk_bytes) == set()
 
 
 async def test_the_estimate_is_of_the_rest(store, build_it):
@@ -92,17 +92,21 @@ async def shards_built(store, root: Path, chosen: Format, known=(), chunk_bytes=
     return await build(URL, root, lister=store, reader=store, choose_format=lambda keys: chosen, options=options)
 
 
-async def test_blocks(store, tmp_path):
+@pytest.mark.parametrize(
+    ("chosen", "chunk_bytes", "read"),
+    [(Shards(), 1024, 1), (Shards(), 2048, 5), (Shards(wide=True), 1024, 5)],
+    ids=["known", "other chunks", "other options"],
+)
+async def test_blocks(store, tmp_path, chosen, chunk_bytes, read):
     """Known blocks are taken over with their hints for the same chunk size and options, and read again otherwise."""
     objects = {f"{URL}{i}": bytes(100 * (20 + i)) for i in range(4)}
     first = await shards_built(store(objects), tmp_path, Shards())
     objects[f"{URL}4"] = bytes(3000)
-    for chosen, chunk_bytes, read in ((Shards(), 1024, 1), (Shards(), 2048, 5), (Shards(wide=True), 1024, 5)):
-        some = store(objects)
-        again = await shards_built(some, tmp_path / "a", chosen, [first], chunk_bytes)
-        assert len(read_objects(some)) == read
-        whole = await shards_built(store(objects), tmp_path / "b", chosen, [], chunk_bytes)
-        assert again.digest == whole.digest
+    some = store(objects)
+    again = await shards_built(some, tmp_path / "a", chosen, [first], chunk_bytes)
+    assert len(read_objects(some)) == read
+    whole = await shards_built(store(objects), tmp_path / "b", chosen, [], chunk_bytes)
+    assert again.digest == whole.digest
 
 
 async def test_a_raw_file_manifest_says_nothing_of_containers(store, build_it, rebuilt):

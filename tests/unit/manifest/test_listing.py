@@ -33,11 +33,11 @@ async def test_keys_and_classes_below_a_prefix(store):
     assert listing.url(1) == b"s3://b/t/dog/x/2.jpg"
 
 
-async def test_one_class_folder_keeps_its_name(store):
+@pytest.mark.parametrize("url", ["s3://b/t/", "s3://b/t"])
+async def test_one_class_folder_keeps_its_name(store, url):
     """A single class keeps its name, since keys begin below the url and not below what objects have in common."""
-    for url in ("s3://b/t/", "s3://b/t"):
-        listing, _ = await listed(store, [url], ["s3://b/t/cat/1.jpg", "s3://b/t/cat/2.jpg"])
-        assert (listing.base, listing.classes) == ("s3://b/t/", ("cat",))
+    listing, _ = await listed(store, [url], ["s3://b/t/cat/1.jpg", "s3://b/t/cat/2.jpg"])
+    assert (listing.base, listing.classes) == ("s3://b/t/", ("cat",))
 
 
 async def test_several_urls_share_classes(store):
@@ -170,8 +170,7 @@ def test_classes_that_are_none(classes: object):
 
 
 async def test_an_object_that_is_listed_twice_is_refused():
-    """An object that comes twice in one listing raises ManifestError, as with overlapping pages of an S3-like
-    store.
+    """An object that comes twice in one listing raises ManifestError, as with pages of a store that overlap.
     (Its samples came twice, without a word.)"""
     records = [ObjectRecord(f"s3://b/t/{number}.jpg", 3, "v") for number in range(6)]
 

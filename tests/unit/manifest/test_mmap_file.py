@@ -42,9 +42,9 @@ def test_read_only(tmp_path):
     assert not np.frombuffer(view, np.uint8).flags.writeable
 
 
-def test_what_cannot_be_mapped(tmp_path):
+@pytest.mark.parametrize("name", ["missing", "empty"])
+def test_what_cannot_be_mapped(tmp_path, name):
     """A missing or empty file raises OSError when it is mapped."""
     (tmp_path / "empty").touch()
-    for name in ("missing", "empty"):
-        with pytest.raises(OSError):
-            map_file(tmp_path / name)
+    with pytest.raises(OSError):
+        map_file(tmp_path / name)

@@ -30,13 +30,13 @@ def test_indices(tar_manifest):
     assert repr(selection).endswith("3 of 360 samples)")
 
 
-def test_sizes(tar_manifest):
+@pytest.mark.parametrize(("least", "most"), [(2048, 2560), (2560, None), (None, 2047)])
+def test_sizes(tar_manifest, least, most):
     """Both bounds of `sizes` are inclusive, and each may be open."""
     sizes = lengths(tar_manifest)
-    for least, most in ((2048, 2560), (2560, None), (None, 2047)):
-        selection = Selection.create(tar_manifest, Where(sizes=(least, most)))
-        fits = (sizes >= (least or 0)) & (sizes <= (most or 1 << 40))
-        assert selection.ordinals.tolist() == np.flatnonzero(fits).tolist()
+    selection = Selection.create(tar_manifest, Where(sizes=(least, most)))
+    fits = (sizes >= (least or 0)) & (sizes <= (most or 1 << 40))
+    assert selection.ordinals.tolist() == np.flatnonzero(fits).tolist()
 
 
 def test_labels_and_keys(file_manifest):

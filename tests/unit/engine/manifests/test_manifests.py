@@ -284,7 +284,8 @@ class Own(WebDataset, frozen=True):
 async def test_what_another_revision_has_indexed_is_indexed_again(
     engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where the manifest has version 1, with no facts and options: its samples were refused for ever."""
+    """A manifest of another revision of its format is built again, also one of version 1 without options.
+    (Its samples were refused for ever.)"""
     points = [SimpleNamespace(name="own", value=f"{__name__}:Own")]
     monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: points)
     (tmp_path / "a.tar").write_bytes(tar_of([("1.txt", b"text")]))
@@ -297,5 +298,5 @@ async def test_what_another_revision_has_indexed_is_indexed_again(
 
 
 def test_built_in_formats_of_version_1_are_of_revision_0() -> None:
-    """`registry.is_current` relies on it, and does not import such a format."""
+    """Built-in formats have revision 0, on which `registry.is_current` relies without importing them."""
     assert {name: find_format(name).revision for name in BUILT_IN} == dict.fromkeys(BUILT_IN, 0)

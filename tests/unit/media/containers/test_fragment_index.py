@@ -121,13 +121,13 @@ def test_an_index_at_the_end(long: bool):
     assert requests(asked) <= FRAGMENTS * (1 + long) + 4
 
 
-def test_indexes_that_ffmpeg_writes():
+@pytest.mark.parametrize(("name", "rounds"), [("fragments.mp4", 2), ("indexed.mp4", 2), ("dash.mp4", 2)])
+def test_indexes_that_ffmpeg_writes(name, rounds):
     """Files of FFmpeg with an index at their end, or for DASH at the beginning, are indexed in two rounds."""
-    for name, rounds in (("fragments.mp4", 2), ("indexed.mp4", 2), ("dash.mp4", 2)):
-        movie, asked = index_of(content := made(name))
-        assert len(movie.packets(movie.tracks[0])) == 90
-        assert len(asked) <= rounds
-        assert read_bytes(asked) < len(content) + 8192
+    movie, asked = index_of(content := made(name))
+    assert len(movie.packets(movie.tracks[0])) == 90
+    assert len(asked) <= rounds
+    assert read_bytes(asked) < len(content) + 8192
 
 
 @pytest.mark.parametrize("index", ["sidx", "mfra"])

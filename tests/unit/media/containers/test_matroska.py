@@ -88,14 +88,18 @@ def test_groups_of_blocks():
     assert (codec.name, timescale) == ("vp8", 1000)
 
 
-def test_ticks():
+@pytest.mark.parametrize(
+    ("scale", "ticks", "time"),
+    [(1_000, 10**6, 10), (70_000, 10**9, 700_000), (1_000_000, 1000, 10)],
+    ids=["microseconds", "no part of a second", "milliseconds"],
+)
+def test_ticks(scale, ticks, time):
     """Ticks are parts of a second, or nanoseconds where the scale is no part; frames last as the track says."""
     cluster = element(0x1F43B675, element(0xE7, b"\x03"), element(0xA3, block(7, flags=0x80)))
     tracks = track(element(0x23E383, struct.pack(">I", 40_000_000)))
-    for scale, ticks, time in ((1_000, 10**6, 10), (70_000, 10**9, 700_000), (1_000_000, 1000, 10)):
-        packets, _, timescale = read(file(tracks, cluster, scale=scale))
-        assert (timescale, packets.pts.tolist()) == (ticks, [time])
-        assert packets.duration.tolist() == [ticks // 25]
+    packets, _, timescale = read(file(tracks, cluster, scale=scale))
+    assert (timescale, packets.pts.tolist()) == (ticks, [time])
+    assert packets.duration.tolist() == [ticks // 25]
 
 
 def test_the_track_is_the_one_with_most_pixels():

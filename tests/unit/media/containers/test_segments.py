@@ -47,12 +47,16 @@ def test_clips_begin_at_their_segments():
     assert rows(Sampling(Pattern(3, 0, 0.15)), (1.0, 1.5), (1.0, 1.2)) == [[10, 11, 13]]
 
 
-def test_clips_by_times_end_with_their_segments():
+@pytest.mark.parametrize(("every", "seconds"), [(1, 0.0), (0, 0.1)], ids=["frames", "seconds"])
+def test_clips_by_times_end_with_their_segments(every, seconds):
     """A frame that is shown in a segment for less than a millisecond ends no clip of it, by frames and by times."""
-    for every, seconds in ((1, 0.0), (0, 0.1)):
-        assert rows(Sampling(Pattern(2, every, seconds)), (0.3, 0.4007), (1.0, 1.1993)) == [[10, 11]]
-        drawn = Sampling(Pattern(3, every, seconds), start="random")
-        assert rows(drawn, (0.0, 0.4007), (2.0, 2.4)) == [[0, 1, 2, 3], [20, 21, 22, 23]]
+    assert rows(Sampling(Pattern(2, every, seconds)), (0.3, 0.4007), (1.0, 1.1993)) == [[10, 11]]
+    drawn = Sampling(Pattern(3, every, seconds), start="random")
+    assert rows(drawn, (0.0, 0.4007), (2.0, 2.4)) == [[0, 1, 2, 3], [20, 21, 22, 23]]
+
+
+def test_frames_at_the_edges_of_segments():
+    """A clip of a segment of one millisecond has the frame shown then, and the last frame of a video ends a clip."""
     assert rows(Sampling(Pattern(1, 0, 0.1)), (1.0995, 1.1005)) == [[11]]
     assert rows(Sampling(Pattern(2, 0, 0.1)), (3.9, 4.09), (3.8, 4.09)) == [[38, 39]]
 
@@ -168,13 +172,19 @@ def test_tables_that_are_refused(content: bytes, said: str):
         parsed(content)
 
 
-def test_options_that_exclude_each_other():
-    """Options of a grid and of segments exclude each other, and start="spread" needs segments."""
-    for options in ({"clips_per_sample": 2}, {"seconds_between_clip_starts": 1.0}):
-        with pytest.raises(
-            ConfigError, match=f"segments with start='grid' and {next(iter(options))} exclude each other"
-        ):
-            Video(segments="a.csv", **options)
+@pytest.mark.parametrize(
+    "options",
+    [{"clips_per_sample": 2}, {"seconds_between_clip_starts": 1.0}],
+    ids=["clips_per_sample", "seconds_between_clip_starts"],
+)
+def test_options_that_exclude_each_other(options):
+    """Segments take the place of a grid, so options of a grid and start="grid" exclude them."""
+    with pytest.raises(ConfigError, match=f"segments with start='grid' and {next(iter(options))} exclude each other"):
+        Video(segments="a.csv", **options)
+
+
+def test_options_of_spread_frames():
+    """With start="spread" frames need segments and have no distance of their own."""
     with pytest.raises(ConfigError, match="start='spread' and num_indices_between_frames exclude each other"):
         Video(segments="a.csv", start="spread", num_indices_between_frames=2)
     with pytest.raises(ConfigError, match=r"start='spread' spreads frames over segments; segments= is missing"):
