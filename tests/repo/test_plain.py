@@ -67,6 +67,7 @@ class Source:
 
 @pytest.fixture(scope="module")
 def source() -> Source:
+    """Reads all files of the package once for this module."""
     return Source()
 
 

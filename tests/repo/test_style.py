@@ -21,6 +21,7 @@ FILES = sorted(ROOT.rglob("*.py"))
 # For this module only: 1.4 million objects, which each garbage collection of later tests would pass through in 2 s.
 @pytest.fixture(scope="module")
 def trees() -> dict[Path, ast.Module]:
+    """Parses all files of the package once for this module."""
     return {path: ast.parse(path.read_text()) for path in FILES}
 
 

@@ -137,22 +137,31 @@ def test_a_rank_that_numbers_nodes_is_doubted(name):
     assert find_place({**node, "RANK": "9", "WORLD_SIZE": "16", "LOCAL_RANK": "1"}).note == ""
 
 
-def test_the_variables_of_real_jobs():
+PRRTE = {"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "4", "PMIX_RANK": "3", "PMIX_NAMESPACE": "n@1"}
+TORCH = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1"}
+MVAPICH = {"PMI_ID": "3", "MV2_COMM_WORLD_RANK": "3", "MV2_COMM_WORLD_SIZE": "4", "MV2_NUM_NODES_IN_JOB": "2"}
+JOBS = {
+    "prrte": PRRTE,
+    "azure": {**TORCH, "NODE_RANK": "1", "AZUREML_RUN_ID": "r"},
+    "deepspeed": {**TORCH, "LOCAL_SIZE": "2", "CROSS_RANK": "1", "CROSS_SIZE": "2"},
+    "mpich of deepspeed": {"WORLD_SIZE": "4", "LOCAL_SIZE": "2", "PMI_RANK": "3", "PMI_SIZE": "4"},
+    "mvapich": MVAPICH,
+    "hydra of mvapich": {"PMI_RANK": "3", "PMI_SIZE": "4", "PMI_FD": "7", "MPI_LOCALNRANKS": "2"},
+    "submitit": {"SUBMITIT_LOCAL_GLOBALID": "3", "SUBMITIT_LOCAL_NTASKS": "4", "SUBMITIT_LOCAL_NODEID": "0"},
+    "mpirun in sbatch": {**PRRTE, **BATCH},
+}
+
+
+@pytest.mark.parametrize("job", JOBS.values(), ids=JOBS)
+def test_the_variables_of_real_jobs(job):
     """The variables of one rank of real jobs, taken from their sources, give the innermost launcher's rank."""
-    prrte = {"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "4", "PMIX_RANK": "3", "PMIX_NAMESPACE": "n@1"}
-    torch = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1"}
-    azure = {**torch, "NODE_RANK": "1", "AZUREML_RUN_ID": "r"}
-    deepspeed = {**torch, "LOCAL_SIZE": "2", "CROSS_RANK": "1", "CROSS_SIZE": "2"}
-    mpich_of_deepspeed = {"WORLD_SIZE": "4", "LOCAL_SIZE": "2", "PMI_RANK": "3", "PMI_SIZE": "4"}
-    mvapich = {"PMI_ID": "3", "MV2_COMM_WORLD_RANK": "3", "MV2_COMM_WORLD_SIZE": "4", "MV2_NUM_NODES_IN_JOB": "2"}
-    hydra_of_mvapich = {"PMI_RANK": "3", "PMI_SIZE": "4", "PMI_FD": "7", "MPI_LOCALNRANKS": "2"}
-    submitit = {"SUBMITIT_LOCAL_GLOBALID": "3", "SUBMITIT_LOCAL_NTASKS": "4", "SUBMITIT_LOCAL_NODEID": "0"}
-    mpirun_in_sbatch = {**prrte, **BATCH}
-    jobs = (prrte, azure, deepspeed, mpich_of_deepspeed, mvapich, hydra_of_mvapich, submitit, mpirun_in_sbatch)
-    for job in jobs:
-        place = find_place(job)
-        assert (place.rank, place.world_size, place.note) == (3, 4, ""), job
-    assert find_place(mvapich).nodes == 2
+    place = find_place(job)
+    assert (place.rank, place.world_size, place.note) == (3, 4, "")
+
+
+def test_mvapich_counts_nodes():
+    """MVAPICH tells the number of nodes of a job."""
+    assert find_place(MVAPICH).nodes == 2
 
 
 def test_a_heterogeneous_job_counts_all_its_components():

@@ -21,6 +21,7 @@ from streamer.errors import ConfigError, EngineUnavailableError
 
 @pytest.fixture
 def settings(tmp_path):
+    """Makes the settings of a client with temporary cache and runtime folders."""
     return ClientSettings(cache_dir=tmp_path / "cache", runtime_dir=tmp_path)
 
 

@@ -63,7 +63,7 @@ def written(container: str, kind: str, channels: int) -> tuple[np.ndarray, bytes
 
 @pytest.mark.parametrize(("channels", "layout", "family"), [(8, "7.1", "1"), (16, "hexadecagonal", "255")])
 def test_audio_of_8_channels_and_more_are_decoded(channels: int, layout: str, family: str):
-    """Audio of 8 and 16 channels is decoded whole and in windows, though frames have no more than 8 plane pointers."""
+    """Audio of 8 and 16 channels is decoded, whole and in windows; no plane is read behind the last one."""
     file = io.BytesIO()
     tones = np.concatenate([sound(0.5, 1, 48_000) // (1 + number) for number in range(channels)])
     with av.open(file, "w", format="ogg") as out:

@@ -79,6 +79,7 @@ def write_tiff(
 
 
 def _joined(entries: Sequence[tuple[int, int, Sequence[int]]], stored: bytes, order: str) -> bytes:
+    """Joins header, strips and directory of a file."""
     start = 8 + len(stored)
     after, tail, directory = start + 2 + 12 * len(entries) + 4, b"", struct.pack(f"{order}H", len(entries))
     for tag, kind, numbers in entries:

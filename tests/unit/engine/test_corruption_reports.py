@@ -115,6 +115,7 @@ class Session:
 
 @pytest.fixture
 async def parts():
+    """Makes a fake engine, a fake session of it, and the reports that serve both."""
     engine = Engine()
     async with asyncio.TaskGroup() as tasks:
         yield engine, Session(engine), CorruptionReports(engine.cache, engine.forget, engine.wake, engine.now, tasks)

@@ -13,6 +13,8 @@ MB = 1_000_000
 
 
 class Found(NamedTuple):
+    """Result of a run over a simulated link: the measured need, the seconds, and how often chunks were held back."""
+
     need: LinkNeed
     seconds: float
     held_back: int

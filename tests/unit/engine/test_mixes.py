@@ -40,6 +40,7 @@ def engine_of(folder: Path, limit_bytes: int = 64 * MiB, datasets: Sequence[Data
 
 @pytest.fixture
 async def engine(folder: Path) -> AsyncIterator[Engine]:
+    """Runs an engine with an empty cache folder beside the datasets."""
     async with engine_of(folder) as engine:
         yield engine
 
@@ -152,7 +153,7 @@ async def test_an_evicted_chunk_is_lost_by_all_its_numbers(engine: Engine) -> No
 
 
 async def test_most_passes_are_kept_first(folder: Path) -> None:
-    """The part with the most passes is kept: from its second pass on its uses are hits, and few of the large one's."""
+    """The part with the most passes is kept: all its uses but those of its first pass are hits."""
     limit = (FILES["books"] + 12) * 50_000 + (512 << 10)
     async with engine_of(folder, limit) as engine:
         reader = Consumer(engine, await parts_of(engine, "web", "books", books=3.0))

@@ -126,6 +126,7 @@ def runtime() -> None:
 
 @pytest.fixture
 def stores() -> Iterator[list[S3]]:
+    """Collects the stores of a test, and closes them at its end."""
     made: list[S3] = []
     yield made
     for store in made:

@@ -27,6 +27,7 @@ DATASETS = [
 
 @pytest.fixture
 def allowlist():
+    """Makes the allowlist of a service with four datasets and two sets of options."""
     return UrlAllowlist(DATASETS)
 
 

@@ -35,6 +35,7 @@ def _epoch(number: int) -> Epoch:
 
 @pytest.fixture
 def measured() -> Measured:
+    """Makes the measurements of a demo of two epochs, the second of which had its engine killed."""
     return Measured(
         DemoOptions(),
         dataset_bytes=74_000_000,

@@ -22,6 +22,7 @@ IMAGES = [DrawnImage(f"{i:06d}", i % len(CLASSES), bytes([i % 251]) * 1000) for 
 
 @pytest.fixture(scope="module")
 def store() -> Iterator[Store]:
+    """Runs the store of the demos with some tars, for all tests."""
     with Store(Link(first_byte_seconds=0.0, bytes_per_second=2_000_000)) as started:
         assert upload(started.endpoint, IMAGES) > 130_000
         yield started

@@ -94,7 +94,7 @@ def test_a_key_between_two(first: str, second: str) -> None:
 
 
 def test_halves() -> None:
-    """`key_between` returns a key between two others, or an empty one where no clean key lies between."""
+    """`key_between` finds a clean key between two others or none; `is_clean` refuses keys that clients change."""
     assert "img_0" < key_between("img_00000009", "img_1") < "img_1"
     assert key_between("a", "a-") == ""
     assert key_between("a#1", "a#9") == ""

@@ -57,6 +57,7 @@ def filled(seed: int, length: int) -> bytes:
 
 @pytest.fixture
 def store() -> type[MemoryStore]:
+    """Returns the class of stores in memory."""
     return MemoryStore
 
 
@@ -92,6 +93,8 @@ BuildIt = Callable[..., Awaitable[Manifest]]
 
 @pytest.fixture
 def build_it(tmp_path: Path) -> BuildIt:
+    """Returns a function that builds the manifest of urls in a store, in chunks of 8 KiB."""
+
     async def run(
         store: MemoryStore,
         urls: str | list[str],
@@ -115,9 +118,11 @@ def build_it(tmp_path: Path) -> BuildIt:
 
 @pytest.fixture
 async def tar_manifest(build_it: BuildIt, tars: dict[str, bytes]) -> Manifest:
+    """Builds the manifest of the tars."""
     return await build_it(MemoryStore(tars), "s3://b/tars/")
 
 
 @pytest.fixture
 async def file_manifest(build_it: BuildIt, files: dict[str, bytes]) -> Manifest:
+    """Builds the manifest of the files."""
     return await build_it(MemoryStore(files), "s3://b/files/")

@@ -13,6 +13,7 @@ from streamer.manifest.arrow_ipc.writer import write_table
 
 @pytest.fixture
 def raw(tmp_path):
+    """Writes a table of two columns of numbers, and returns its bytes."""
     write_table(tmp_path / "t", {"a": np.arange(3, dtype=np.int64), "b": np.arange(3, dtype=np.uint32)})
     return (tmp_path / "t").read_bytes()
 

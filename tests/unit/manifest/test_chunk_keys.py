@@ -48,6 +48,7 @@ def with_keys(manifest: Manifest, target: Path, keys: np.ndarray) -> Path:
 
 @pytest.fixture(params=["tars", "files", "parquet"])
 async def manifest(request, tmp_path, tar_manifest, file_manifest) -> Manifest:
+    """Builds a manifest of tars, of files, or of blocks of Parquet."""
     if request.param == "parquet":
         case = _cases()[0]
         return await built(case.format, Objects(case.objects), tmp_path / "parquet")

@@ -25,6 +25,7 @@ def found(samples: int, *, finished: bool = False) -> LoggedSamples:
 
 @pytest.fixture
 def log(tmp_path) -> IndexLog:
+    """Makes a log of five samples in two records."""
     made = IndexLog(tmp_path / "logs" / "one")
     assert made.read() == LoggedSamples()
     append(made, 0, 3)
@@ -79,25 +80,33 @@ def test_a_disk_that_refuses_costs_only_the_log(tmp_path, caplog):
     assert "cannot be written" in caplog.text
 
 
-def test_another_version_is_another_log(tmp_path):
+class LaterTars(WebDataset):
+    """Stands for a later revision of the tar format."""
+
+    revision = WebDataset.revision + 1
+
+
+RECORD = ObjectRecord("s3://b/a", 100, "etag:1")
+SOURCE, TARS, CHUNK_BYTES = Source(RECORD), WebDataset(), 1 << 20
+REPLACE = msgspec.structs.replace
+
+
+@pytest.mark.parametrize(
+    ("source", "indexer", "facts", "chunk_bytes"),
+    [
+        pytest.param(Source(REPLACE(RECORD, version="etag:2")), TARS, Facts(), CHUNK_BYTES, id="version"),
+        pytest.param(Source(REPLACE(RECORD, size=101)), TARS, Facts(), CHUNK_BYTES, id="size"),
+        pytest.param(REPLACE(SOURCE, notes=b"other"), TARS, Facts(), CHUNK_BYTES, id="notes"),
+        pytest.param(REPLACE(SOURCE, sidecar=RECORD), TARS, Facts(), CHUNK_BYTES, id="sidecar"),
+        pytest.param(SOURCE, Folder(), Facts(), CHUNK_BYTES, id="format"),
+        pytest.param(SOURCE, LaterTars(), Facts(), CHUNK_BYTES, id="revision"),
+        pytest.param(SOURCE, TARS, Facts(notes={"keys": "lower"}), CHUNK_BYTES, id="facts"),
+        pytest.param(SOURCE, TARS, Facts(), 2 << 20, id="chunk size"),
+    ],
+)
+def test_another_version_is_another_log(tmp_path, source, indexer, facts, chunk_bytes):
     """Another version, sidecar, format, revision, chunk size or other facts of the survey have another log."""
-    logs, record = IndexLogs(tmp_path), ObjectRecord("s3://b/a", 100, "etag:1")
-    source, tars, chunk_bytes = Source(record), WebDataset(), 1 << 20
-    append(logs.open_log(source, tars, Facts(), chunk_bytes), 0, 3)
-    assert logs.open_log(source, tars, Facts(), chunk_bytes).read() == found(3)
-    replace = msgspec.structs.replace
-
-    class LaterTars(WebDataset):
-        revision = WebDataset.revision + 1
-
-    for other, indexer, facts, size in (
-        (Source(replace(record, version="etag:2")), tars, Facts(), chunk_bytes),
-        (Source(replace(record, size=101)), tars, Facts(), chunk_bytes),
-        (replace(source, notes=b"other"), tars, Facts(), chunk_bytes),
-        (replace(source, sidecar=record), tars, Facts(), chunk_bytes),
-        (source, Folder(), Facts(), chunk_bytes),
-        (source, LaterTars(), Facts(), chunk_bytes),
-        (source, tars, Facts(notes={"keys": "lower"}), chunk_bytes),
-        (source, tars, Facts(), 2 << 20),
-    ):
-        assert logs.open_log(other, indexer, facts, size).read() == LoggedSamples()
+    logs = IndexLogs(tmp_path)
+    append(logs.open_log(SOURCE, TARS, Facts(), CHUNK_BYTES), 0, 3)
+    assert logs.open_log(SOURCE, TARS, Facts(), CHUNK_BYTES).read() == found(3)
+    assert logs.open_log(source, indexer, facts, chunk_bytes).read() == LoggedSamples()

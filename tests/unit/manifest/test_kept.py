@@ -19,6 +19,7 @@ NAME = f"{DIGEST}.question.test"
 
 @pytest.fixture
 def kept(tmp_path: Path) -> KeptFiles:
+    """Makes the kept files of a manifest's folder, with a fallback folder."""
     return KeptFiles(tmp_path / "manifests", tmp_path / "fallback")
 
 

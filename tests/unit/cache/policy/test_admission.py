@@ -55,7 +55,7 @@ def test_a_disk_that_others_fill_leaves_what_must_be_open(policy: CachePolicy) -
 
 
 def test_a_limit_that_was_set_is_not_exceeded_for_what_must_be_open(policy: CachePolicy) -> None:
-    """A session whose open bytes exceed the limit of the user is refused as too small, and the limit stays."""
+    """A session that does not fit beside others within the user's own limit is refused, and the limit stays."""
     policy.set_limit(CacheLimits(limit_bytes=0, passing_bytes=0, max_bytes=3 * COST))
     with pytest.raises(CacheFullError, match="too small"):
         policy.open_session("t", "j", "a", COST, 0)

@@ -30,6 +30,7 @@ def ranks_of(table: ChunkTable, rows: list[int]) -> list[int]:
 
 @pytest.fixture
 def table() -> ChunkTable:
+    """Makes an empty table of chunks."""
     return ChunkTable()
 
 

@@ -19,6 +19,7 @@ NOW = 1_000_000.0
 
 @pytest.fixture
 def store(tmp_path: Path) -> ManifestStore:
+    """Makes a store of manifests in an empty folder."""
     return ManifestStore(tmp_path)
 
 

@@ -38,6 +38,7 @@ def engine_in(folder: Path) -> Engine:
 
 @pytest.fixture
 async def engine(tmp_path: Path) -> AsyncIterator[Engine]:
+    """Runs an engine with an empty cache folder."""
     async with engine_in(tmp_path / "cache") as engine:
         yield engine
 
@@ -278,6 +279,8 @@ async def test_chunks_that_are_not_kept_are_two_lines_of_the_log(caplog: pytest.
 
 
 class Own(WebDataset, frozen=True):
+    """Stands for a format of another package: tars under another name."""
+
     name = "own"
 
 

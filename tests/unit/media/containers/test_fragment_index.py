@@ -167,7 +167,7 @@ def test_a_file_without_an_index():
 
 
 def test_fragments_of_a_frame():
-    """Several fragments of one frame are read by one request, which would take longer than their bytes."""
+    """Several fragments of one frame are read at once: a request for each would take longer than their bytes."""
     made = fragments(lengths_of(1000, 3000))
     content = before() + b"".join(made)
     found, asked = read(content)

@@ -48,7 +48,7 @@ def test_other_codecs_are_refused():
 
 @pytest.mark.parametrize("name", ["open_gop.mp4", "variable.mp4", "late.mp4"])
 def test_frames_of_the_clip_alone_are_shown(name: str):
-    """A clip's mp4 has all packets up to its last frame and shows its frames only, from 0 s on until the next."""
+    """A clip's mp4 has all packets up to its last frame and shows only the clip's frames, from 0 s on."""
     record = record_of(name, Video(4, num_indices_between_frames=2, num_indices_between_clip_starts=5), 5)
     opened, (wanted, duration) = open_record(record), read_head(record)[0].draw(None)
     content = clip_mp4(record)

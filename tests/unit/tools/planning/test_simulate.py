@@ -38,6 +38,7 @@ class Listing:
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> OpenedDataset:
+    """Builds the manifest of 1,600 listed objects of 100 kB."""
     store, folder = Listing(), tmp_path_factory.mktemp("manifests")
     return OpenedDataset(
         asyncio.run(build("s3://b/raw/", folder, lister=store, reader=store, choose_format=detect.chooser("auto"))),
