@@ -138,7 +138,7 @@ def _texts(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def test_texts_have_technical_subjects() -> None:
-    """Docstrings, comments and messages name the part that acts."""
+    """No docstring, comment or message of the package has an indefinite person as its subject."""
     words = re.compile(r"\b(nobody|somebody|whoever|anybody)\b", re.IGNORECASE)
     found = [f"{path.relative_to(ROOT)}:{line}" for path in FILES for line, text in _texts(path) if words.search(text)]
     assert found == []

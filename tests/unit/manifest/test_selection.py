@@ -130,7 +130,7 @@ def test_what_cannot_be_selected(tar_manifest, where, reason):
 
 @pytest.mark.parametrize("label", ["c9", 5, -2])
 def test_unknown_labels(file_manifest, label):
-    """A label that is not among the classes raises ConfigError and does not select nothing."""
+    """A label that is not among the classes raises ConfigError, where it could have selected no sample."""
     with pytest.raises(ConfigError, match="are not among the 5 classes"):
         Selection.create(file_manifest, Where(labels=[label]))
 

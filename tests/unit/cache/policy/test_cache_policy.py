@@ -244,7 +244,7 @@ def test_a_shared_chunk_belongs_to_the_live_dataset() -> None:
 
 
 def test_a_head_of_line_pushes_out_what_hurts_least() -> None:
-    """A full transit part makes look-ahead wait, and a blocking need evict one transit chunk that is not open."""
+    """Look-ahead waits while transit is full, and a blocking need evicts one transit chunk that is not open."""
     policy = policy_of(6, a=40)
     policy.open_session("s", "j", "a", 4 * COST, 0)
     policy.start_epoch("s", range(40))
