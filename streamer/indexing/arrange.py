@@ -71,7 +71,7 @@ def arrange(
         The folder of the new manifest, and the rows as ordinals in it.
 
     Raises:
-        ManifestError: the folder cannot be written.
+        ManifestError: see `publish`.
     """
     first, rows = joined
     chunk = np.repeat(np.arange(left.chunks), np.diff(first[left.chunk_first]))

@@ -76,19 +76,19 @@ class BuildOptions(msgspec.Struct, frozen=True, kw_only=True):
         chunk_bytes: wanted size of chunks in bytes, or "auto" for the rule in `manifest/chunking.py`.
         concurrency: requests in flight while indexing and listing.
         memory_bytes: total bytes of windows in memory, at least those of one container (see container_rows.py).
-        on_estimate: called with the cost after the listing. It may raise to stop; None means no call, as below.
-        on_progress: called after each window and each object. It may raise to stop.
+        on_estimate: called with the cost, after listing and survey. It may raise to stop; None means no call, as below.
+        on_progress: called after each range read here and each object, for raw files once. It may raise to stop.
         on_chunk: called with each chunk whose bytes were all read for the index, and those bytes.
         logs: keep the findings, with which a build that was killed continues. None means that nothing is kept.
         in_key_order: whether raw files stay in the order of url and key, not of the hashes of their keys, which mix the
             classes of a chunk. Has no effect on containers.
         known: manifests from which the rows of unchanged objects are taken, so that these are not read.
         order_of: order of the objects that a url with braces names, see `list_objects`.
-        on_note: called with a line about rows of a table that give no sample, or about samples that are left out.
+        on_note: called with a line about rows that give no sample, about samples left out, and for notes of indexes.
         on_damage: called with lines about what cannot be used and is left out (containers, rows of tables, episodes):
             their number, and the first ones. None means that they are an error.
         elsewhere: indexes the containers in other processes. None means that this process does.
-        doubtful: returns the place, among the names of all files, of one whose first bytes are to be read, or None.
+        doubtful: returns the place, among the names of all raw files, of one whose first bytes are to be read, or None.
         check_start: called with the url and the first bytes of the file that `doubtful` names. It may raise to stop.
     """
 
@@ -121,7 +121,7 @@ async def build(
 ) -> Manifest:
     """Indexes a dataset, publishes its manifest as `<root>/<digest>/`, and opens it.
 
-    The result depends on the listing and the objects' bytes alone, not on the order of completion.
+    The result does not depend on the order in which reads complete.
 
     Args:
         urls: a prefix, an object or a glob, or several of them, of which containers keep the order.
@@ -132,8 +132,8 @@ async def build(
         options: sizes, bounds and callbacks. None means the defaults.
 
     Raises:
-        ManifestError: there is no sample, an object cannot be read, or the root cannot be written.
-        ConfigError: see `list_objects`; also if there are no urls, or `choose_format` finds no format.
+        ManifestError: there is no sample, an object cannot be read or used, or the manifest cannot be written.
+        ConfigError: see `list_objects` and `choose_chunk_bytes`; also if there are no urls.
         StoreError: the store failed.
     """
     options = options or BuildOptions()

@@ -133,8 +133,9 @@ async def index_container(
         indexer: its format.
         reader: reads ranges.
         ahead: windows that are read in advance.
-        on_chunk: called with each closed chunk and its bytes, before it is logged. None offers none.
-        on_read: called after each range that was read.
+        on_chunk: called with each closed chunk whose bytes are all held, and these bytes, before the chunk is logged.
+            None offers none.
+        on_read: called after each range that was read, and after each object that was examined.
         on_note: called with each note of the indexer, at the end.
 
     Returns:
@@ -142,7 +143,7 @@ async def index_container(
         the object is shorter than a sample. If some parts cannot be used, a `Partial` with that.
 
     Raises:
-        ManifestError: the indexer failed.
+        ManifestError: the indexer failed, an object cannot be examined, or it is a pointer of Git LFS.
         StoreError: the reader failed.
     """
     found = await asyncio.to_thread(container.log.read) if container.log else LoggedSamples()

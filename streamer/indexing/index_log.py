@@ -152,8 +152,8 @@ class IndexLogs:
     def open_log(self, source: Source, indexer: Indexer, facts: Facts, chunk_bytes: int) -> IndexLog:
         """Returns the log of a container.
 
-        It is another one for each version of the object, format with its revision and options, facts of the survey, and
-        size of chunks, because any of these may find other samples.
+        It is another one for each version of the object, format with its revision and options, result of the survey
+        (notes, sidecar and facts), and size of chunks, because any of these may find other samples.
         """
         if facts is not self._facts:  # all containers of an index have the same, which may be long
             self._facts = facts

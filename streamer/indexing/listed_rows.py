@@ -137,8 +137,9 @@ async def list_objects(
     concurrency: int,
     order_of: OrderOf = lambda url: None,
 ) -> ListedDataset:
-    """Lists all urls, and chooses the format for the objects found, without hidden ones and streamer's own.
+    """Lists all urls, and chooses the format for the objects but streamer's own and those in hidden folders.
 
+    A url of one object, or one that names each by braces, finds hidden ones, too; else no hidden object is accepted.
     The objects are in the order of the urls, then by name, or as `order_of` says.
 
     Args:
@@ -149,7 +150,8 @@ async def list_objects(
         order_of: see `OrderOf`.
 
     Raises:
-        ManifestError: a url has no objects or none that the format accepts, or an object is listed twice.
+        ManifestError: a url has no objects, only hidden ones or none that the format accepts, or an object is listed
+            twice.
         ConfigError: a url is not UTF-8, a folder is none of the classes that are given, or no format is found.
         StoreError: a store cannot be listed.
     """

@@ -1,6 +1,7 @@
 """Makes the manifest of a dataset without an engine: indexes it on an executor, or reads it from a url.
 
-Used by `streamer index --executor` (`cli/index_command.py`) and `streamer pack` (`shards/prepared.py`).
+Used by `streamer index --executor` (`cli/index_command.py`) and `streamer pack` (`shards/prepared.py`), which verifies
+by it what it has published (`shards/verify.py`).
 """
 
 from __future__ import annotations
@@ -68,11 +69,12 @@ async def manifest_of_source(
         folder: folder of manifests on the local disk.
         runner: runs the tasks.
         options: options of the build; `known`, `elsewhere`, `on_note` and `order_of` are set here.
-        on_note: called with a line about what gives no sample.
+        on_note: called with a line about what gives no sample, about splits, and for each note of the indexes.
 
     Raises:
         ManifestError: there is no such manifest, or it is damaged, or see `build`.
         ConfigError, StoreError: see `build`.
+        Exception: another error of a task, see `run_all` of `executors/runner.py`.
     """
     async with Fetcher(FetchConfig(), StoreOpener(source.options)) as fetcher:
         if source.manifest is not None:

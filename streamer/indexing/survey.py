@@ -36,21 +36,22 @@ from streamer.manifest.table import Manifest
 
 
 def refuse_pointers(reader: RangeReader) -> RangeReader:
-    """Returns a reader that raises ManifestError for an object that is a pointer of Git LFS, and else reads the same.
+    """Returns a reader that raises ManifestError if a read shows that an object is a pointer of Git LFS.
 
-    It bounds memory and examines objects if the given reader does.
+    A read shows it from byte 0 on, if it has the pointer's first words. Else it reads the same as the given reader, and
+    bounds memory and examines objects if that one does.
     """
     return _CheckedExaminer(reader) if isinstance(reader, Examiner) else _CheckedReader(reader)
 
 
 class _CheckedReader:
-    """Reads ranges; raises ManifestError for an object that is a pointer of Git LFS."""
+    """Reads ranges; raises ManifestError if a read shows that an object is a pointer of Git LFS."""
 
     def __init__(self, reader: RangeReader) -> None:
         self._reader = reader
 
     async def read(self, extent: Extent) -> bytes:
-        """Returns exactly the bytes of `extent`; raises ManifestError for a pointer, and what the reader raises."""
+        """Returns exactly the bytes of `extent`; raises ManifestError for those of a pointer, or as the reader does."""
         content = await self._reader.read(extent)
         if extent.start == 0 and extent.object.size < POINTER_BYTES and is_pointer(content):
             record = extent.object
@@ -101,8 +102,8 @@ async def survey_objects(
         listed: the objects and their format.
         reader: reads what the survey needs of them.
         concurrency: requests at once.
-        skips: whether an object that the survey cannot read is left out, and the others are surveyed without it. It may
-            be the object that says which fields all have.
+        skips: whether an object that the survey cannot read is left out, and the others are surveyed without it. The
+            object left out may be the one that says which fields all have.
         memories: what earlier surveys have left, see `SurveyContext`.
 
     Raises:
@@ -197,7 +198,7 @@ def reserve_needs(needs: Sequence[Need], reader: RangeReader) -> AbstractAsyncCo
 
 
 async def read_needs(needs: tuple[Need, ...], reader: RangeReader, concurrency: int) -> list[memoryview]:
-    """Reads ranges of named objects, at most `concurrency` at once; returns their bytes in the same order."""
+    """Reads ranges of named objects, at most `concurrency` at once; returns their bytes, or raises as `reader` does."""
 
     async def read(need: Need) -> memoryview:
         assert need.object is not None, "a need of several, or of a survey, names its object"
@@ -207,7 +208,12 @@ async def read_needs(needs: tuple[Need, ...], reader: RangeReader, concurrency: 
 
 
 async def examine(asked: Examine, reader: RangeReader) -> Examined:
-    """Lets a recoder examine an object; raises ManifestError if the reader has no recoders, or the recoder fails."""
+    """Lets a recoder examine an object.
+
+    Raises:
+        ManifestError: the reader has no recoders, or the object cannot be decoded.
+        StoreError: the object cannot be read.
+    """
     if not isinstance(reader, Examiner):
         raise ManifestError(f"{asked.object.url} can be indexed by an engine only: it has to be unpacked")
     return await reader.examine(asked)

@@ -184,7 +184,7 @@ class FetchedLists(msgspec.Struct, frozen=True):
     fetcher: Fetcher
 
     async def list(self, url: str) -> AsyncIterator[Sequence[ObjectRecord]]:
-        """Yields pages as `ObjectStore.list` does, once all are listed."""
+        """Yields pages as `ObjectStore.list` does, once all are listed; raises StoreError."""
         for page in await self.fetcher.list(url):
             yield page
 
@@ -198,7 +198,7 @@ class TaskReader:
         self._one_object = asyncio.Lock()
 
     async def read(self, extent: Extent) -> bytes:
-        """Returns exactly the bytes of `extent`."""
+        """Returns exactly the bytes of `extent`; raises StoreError."""
         return await self._fetcher.read(extent)
 
     async def examine(self, asked: Examine) -> Examined:
@@ -357,6 +357,7 @@ class IndexTasks(Discreet, msgspec.Struct, frozen=True):
 
         Raises:
             StoreError: an object cannot be read.
+            Exception: another error of a task, see `run_all` of `executors/runner.py`.
         """
         tasks = iter(
             ContainersTask(first, containers[first:stop], indexer, self.options)

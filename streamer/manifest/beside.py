@@ -1,7 +1,8 @@
 """Recognises what is found among the objects of a dataset and is no data: streamer's folder, hidden files, pointers.
 
-Used by formats to accept files by name, by `indexing/` and the engine when they list a dataset, and by `shards/` and
-`cli/` for the name of streamer's folder.
+Used by formats to accept files by name, by `indexing/` and the engine when they list a dataset, by
+`annotations/parse.py` for pointers, by `shards/` and `cli/` for the name of streamer's folder, and by `cache/` and
+`store/` for the mark of a cache folder.
 """
 
 from __future__ import annotations

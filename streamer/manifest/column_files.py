@@ -98,7 +98,11 @@ class ColumnFiles:
         return self._kept.lock(f"{self._manifest.digest}{COLUMN_SUFFIX}")
 
     def export(self) -> Iterator[tuple[str, bytes]]:
-        """Yields (name, content) of every column, for a copy of the manifest; the name has a digest of the content."""
+        """Yields (name, content) of every column, for a copy of the manifest; the name has a digest of the content.
+
+        Raises:
+            OSError: a file cannot be read.
+        """
         for path in self._kept.glob(f"{self._manifest.digest}.*{COLUMN_SUFFIX}"):
             content = path.read_bytes()
             yield f"{path.name.removesuffix(COLUMN_SUFFIX)}.{_digest(content)}{COLUMN_SUFFIX}", content
@@ -109,7 +113,7 @@ class ColumnFiles:
         return [name for name in own if not (self._kept.beside / _local(name)).is_file()]
 
     def install(self, name: str, content: bytes) -> None:
-        """Checks a column that `export` has yielded, and writes it beside the manifest.
+        """Checks a column that `export` has yielded, and writes it where `add` would.
 
         Raises:
             ManifestCorruptError: the content does not have the digest or the kind of the name, or another number of
@@ -157,7 +161,8 @@ def column_of(name: str, values: Sequence[object]) -> ColumnValues:
         values: a value for each sample; None for a sample without one.
 
     Raises:
-        ConfigError: values of several of these types or of another one, or whole numbers of more than 64 bits.
+        ConfigError: values of several of these types or of another one, or whole numbers that fit neither all into
+            int64 nor all into uint64.
     """
     plain = [value.item() if isinstance(value, np.generic) else value for value in values]
     valid = np.fromiter((value is not None for value in plain), np.bool_, len(plain))

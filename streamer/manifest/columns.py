@@ -1,7 +1,8 @@
 """Columns of tables as numpy arrays: their types, byte strings, how texts are encoded, and a table's digest.
 
-Used by `manifest/`, which maps tables, by `indexing/`, which makes them, by `annotations/` and `loader/members/`, which
-have tables of their own, and for names of classes by `formats/folder.py`.
+Used by `manifest/`, which maps tables, by `indexing/`, which makes them, by `annotations/`, `recode/annotations.py` and
+`loader/members/`, which have tables of their own, by `engine/datasets.py`, which reads the names of objects, and by
+`formats/folder.py` for names of classes.
 """
 
 from __future__ import annotations

@@ -222,7 +222,7 @@ class Condition:
             samples: number of samples of the dataset.
 
         Raises:
-            ConfigError: types that cannot be compared.
+            ConfigError: the condition is not true or false, or it compares or calculates with what it cannot.
         """
         columns = dict(zip(self.columns, columns_of(self.columns), strict=True))
         for name, column in columns.items():

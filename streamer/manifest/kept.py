@@ -74,8 +74,8 @@ class KeptFiles:
 
         Args:
             name: name of the file or folder.
-            open_path: opens a path; raises ManifestCorruptError if it is damaged, and ManifestError if it cannot be
-                used. Other errors are passed on.
+            open_path: opens a path; raises ManifestCorruptError if it is damaged, ManifestError if it cannot be used,
+                and FileNotFoundError if it is gone. Other errors are passed on.
         """
         for path in (folder / name for folder in self.folders):
             if path.exists():

@@ -1,6 +1,7 @@
 """Makes and maps tables of keys, sorted on the disk, which say which samples of a dataset have a key.
 
-`loader/members/keys.py` makes them, for joins (`manifest/joined.py`) and for reading a sample by its key.
+`loader/members/keys.py` makes them, for joins (`manifest/joined.py`, `loader/members/joins.py`) and for reading a
+sample by its key. `engine/manifests/manifest_store.py` reads the heads of joins with it.
 
     <folder>/head.json     kind of the keys, number of rows, and what is known of repeated keys
     <folder>/high.u64      first half of the hash of each row's key, ascending
@@ -170,7 +171,8 @@ def hash_values(values: Iterable[object]) -> Keys:
     """Hashes keys: either texts and bytes, or whole numbers. None means that a sample has no key.
 
     Raises:
-        ManifestError: a key of another type, as NaN is, or a number among texts; `details` has its place as `index`.
+        ManifestError: a key of another type, as NaN is, or of the other kind than those before it; `details` has its
+            place as `index`.
     """
     texts: list[bytes | None] = []
     numbers: list[int | None] = []

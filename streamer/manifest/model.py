@@ -31,8 +31,8 @@ class ObjectRecord(msgspec.Struct, frozen=True):
     Attributes:
         url: whole address, in fsspec's form.
         size: length in bytes.
-        version: text that pins a read: `etag:...`, `generation:...`, `version:...` as the store gives it, or
-            `stat:<size>:<mtime_ns>` if the store gives none. It is compared as a whole.
+        version: text that pins a read: `etag:...`, `generation:...`, `version:...` or `commit:...` as the store gives
+            it, or `stat:<size>:<mtime_ns>` if the store gives none. It is compared as a whole.
     """
 
     url: str

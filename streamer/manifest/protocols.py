@@ -1,8 +1,8 @@
 """Interfaces between indexing, formats and stores: what an index asks for, what it finds, and what it reports.
 
 Every format is an `Indexer`, and `indexing/build.py` ("the builder" here) runs it. The builder knows neither stores nor
-formats: it is given a `Lister`, a `RangeReader` and an `Indexer`, by the engine or by `indexing/source.py`. A survey
-and an index are generators: they yield what they need, and get the bytes by `send`.
+formats: it is given a `Lister`, a `RangeReader` and an `Indexer`, by the engine, `indexing/source.py` or `shards/`. A
+survey and an index are generators: they yield what they need, and get the bytes by `send`.
 """
 
 from __future__ import annotations
@@ -275,7 +275,8 @@ class BoundedReader(Protocol):
         """Returns a context in which memory for the ranges is reserved: they are read and parsed inside.
 
         Raises:
-            ManifestError: the ranges together are longer than what this reader allows.
+            ManifestError: the longer ones of the ranges together have more bytes than this reader allows. It is raised
+                at the entry of the context.
         """
         ...
 
@@ -289,18 +290,19 @@ class Examiner(Protocol):
 
         Raises:
             ManifestError: the object cannot be decoded.
+            StoreError: the object cannot be read.
         """
         ...
 
 
 class IndexEstimate(msgspec.Struct, frozen=True):
-    """The cost of a build, known after the listing.
+    """The cost of a build, known after the listing and the survey.
 
     Attributes:
         objects: number of objects to index.
         total_bytes: sum of their sizes.
         read_bytes: most bytes that will be read; 0 if the listing is enough.
-        requests: most range requests, of 8 MiB each if all bytes are read.
+        requests: estimated range requests: of 8 MiB each if all bytes are read, else at least one for each object.
         chunk_bytes: wanted size of chunks.
         known_bytes: sum of the sizes of objects that are not read, because an earlier manifest has their samples.
     """
@@ -317,11 +319,11 @@ class BuildProgress(msgspec.Struct, frozen=True):
     """Progress of a build.
 
     Attributes:
-        objects_done: number of indexed objects.
+        objects_done: number of objects that are indexed, known already or left out.
         objects: number of objects to index.
         bytes_done: bytes of the objects that an index has passed, whether it read or skipped them.
         total_bytes: sum of the sizes of all objects.
-        read_bytes: bytes read so far.
+        read_bytes: bytes that indexes have read so far in this process, not in tasks.
         samples: number of samples of the indexed objects.
     """
 

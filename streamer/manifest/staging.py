@@ -93,7 +93,7 @@ def settle_file(source: Path, target: Path) -> None:
 
 
 def sweep(root: Path) -> list[Path]:
-    """Removes what killed writers have left in `root`, as far as it can be removed; returns the removed paths."""
+    """Removes what killed writers have left in `root`, as far as it can be removed; returns the paths found."""
     removed = []
     for lock in sorted(root.glob(f"{_PREFIX}*{_LOCK}")):
         with contextlib.suppress(OSError), lock.open("rb") as file:

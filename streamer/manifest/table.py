@@ -1,6 +1,7 @@
 """Opens a manifest for reading: its objects, chunks and samples as numpy views over mapped files.
 
-Used by the engine, by trainers and their workers (`loader/`, `batches/`), by `indexing/`, `shards/` and the commands.
+Used by the engine, by trainers and their workers (`loader/`, `batches/`), by the commands, and by all that makes or
+reads datasets (`indexing/`, `recode/`, `formats/`, `media/`, `annotations/`, `shards/`).
 Shapes: M chunks, n samples; k is the length of an argument.
 """
 

@@ -1,10 +1,11 @@
 """Verifies that a manifest is what was written, by its digests, and that its values and keys make sense.
 
-`manifest/transfer.py` and `manifest/staging.py` verify manifests that they install, and `engine/datasets.py` checks the
-keys of others. A manifest may come from a url: a range that points outside must be found before a reader follows it. A
-key names a file in a cache that several users and buckets share. The writer of a manifest could put the key of another
-dataset's chunk into it, and have other bytes kept under that name. So keys are computed again from what the manifest
-says of each chunk, and a chunk with another key than its own is refused.
+`manifest/transfer.py` and `manifest/staging.py` verify manifests that they install, `engine/datasets.py` checks the
+keys of others, and `indexing/publish.py` stamps those that it has made. A manifest may come from a url: a range that
+points outside must be found before a reader follows it. A key names a file in a cache that several users and buckets
+share. The writer of a manifest could put the key of another dataset's chunk into it, and have other bytes kept under
+that name. So keys are computed again from what the manifest says of each chunk, and a chunk with another key than its
+own is refused.
 """
 
 from __future__ import annotations
@@ -222,7 +223,7 @@ def check_key(manifest: Manifest, chunk: int) -> None:
 
 
 def stamp_keys(folder: Path) -> None:
-    """Writes a file beside a manifest's folder: the keys in its files, as they are now, were checked."""
+    """Writes a file beside a manifest's folder, if it can: the keys in its files, as they are now, were checked."""
     with suppress(OSError):  # Without it they are checked again.
         _stamp_path(folder).write_text(_describe_files(folder))
 

@@ -256,7 +256,7 @@ class EpochAudit(msgspec.Struct, frozen=True, kw_only=True):
         text: how far the records reach, and by which ranks.
         faults: samples that came too often, not at all, or in place of others, and records that contradict each other.
         gaps: what is not proven, and why.
-        skipped: names of samples that could not be made, and that others replace.
+        skipped: names of samples up to there that could not be made, and that others replace, sorted.
     """
 
     epoch: int

@@ -1,7 +1,8 @@
 """Orders rows so that batches cost every rank the same: rows of a lane change places inside superwindows.
 
-`order/kinds/leveling.py` makes it for `balance=`, around the order of one dataset or of a mix. A row is a row of packed
-documents, or a sample that is not packed. A superwindow is some consecutive batches (`order/level.py`).
+`order/kinds/leveling.py` makes it for `balance=`, around the order of one dataset or of a mix, and
+`batches/rows/explain.py` for predictions. A row is a row of packed documents, or a sample that is not packed. A
+superwindow is some consecutive batches (`order/level.py`).
 """
 
 from __future__ import annotations

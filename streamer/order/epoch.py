@@ -1,7 +1,8 @@
 """Orders one epoch of one dataset: maps positions to ordinals of samples, at random, without a table.
 
 `order/kinds/one.py` makes it; the passes of a mix's members are such epochs (`order/mix/streams.py`), and rows are
-ordered as samples (`order/row_order.py`). M is the number of chunks, L that of lanes, n that of samples.
+ordered as samples (`order/row_order.py`). For predictions `tools/planning/simulate.py` and `batches/rows/explain.py`
+make it, too. M is the number of chunks, L that of lanes, n that of samples.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ _PIECES = 1 << 12
 class EpochOrder:
     """The order of one epoch, a bijection from positions 0..n-1 to sample ordinals 0..n-1.
 
-    Takes 16 bytes per chunk, and time to hash the lanes that are asked for, but nothing per sample. Owned by one
-    thread: the tables of a lane are filled at its first use.
+    Takes 16 bytes per chunk (24 without `chunk_first`), and time to hash the lanes that are asked for, but nothing per
+    sample. Owned by one thread: the tables of a lane are filled at its first use.
 
     Args:
         spec: what fixes the order.
@@ -166,7 +167,7 @@ class EpochOrder:
         return padding
 
     def needs(self, split: RankSplit, run: Batches) -> list[Needs]:
-        """Returns the chunks that a rank uses in a run of batches, an entry for each lane.
+        """Returns the chunks that a rank uses in a run of batches, an entry for each lane, or one without shuffle.
 
         The batches from first to last use of a chunk may be more than those that use it, never fewer.
         """

@@ -29,7 +29,8 @@ class BalanceSpec(msgspec.Struct, frozen=True):
 
     Attributes:
         rows: rows of a rank and step, whose sum is to be the same for all ranks.
-        linear, quadratic: coefficients of the cost of a document of n tokens, linear x n + quadratic x n**2.
+        linear, quadratic: coefficients of the cost of a document of n tokens, linear x n + quadratic x n**2; below
+            2**24 and 2**4, and not both 0.
         batch: rows of the global batch.
         lengths: identity of the measured lengths of samples that are not packed; "" for packed rows.
 

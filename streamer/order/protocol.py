@@ -128,6 +128,9 @@ class SampleOrder(Protocol):
         Args:
             split: the rank's place in every batch.
             run: the batches.
+
+        Raises:
+            IndexError: a batch is in a round that is not known.
         """
         ...
 

@@ -33,6 +33,7 @@ def vif_bound(spec: OrderSpec, chunk_samples: Integers, global_batch: int, *, co
 
     It is 1 + rho (B/L - 1) (1/k - L/M) while B is at most half of the open samples: a batch takes B/L samples of each
     lane, from k of its M/L chunks. It is never above 1 + rho (s - 1), what whole chunks of s samples would give.
+    Without shuffle it is 1 + rho (B - 1).
 
     Args:
         spec: the order.
@@ -149,7 +150,7 @@ def check_sample_shuffle(samples: int, total_bytes: int) -> None:
 
 
 def explain(spec: OrderSpec, chunk_samples: Integers, global_batch: int, total_bytes: int, nodes: int = 1) -> str:
-    """Describes the order in words, a line for each aspect, for `streamer explain` and the log.
+    """Describes the order in words, a line for each aspect.
 
     Args:
         spec: the order.
@@ -157,6 +158,9 @@ def explain(spec: OrderSpec, chunk_samples: Integers, global_batch: int, total_b
         global_batch: B.
         total_bytes: bytes of all chunks.
         nodes: number of machines.
+
+    Raises:
+        ConfigError: the nodes cannot share the batch equally.
     """
     order = f"{spec.order_id}: seed {spec.seed}, shuffle {spec.shuffle}, lanes by {spec.lanes_by}"
     samples = int(chunk_samples.sum())

@@ -30,8 +30,8 @@ from streamer.order.hashing import Integers
 def real_positions(positions: Integers, samples: int | Integers, lanes: int) -> Integers:
     """Maps padding, the positions p >= n, to the positions that it repeats: p - L ceil((p-n+1)/L). Others stay.
 
-    So padding repeats the end of the same lane, whose chunk the same rank has open. With fewer samples than lanes, most
-    lanes have no sample: then p mod n.
+    So padding repeats the end of the same lane, whose chunk the same rank has open. With fewer samples than lanes, some
+    lanes have no sample: there it is p mod n.
 
     Args:
         positions: (N,) positions in an epoch.

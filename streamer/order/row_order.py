@@ -1,8 +1,9 @@
 """Orders rows of packed documents: as samples are ordered, with sets in place of chunks and rows in place of samples.
 
-`batches/rows/planned.py` makes it where documents are packed, and `order/balanced_order.py` builds on `OuterOrder`. All
-that the order of samples promises holds for rows: it is a bijection, the same for any number of ranks, and known at any
-position without the positions before it. Only what a rank needs from the cache is counted in chunks.
+`batches/rows/planned.py` makes it where documents are packed, `batches/rows/explain.py` for predictions, and
+`order/balanced_order.py` builds on `OuterOrder`. All that the order of samples promises holds for rows: it is a
+bijection, the same for any number of ranks, and known at any position without the positions before it. Only what a rank
+needs from the cache is counted in chunks.
 """
 
 from __future__ import annotations
@@ -137,6 +138,8 @@ def join_sets(members: list[tuple[Sets, int]]) -> Sets:
 
 def row_window(sets: int, chunks: int, global_batch: int, lanes: int, shuffle_window: int | None) -> int:
     """Returns how many sets are open together: as many chunks as without rows, but at least one set of each lane.
+
+    If the window is chosen here, at most a 16th of the sets are open, but at least four.
 
     Args:
         sets: number of sets with rows.

@@ -74,8 +74,8 @@ def piece_runs(deal: Deal, lane: int, run: tuple[int, int]) -> tuple[Integers, I
         run: half-open numbers of samples of the lane as it is dealt, not empty.
 
     Returns:
-        The pieces, numbered through all lanes, and for each the half-open numbers of samples, within the run, among
-        which its samples are: (P,) each.
+        The pieces, numbered through all lanes, and for each the half-open run of numbers in the lane, cut to `run`,
+        among which its samples are: (P,) each.
     """
     k = deal.window
     head = int(deal.first[lane])

@@ -105,8 +105,8 @@ class State(msgspec.Struct, frozen=True):
         """Reads what `to_dict` wrote; unknown fields are ignored within one format.
 
         Raises:
-            StateError: another format or kind, a field missing or of another type, parts that do not
-                agree with the order_id.
+            StateError: another format or kind, a field that is missing, of another type or outside its limits, or parts
+                that do not agree with the order_id.
         """
         check_format(saved)
         spec: AnySpec

@@ -1,7 +1,7 @@
 """Orders a dataset that is trained on while it still arrives: it is admitted in cohorts and trained on in rounds.
 
-Used by `loader/kinds/growing/`, which decides what each round admits, and by `order/kinds/growing.py`. Pure functions,
-no I/O.
+Used by `loader/`, where `loader/kinds/growing/` decides what each round admits, by `batches/samples/`, and by
+`order/kinds/growing.py`. Pure functions, no I/O.
 
 options.py  how a dataset grows, as its user says it
 spec.py     what fixes the order

@@ -41,7 +41,7 @@ class CohortPieces(NamedTuple):
 
 
 class CohortChunks(NamedTuple):
-    """The chunks of some cohorts in some lanes; a chunk on the edge of two lanes may have two entries.
+    """The chunks of some cohorts in some lanes; a chunk has an entry for each lane and pass, and more in the rest.
 
     Attributes:
         chunk: (C,) number of the chunk.

@@ -21,8 +21,8 @@ class Growing:
     """Trains on the samples that have arrived, each several times, while the others are on their way.
 
     For a link that brings fewer bytes than the trainer reads. The samples are admitted in a random order, pass after
-    pass. Each admitted sample is trained on `reuse` times before it leaves. After any number of steps no sample has
-    been used more than `reuse + 1` times more often than another one.
+    pass. Each admitted sample is trained on `reuse` times before it leaves. After any number of steps, the uses of two
+    samples differ by `reuse + 1` at most.
 
     Args:
         reuse: number of uses of each admitted sample: 1.25 times the trainer's rate divided by the link's, rounded up.

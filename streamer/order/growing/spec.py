@@ -1,6 +1,7 @@
 """Defines what fixes the order of a growing dataset: the order of its pieces, and the log of its admissions.
 
-A state keeps it (`order/state.py`), and `order/kinds/growing.py` makes the order of an epoch by it.
+`loader/kinds/growing/` makes it, a state keeps it (`order/state.py`), and `order/kinds/growing.py` makes the order of
+an epoch by it.
 """
 
 from __future__ import annotations

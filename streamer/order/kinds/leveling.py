@@ -1,6 +1,7 @@
 """Says whether the samples of a lane change places, so that batches cost every rank the same: an object, either way.
 
-`batches/samples/plans.py` applies it to the order of an epoch; `order/adopt.py` asks it before a mix is changed.
+`batches/samples/plans.py` applies it to the order of an epoch, `batches/samples/recipe.py` asks it for the coefficients
+of costs, and `order/adopt.py` asks it before a mix is changed.
 """
 
 from __future__ import annotations

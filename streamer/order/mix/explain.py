@@ -77,7 +77,7 @@ def explain(
         unit: unit of the shares.
 
     Raises:
-        ConfigError: `nodes` machines cannot share the batch equally.
+        ConfigError: `nodes` machines cannot share the batch equally, or the epoch is before the mix's first one.
     """
     epoch = spec.origin_epoch if epoch is None else epoch
     quotas = spec.quotas(epoch)

@@ -161,7 +161,7 @@ class MixOrder:
 
     Raises:
         ManifestError: a member's chunks do not have as many samples as the spec says.
-        ConfigError: an epoch before `origin_epoch`.
+        ConfigError: an epoch before `origin_epoch`. Methods raise it for an epoch that is too long, see `LaneShares`.
     """
 
     origin = 0
@@ -225,7 +225,7 @@ class MixOrder:
                 lane.
 
         Raises:
-            ConfigError: a negative position, or an epoch that is too long for 63-bit arithmetic.
+            ConfigError: a negative position.
         """
         real = real_positions(np.asarray(positions, dtype=np.int64), self.samples, self.lanes)
         slots, lanes = np.divmod(real, self.lanes)

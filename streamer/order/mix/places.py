@@ -355,7 +355,11 @@ Places: TypeAlias = LaneWindows | GroupWindows
 
 
 def epoch_places(spec: MixSpec, epoch: int) -> Places:
-    """Returns the places of one epoch, by the batching of the mix."""
+    """Returns the places of one epoch, by the batching of the mix.
+
+    Raises:
+        ConfigError: the epoch is before the mix's first one, or too long (see `LaneShares`).
+    """
     quotas = spec.places(epoch)
     if spec.batching != "homogeneous":
         shares = LaneShares(quotas, spec.lanes, spec.seed, epoch)

@@ -1,6 +1,7 @@
 """Makes the `MixSpec` of what a user says and what the members' manifests say: a pure function, equal on all ranks.
 
-`loader/kinds/mix.py` calls it, and `order/adopt.py` for a changed mix. L is the number of lanes.
+`loader/options/mix_options.py` makes a `MixRequest`; `loader/kinds/mix.py` asks it for the spec, and `order/adopt.py`
+for that of a changed mix. L is the number of lanes.
 """
 
 from __future__ import annotations

@@ -52,18 +52,20 @@ class Weights:
 
         MixedDataset(members, weights=Weights({"web": 0.9, "books": 0.1}, epoch_samples=1_000_000))
 
-    `weights={...}` is `weights=Weights({...})`: an epoch has as many samples as all members together.
+    `weights={...}` is `weights=Weights({...})`: an epoch has as many samples as all members with a share together.
 
     Args:
         weights: shares by name, 0 leaves a member out; or stages `[(0, {...}), (10, {...})]`, each from its epoch on.
         temperature: instead of `weights`: shares `samples ** (1 / temperature)`: 1 by size, a large number equal.
         unit: what the shares are of: "samples", or "bytes" of the samples in the store.
-        epoch_samples: samples of an epoch, over all ranks, rounded to whole batches. None means all samples.
+        epoch_samples: samples of an epoch, over all ranks, rounded to whole batches. None means as many as all members
+            with a share have.
         stopping_strategy: instead of `epoch_samples`: an epoch ends when the first member ("first_exhausted"), or every
             member ("all_exhausted"), has made one pass.
 
     Raises:
-        ConfigError: an invalid value, neither `weights` nor `temperature`, or both of them.
+        ConfigError: an invalid value, neither `weights` nor `temperature` or both, or both `epoch_samples` and
+            `stopping_strategy`.
     """
 
     weights: Amounts | WeightStages | None = None

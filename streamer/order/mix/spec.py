@@ -142,7 +142,7 @@ class MixMember(msgspec.Struct, frozen=True):
     turn: int = 0
 
     def parts(self) -> dict[str, str | int]:
-        """Returns the parts by name, without those that it shares with the mix."""
+        """Returns the parts but the member's name, by name of the part, and without the lanes, which are the mix's."""
         order = self.order.parts()
         del order["lanes"]
         return {**order, "samples": self.samples, "passes": self.passes, "origin": self.origin, "turn": self.turn}
@@ -165,7 +165,7 @@ class MixSpec(msgspec.Struct, frozen=True, dict=True):
         balance: what fixes which samples share a batch, where their costs decide it, else `UNSET`.
 
     Raises:
-        ConfigError: a part outside of these rules.
+        ConfigError: a part outside of its rule, or parts that do not fit each other.
     """
 
     # See `OrderSpec` for these words.
@@ -228,7 +228,7 @@ class MixSpec(msgspec.Struct, frozen=True, dict=True):
         """Returns the stream position of each member at the start of an epoch.
 
         Raises:
-            ConfigError: an epoch before `origin_epoch`.
+            ConfigError: an epoch before `origin_epoch`; all methods that take an epoch raise it.
         """
         if epoch < self.origin_epoch:
             raise ConfigError(
@@ -242,7 +242,7 @@ class MixSpec(msgspec.Struct, frozen=True, dict=True):
         )
 
     def quotas(self, epoch: int) -> tuple[int, ...]:
-        """Returns the number of samples of each member in an epoch; raises ConfigError as `stream_starts`."""
+        """Returns the number of samples of each member in an epoch."""
         return tuple(
             stop - start for start, stop in zip(self.stream_starts(epoch), self.stream_starts(epoch + 1), strict=True)
         )

@@ -40,7 +40,7 @@ class SetRows(msgspec.Struct, frozen=True, eq=False):
     """The rows of a set.
 
     Attributes:
-        items: the items, row after row; in each row in the order of the documents, or of concatenation.
+        items: the items, row after row.
         first: (R+1,) place in `items` of the first item of each of R rows, and the number of items.
     """
 

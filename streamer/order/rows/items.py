@@ -1,7 +1,8 @@
 """Cuts documents into items, and places items in rows: by best fit, by concatenation, or in buckets.
 
-`order/rows/content.py` makes the rows of a set with it. A document that fits into a row is one item, a longer one is
-cut into several. Below, D is the number of documents, T that of items, R that of rows.
+`order/rows/content.py` makes the rows of a set with it, and `batches/rows/table.py` counts by `limit_costs` how many
+tokens go to rows. A document that fits into a row is one item, a longer one is cut into several. Below, D is the number
+of documents, T that of items, R that of rows.
 
 Best fit: each item goes to the row with the least sufficient room, or opens a row; no item is cut. In decreasing order
 of size this is best-fit decreasing: it needs at most 11/9 of the least possible number of rows, and 4 more (Johnson,
@@ -224,7 +225,7 @@ def buckets(sizes: Integers, order: Integers, budget: int, max_samples: int) -> 
 def concat(kept: Integers, taken: Integers, order: Integers, length: int) -> tuple[Items, Integers]:
     """Puts documents into rows one after the other, and cuts them at the end of each row.
 
-    There are ceil(sum of taken / length) rows, whatever the order is; only the last one is not full.
+    There are ceil(sum of taken / length) rows, whatever the order is; all but the last one are full.
 
     Args:
         kept: (D,) tokens of each document.
