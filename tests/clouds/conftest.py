@@ -98,8 +98,8 @@ def azure() -> Iterator[Options]:
 @pytest.fixture(scope="session")
 def google() -> Iterator[Options]:
     """gcp-storage-emulator, with one bucket.
-
-    `session_kwargs` has no counterpart in obstore: also a data set reads through gcsfs.
+    
+    `session_kwargs` has no counterpart in obstore: also a dataset reads through gcsfs.
     """
     with emulators.google(BUCKET) as endpoint:
         yield {"token": "anon", "endpoint_url": endpoint, "session_kwargs": {}}

@@ -174,7 +174,9 @@ def _check_samples(ranks: list[list[dict]]) -> int:
 
 
 def test_a_job_outlives_its_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two ranks, and an engine that is killed twice: every sample once, and no read waits for a renewal."""
+    """A job of two ranks, whose keys expire and whose engine is killed twice, reads every sample once.
+    No batch waits long for a renewal of the keys.
+    """
     tag = uuid.uuid4().hex
     with bucket() as issuer:
         set_up("IRSA", issuer, tmp_path, monkeypatch)

@@ -48,7 +48,9 @@ def _read(namespace: str, slow: int) -> dict[str, float | dict[str, int]]:
 
 @pytest.mark.timing("its subject is how long reads take while one address is slow")
 def test_one_slow_address_of_eight(namespace: str) -> None:
-    """Connections go to all of them, so that a duplicate and a retry reach another one than the slow one."""
+    """Connections go to all eight addresses of a store's name, so one slow address slows reads by a tenth at most:
+    a duplicate and a retry reach another address than the slow one.
+    """
     quick, slow = _read(namespace, 0), _read(namespace, 1)
     for outcome in (quick, slow):
         assert set(outcome["connections"]) == set(spread.ADDRESSES)  # type: ignore[arg-type]

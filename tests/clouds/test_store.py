@@ -47,21 +47,21 @@ class TestClouds(StoreContract):
     async def test_a_file_becomes_an_object(
         self, cloud: Cloud, kind: Kind, tmp_path_factory: pytest.TempPathFactory, length: int
     ):
-        """A file that is uploaded becomes an object with its bytes."""
+        """A file written to a cloud's store becomes an object, where an emulator takes the writer's signature."""
         if cloud.writer is not None:
             pytest.skip("obstore's Google client signs every write, and no emulator takes its signature (conftest.py)")
         await super().test_a_file_becomes_an_object(kind, tmp_path_factory, length)
 
 
 async def test_clients_are_what_they_say(cloud: Cloud) -> None:
-    """Each kind of store is read by the client that its option names."""
+    """Each kind of store is opened with the client that it names."""
     store = cloud.open()
     assert type(store) is (ObstoreStore if cloud.client == "obstore" else FsspecStore)
     await store.aclose()
 
 
 async def test_auto_takes_obstore_where_it_can(cloud: Cloud) -> None:
-    """Without an option for the client, the usual options of every cloud are read by obstore."""
+    """A store opened without a client's name uses obstore, unless its options have no counterpart there."""
     store = open_store(cloud.root, cloud.options)
     assert isinstance(store, FsspecStore if "session_kwargs" in cloud.options else ObstoreStore)
     await store.aclose()
@@ -69,7 +69,7 @@ async def test_auto_takes_obstore_where_it_can(cloud: Cloud) -> None:
 
 @pytest.mark.parametrize("client", ["obstore", "fsspec"])
 async def test_unknown_authority_is_refused(untrusting: Options, client: str) -> None:
-    """HTTPS whose CA nobody named is no connection, and the message says which option names it."""
+    """HTTPS with a certificate of an unknown CA is refused, and the error names the option that takes the CA."""
     store = open_store(f"s3://{BUCKET}", untrusting, client=client)  # type: ignore[arg-type]
     try:
         with pytest.raises(StoreError, match=r"certificate is not trusted.*verify"):

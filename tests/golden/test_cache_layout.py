@@ -1,4 +1,7 @@
-"""Bytes on disk. Another layout is another chunkfile.VERSION, folder.LAYOUT_VERSION or catalog_row.ROW_VERSION."""
+"""The bytes of a cache folder on disk: chunk file, markers, catalogue rows, and the ranks of chunks.
+
+Another layout is another chunkfile.VERSION, folder.LAYOUT_VERSION or catalog_row.ROW_VERSION.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ KEY = bytes.fromhex("a0b1c2d3e4f5061728394a5b6c7d8e9f")
 
 
 def test_a_chunk_file_has_these_bytes(tmp_path: Path) -> None:
-    """Header of 64 bytes, the samples, a CRC-32 for each."""
+    """A chunk file is a header of 64 bytes, the samples' bytes, and a CRC-32 for each sample."""
     assert chunkfile.VERSION == 1
     folder = open_folder(tmp_path)
     write_chunk(ChunkBytes(KEY, [b"hello ", b"world"], np.array([0, 5, 5, 11])), folder)
@@ -41,7 +44,7 @@ def test_a_chunk_file_has_these_bytes(tmp_path: Path) -> None:
 
 
 def test_the_layout_of_the_folder(tmp_path: Path) -> None:
-    """A cache folder has the markers and folders that earlier releases gave it."""
+    """A new cache folder holds two markers, the catalogue, and folders for manifests, temporary files and chunks."""
     assert LAYOUT_VERSION == 1
     open_folder(tmp_path)
     found = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")}
@@ -58,13 +61,13 @@ def test_the_layout_of_the_folder(tmp_path: Path) -> None:
 
 
 def test_a_row_of_the_catalog() -> None:
-    """Version, length of the file, dataset."""
+    """A row of the catalogue encodes its version, the length of the chunk file and the dataset in these bytes."""
     assert CatalogRow(0x123456789A, "d1").encode().hex() == "019a785634120000006431"
     assert CatalogRow.decode(bytes.fromhex("019a785634120000006431")) == CatalogRow(0x123456789A, "d1")
 
 
 def test_the_catalog_is_read_across_versions_of_diskcache(tmp_path: Path) -> None:
-    """The one query at start relies on these columns of its table."""
+    """A catalogue that diskcache wrote is read by the one query at start, which relies on these columns of its table."""
     catalog = Catalog(tmp_path / "catalog")
     catalog.open()
     catalog.write({KEY: CatalogRow(7, "d")})
@@ -73,5 +76,7 @@ def test_the_catalog_is_read_across_versions_of_diskcache(tmp_path: Path) -> Non
 
 
 def test_ranks_are_the_same_in_every_run() -> None:
-    """The ranks that decide which chunks stay do not change with a release, which would rotate every cache."""
+    """The ranks that decide which chunks a cache keeps are these numbers in every run and release:
+    other ranks would not empty a cache, but would exchange its chunks.
+    """
     assert draw_ranks(to_keys([KEY, bytes(16)])).tolist() == [269543057, 1896895516]

@@ -18,13 +18,13 @@ RAW = bytes.fromhex(
 
 
 def test_header():
-    """64 bytes, field by field."""
+    """The header of a chunk file encodes to these 64 bytes, and these bytes decode to the header."""
     assert HEADER.encode() == RAW
     assert ChunkHeader.decode(RAW, "file") == HEADER
 
 
 def test_places():
-    """Header, bytes, then a CRC of 4 bytes per sample; the name is the key."""
+    """A chunk file holds header, bytes, then a CRC of 4 bytes per sample; its path is made from the chunk's key."""
     assert (chunkfile.MAGIC, chunkfile.VERSION, chunkfile.HEADER_BYTES, chunkfile.CRC_BYTES) == (b"STRMCHNK", 1, 64, 4)
     assert chunkfile.file_bytes(1000, 3) == 64 + 1000 + 12
     assert chunkfile.crc_offset(1000, 2) == 64 + 1000 + 8
@@ -32,7 +32,7 @@ def test_places():
 
 
 def test_a_chunk_with_shared_parts():
-    """Codec 2: parts, heads, then the table; the hints of its blocks say parts and ranges, those of others do not."""
+    """A chunk of codec 2 holds parts, heads and a table; its hints name parts and ranges only for blocks with parts."""
     lengths, part_lengths = np.array([1, 2]), np.array([3, 4, 5])
     ranges = np.array([[[0, 2], [2, 2]], [[1, 3], [0, 1]]])
     table = encode_table(lengths, part_lengths, ranges)

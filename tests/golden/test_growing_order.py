@@ -26,7 +26,7 @@ ADMITTED = [9, 4, 0, 7, 3, 6, 2, 0, 5, 8]
     ],
 )
 def test_the_order_is_this_one(lanes: int, window: int, digest: str) -> None:
-    """The codes of ten rounds."""
+    """The sample codes of ten rounds of a growing dataset have the digest that was fixed for ORDER_FORMAT 1."""
     log = AdmissionLog(Cohorts(OrderSpec("0" * 32, 17, "block", lanes, window), SIZES), 3, 2, ADMITTED)
     codes = GrowingOrder(log, np.arange(lanes), log.stop, 0).ordinals(np.arange(log.stop))
     assert ORDER_FORMAT == 1

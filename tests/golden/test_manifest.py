@@ -56,7 +56,7 @@ DATASETS: dict[str, dict[str, bytes]] = {
 
 
 class Golden:
-    """A store whose versions are fixed."""
+    """Stands for an object store: lists and reads a dataset from memory, with versions that are fixed."""
 
     def __init__(self, objects: dict[str, bytes]) -> None:
         self.objects = objects
@@ -106,20 +106,20 @@ def described(manifest: Manifest) -> dict[str, object]:
 
 @pytest.mark.parametrize("name", list(DATASETS))
 def test_what_was_written_is_read(name):
-    """The folder kept in the repository opens, verifies, and says what it said."""
+    """A manifest of version 1 that the repository keeps opens, verifies, and gives the values recorded with it."""
     expected = json.loads((FOLDER / f"{name}.json").read_text())
     assert described(open_and_verify(FOLDER / name)) == expected
 
 
 @pytest.mark.parametrize("name", list(DATASETS))
 def test_what_is_written_is_the_same(name, tmp_path):
-    """The same dataset has the same digest, keys, cuts and order as when the version began."""
+    """A dataset that is indexed now has the digest, keys, cuts and order that it had when the version began."""
     assert described(built(name, tmp_path)) == json.loads((FOLDER / f"{name}.json").read_text())
 
 
 @pytest.mark.parametrize("name", list(DATASETS))
 def test_the_files_are_the_same(name, tmp_path):
-    """Every byte of the files of a manifest, root.json included, is that of earlier releases."""
+    """A manifest that is written now equals the kept one in every byte of every file, root.json included."""
     manifest = built(name, tmp_path)
     kept = FOLDER / name
     assert {p.name for p in kept.iterdir()} == {p.name for p in manifest.path.iterdir()}

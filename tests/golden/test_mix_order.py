@@ -191,7 +191,9 @@ def _digest(orders: list[MixOrder]) -> str:
 def test_homogeneous_runs_from_before_batches_were_filled_up_go_on(
     group: int | None, order_id: str, digest: str
 ) -> None:
-    """States with shares in place of whole passes go on with the order of the saved run."""
+    """A homogeneous run saved before batches were filled up goes on in the order of the saved run:
+    its state has shares in place of whole passes.
+    """
     said = request(NAMES, repeat={"web": 1, "books": 2.5, "few": 3}, batching="homogeneous", lanes=8, group=group)
     saved = said.spec_from(MEMBERS, 48, MixStart(weighted=frozenset(NAMES)))
     state = State.from_dict(State(saved, 1, 96, 48).to_dict())
@@ -202,14 +204,14 @@ def test_homogeneous_runs_from_before_batches_were_filled_up_go_on(
 
 @pytest.mark.parametrize("golden", GOLDEN, ids=lambda g: g.name)
 def test_the_order_is_the_one_that_was_fixed(golden: Golden) -> None:
-    """The id, the quotas, and the digest of all samples of three epochs."""
+    """The order of a mix has the id, the quotas, and the digest of three epochs' samples that were fixed for it."""
     orders = golden.orders()
     quotas = [one.spec.quotas(one.epoch) for one in orders]
     assert (orders[0].spec.order_id, quotas, _digest(orders)) == (golden.order_id, golden.quotas, golden.digest)
 
 
 def test_a_changed_mix_goes_on_as_fixed() -> None:
-    """Members with whole passes become members by weight in the middle of an epoch, with the lanes of their pass."""
+    """A mix changed from whole passes to weights in mid-epoch takes over each member's place and lanes as fixed."""
     spec = request(NAMES).spec(MEMBERS, 48)
     saved = State(spec, 1, 4800, 48).to_dict()
     changed = adopt(saved, request(NAMES, weights=WEIGHTS), MEMBERS, 48).spec
@@ -218,7 +220,7 @@ def test_a_changed_mix_goes_on_as_fixed() -> None:
 
 
 def test_a_schedule_is_as_fixed() -> None:
-    """Rank 1 of 3, batches 20..59: chunks, passes and batches."""
+    """The schedule of rank 1 of 3 for batches 20..59 of a mix has the fixed chunks, passes and batches."""
     plan = RankPlan(GOLDEN[1].orders()[2], 48, 3, 1)
     schedule = plan.schedule(20, 60)
     columns = [schedule.chunk, schedule.passes, schedule.first, schedule.last]
@@ -227,7 +229,7 @@ def test_a_schedule_is_as_fixed() -> None:
 
 
 def test_the_state_is_as_fixed() -> None:
-    """The state of a mix, as it stands in checkpoints, is this one."""
+    """The state of a mix is saved in checkpoints as this dictionary, and is restored from it."""
     assert MIX_FORMAT == 1
     saved = State(GOLDEN[1].orders()[0].spec, 2, 960, 48)
     assert saved.to_dict() == STATE

@@ -120,7 +120,7 @@ def _digest(values: np.ndarray) -> str:
 
 @pytest.mark.parametrize("golden", GOLDEN, ids=lambda g: g.name)
 def test_the_order_is_the_one_that_was_fixed(golden: Golden) -> None:
-    """The id, the first samples and the digest of the whole epoch."""
+    """The order of a dataset has the id, the first samples and the digest of an epoch that were fixed for it."""
     words = fold_each(fold(99), np.arange(len(golden.sizes)))
     order = EpochOrder(golden.spec, golden.sizes, golden.epoch, chunk_words=words)
     ordinals = order.ordinals(np.arange(golden.sizes.sum()))
@@ -129,14 +129,14 @@ def test_the_order_is_the_one_that_was_fixed(golden: Golden) -> None:
 
 
 def test_a_thousand_million_samples_are_ordered_as_fixed() -> None:
-    """Three places of an epoch of 1e9 samples in 1e5 chunks."""
+    """An epoch of 1e9 samples in 1e5 chunks has the fixed samples at its first, middle and last position."""
     sizes = np.full(100_000, 10_000, dtype=np.int64)
     order = EpochOrder(OrderSpec.auto(MANIFEST, sizes, 1024, 17), sizes, 3)
     assert order.ordinals(np.array([0, 500_000_000, 999_999_999])).tolist() == [327023170, 791810073, 231422103]
 
 
 def test_rank_splits_and_automatic_geometry_are_as_fixed() -> None:
-    """Rank 1 of 3 in batch 2 of 48."""
+    """The automatic lanes and window, and the positions and samples of rank 1 of 3 in batch 2, are the fixed ones."""
     spec = OrderSpec.auto(MANIFEST, _uneven(), 48, 17)
     batch = RankPlan(EpochOrder(spec, _uneven(), 0), 48, 3, 1).batch(2)
     assert (spec.lanes, spec.window, batch.positions.tolist(), _digest(batch.ordinals)) == (
@@ -148,7 +148,7 @@ def test_rank_splits_and_automatic_geometry_are_as_fixed() -> None:
 
 
 def test_the_state_is_as_fixed() -> None:
-    """The state of an order, as it stands in checkpoints, is this one."""
+    """The state of a dataset is saved in checkpoints as this dictionary, and is restored from it."""
     assert (ORDER_FORMAT, STATE_FORMAT) == (1, 1)
     saved: dict[str, object] = {
         "format": 1,

@@ -78,7 +78,9 @@ def follow(kind: str, saved: dict, count: int, data: list) -> list[list[str]]:
 @pytest.mark.parametrize("kind", ["dataset", "mix", "homogeneous"])
 @pytest.mark.parametrize("version", VERSIONS)
 def test_a_state_goes_on_with_the_same_batches(store: Bucket, cache: Path, version: str, kind: str, ranks: int) -> None:
-    """The rest of its epoch and the next one; the data is indexed by this version."""
+    """A state that a release saved goes on, on 1, 2 and 4 ranks, with the batches that the release recorded.
+    They are the rest of its epoch and the next one; the data is indexed by this version.
+    """
     saved = states(version)[kind]
     data = [opened(kind, store.options, cache, rank=rank, world_size=ranks) for rank in range(ranks)]
     assert follow(kind, saved, len(saved["batches"]), data) == saved["batches"]
@@ -86,14 +88,16 @@ def test_a_state_goes_on_with_the_same_batches(store: Bucket, cache: Path, versi
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_a_state_of_a_growing_dataset_goes_on(store: Bucket, cache: Path, version: str) -> None:
-    """The rest of its epoch: which samples come later depends on what has arrived by then."""
+    """A growing dataset's state that a release saved goes on with the recorded rest of its epoch.
+    Which samples come later depends on what has arrived by then.
+    """
     saved = states(version)["growing"]
     assert follow("growing", saved, 3, [opened("growing", store.options, cache)]) == saved["batches"][:3]
 
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_a_manifest_is_read(store: Bucket, cache: Path, tmp_path: Path, version: str) -> None:
-    """A manifest of an earlier release is read by its name, with a cache of this version."""
+    """A manifest that a release wrote is read by its path, and the release's state goes on with the same batches."""
     saved = states(version)["dataset"]
     manifest = unpacked(version, tmp_path) / "manifests" / saved["state"]["manifest"]
     data = [opened("dataset", store.options, cache, manifest=str(manifest))]
@@ -102,7 +106,7 @@ def test_a_manifest_is_read(store: Bucket, cache: Path, tmp_path: Path, version:
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_a_cache_folder_is_used(store: Bucket, tmp_path: Path, version: str) -> None:
-    """Chunks and manifests in the cache folder of an earlier release are not fetched or built again."""
+    """A cache folder of a release serves the batches of its state, and no tar is read from the store again."""
     saved = states(version)["dataset"]
     before = len(store.reads)
     data = [opened("dataset", store.options, unpacked(version, tmp_path))]
@@ -112,7 +116,9 @@ def test_a_cache_folder_is_used(store: Bucket, tmp_path: Path, version: str) -> 
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_frames_of_the_same_protocol_are_read(version: str) -> None:
-    """Fields that a later version has added have their defaults."""
+    """A frame of a release with the same protocol decodes to the message and fields that the release encoded.
+    Fields that a later version has added have their defaults.
+    """
     found = json.loads((RELEASES / version / "frames.json").read_text())
     if found.pop("protocol") != messages.PROTOCOL:
         # Of another protocol the greetings alone: tests/unit/wire/test_versions.py has what is said then.
@@ -127,7 +133,9 @@ def test_frames_of_the_same_protocol_are_read(version: str) -> None:
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_fields_are_added_at_the_end(version: str) -> None:
-    """Within a protocol: an older end reads its part of what this version writes."""
+    """Within a protocol, the fields of a message that a release knows come first and are unchanged:
+    an older end reads its part of what this version writes.
+    """
     found = json.loads((RELEASES / version / "frames.json").read_text())
     if found.pop("protocol") == messages.PROTOCOL:
         now = json.loads(msgspec.json.encode(frames()))
@@ -137,6 +145,6 @@ def test_fields_are_added_at_the_end(version: str) -> None:
 
 
 def test_the_program_for_a_release_writes_states(store: Bucket, cache: Path) -> None:
-    """States that the program for a release writes with this version go on with what they say."""
+    """The program that records a release writes a state whose recorded batches this version delivers after it."""
     saved = written("dataset", store.options, cache)
     assert follow("dataset", saved, 3, [opened("dataset", store.options, cache)]) == saved["batches"][:3]

@@ -51,7 +51,7 @@ def sets_of(spec: RowSpec, *, shuffle: bool):
 
 
 def test_the_format_of_the_digests():
-    """The digests below are those of this format."""
+    """The digests of rows in this file belong to ROWS_FORMAT 1."""
     assert ROWS_FORMAT == 1
 
 
@@ -96,12 +96,12 @@ def test_the_format_of_the_digests():
     ],
 )
 def test_rows(spec, seed, epoch, counts, digest):
-    """The tokens that share a row are these ones."""
+    """Documents are packed into as many rows, and the same tokens share a row, as was fixed."""
     assert rows_of(spec, seed, epoch) == (counts, digest)
 
 
 def test_the_order_and_its_state():
-    """The order of rows, and what a state keeps of it, are these ones."""
+    """The order of rows of a shuffled dataset has the fixed digest, and its state is saved as this dictionary."""
     spec = RowSpec(LENGTH, set_rows=64)
     sets = sets_of(spec, shuffle=True)
     counts = row_counts(spec, sets, lambda number: COSTS[documents_of(sets.chunks(number))])
@@ -137,7 +137,7 @@ def test_the_order_and_its_state():
 
 
 def test_balanced_batches_and_their_state():
-    """The order of rows that are balanced by cost, and its state, are these ones."""
+    """The order of rows in balanced batches has the fixed digest, and its state adds these fields of the balance."""
     spec = RowSpec(LENGTH, set_rows=64)
     sets = sets_of(spec, shuffle=True)
     counts = row_counts(spec, sets, lambda number: COSTS[documents_of(sets.chunks(number))])

@@ -62,7 +62,9 @@ def planned(drawn: Drawn, length: int, rows: int) -> PlannedRows:
     ],
 )
 def test_ranks_are_as_level_as_measured(drawn, length, ranks, rows, cost, plain, level):
-    """The dearest rank of a step by the mean: within .01 of the figure, .05 of n**2; 1.05 at most with 4 rows each."""
+    """The dearest rank of a step, over the mean of all ranks, is as docs/sequences.md says:
+    at most .01 above the figure, .05 where costs are n**2; 1.05 at most with 4 rows each.
+    """
     data = planned(drawn, length, ranks * rows * (STEPS + 8))
     apart = dearest_rank(data, ranks, rows, 17, cost)
     tolerance = 0.01 if cost[0] else 0.05

@@ -91,7 +91,9 @@ def balanced(draw):
 @SLOW
 @given(balanced(), st.integers(0, 2))
 def test_every_row_once_and_the_same_batches_on_any_ranks(data, epoch):
-    """Balanced orders have every row once and the same batches on any ranks, also of a single position."""
+    """A balanced epoch has the rows of the plain one, and each batch is the same for any number of ranks.
+    A position that is looked up alone has the same row; a batch that is filled up counts, too.
+    """
     order = data.order(epoch)
     positions = np.arange(order.samples)
     everything, plain = order.ordinals(positions), data.plain(epoch).ordinals(positions)
@@ -117,7 +119,9 @@ def test_every_row_once_and_the_same_batches_on_any_ranks(data, epoch):
 @SLOW
 @given(balanced(), st.integers(0, 60), st.sampled_from([0, 1, 5]))
 def test_rows_stay_in_their_superwindow_and_lane(data, start, more):
-    """The schedule of a rank names all chunks of the rows that it reads, from any batch on, of any size."""
+    """Balancing moves a row within its lane and by less than a window; a rank's schedule names all chunks of its rows
+    from any batch on, for batches of any size.
+    """
     size = data.batch + more
     order = data.order(1)
     positions = np.arange(order.samples)
@@ -140,7 +144,9 @@ def test_rows_stay_in_their_superwindow_and_lane(data, start, more):
 @SLOW
 @given(balanced(), st.integers(0, 60), st.sampled_from([1, 2, 6]))
 def test_a_state_goes_on_with_other_batches(data, stop, other):
-    """The batches stay those of the state's batch size: every row once."""
+    """A balanced epoch that is resumed with another batch size delivers every row once over both runs:
+    its order stays that of the state's batch size.
+    """
     order = data.order(1)
     plan = RankPlan(order, data.batch, 1, 0, "short")
     before = min(stop, plan.batches - 1)
@@ -166,7 +172,9 @@ def test_a_state_goes_on_with_other_batches(data, stop, other):
     ],
 )
 def test_ranks_cost_the_same(of, ranks, rows, most):
-    """Costs that differ by a factor of ten and more: the dearest rank of a step, by the mean of all."""
+    """Balanced batches lower the dearest rank of a step, over the mean of all, by more than 0.3, to below its limit
+    where costs differ by a factor of ten and more.
+    """
     data = Balanced(0, ranks * rows, 2, rows, of=of, sets=200, mean=60)
     apart = []
     for order in (data.plain(0), data.order(0)):

@@ -88,7 +88,9 @@ def reaches_the_bound(world: World, order: Callable[[int], Order]) -> None:
 
 @pytest.mark.parametrize("share", FEW_SHARES)
 def test_warm_epochs_reach_the_bound_in_block_order(share: float) -> None:
-    """In block order the hit rate is at least 0.98 (C-S)/D from epoch 2 on, spread evenly; S is at most C/10."""
+    """In block order, every epoch from the second on hits at least 0.98 (C-S)/D, with S at most a tenth of C.
+    Hits are spread evenly over an epoch.
+    """
     world = World(share)
     reaches_the_bound(world, block)
     assert world.policy.statistics().staging_bytes <= 0.1 * world.limit
@@ -97,13 +99,13 @@ def test_warm_epochs_reach_the_bound_in_block_order(share: float) -> None:
 @pytest.mark.parametrize("share", SHARES)
 @pytest.mark.parametrize("order", [fresh, identical])
 def test_warm_epochs_reach_the_bound_in_any_order(share: float, order: Callable[[int], Order]) -> None:
-    """Fresh permutations and the same order again and again: the bound does not depend on it."""
+    """Warm epochs reach the bound of hits both in fresh permutations and in the same order again and again."""
     reaches_the_bound(World(share, count=1200), order)
 
 
 @pytest.mark.parametrize("share", SHARES)
 def test_plain_lru_is_as_bad_as_its_formula(share: float) -> None:
-    """The negative control: f + (1-f) ln(1-f) under fresh permutations."""
+    """A cache of least recently used chunks hits f + (1-f) ln(1-f) under fresh permutations (negative control)."""
     cost = charge_each(sizes(2000))
     rates = lru_hit_rates(fresh(2000), 3, cost, int(share * cost.sum()))
     formula = share + (1 - share) * math.log(1 - share)
@@ -111,7 +113,9 @@ def test_plain_lru_is_as_bad_as_its_formula(share: float) -> None:
 
 
 def test_plain_lru_hits_nothing_under_an_identical_order() -> None:
-    """Half of the data cached, and every chunk leaves just before it is used again."""
+    """A cache of least recently used chunks with half of the data hits nothing when each epoch has the same order:
+    every chunk leaves just before it is used again.
+    """
     cost = charge_each(sizes(1000))
     assert lru_hit_rates(identical(1000), 3, cost, int(0.5 * cost.sum())) == [0.0, 0.0, 0.0]
 
@@ -120,7 +124,9 @@ def test_plain_lru_hits_nothing_under_an_identical_order() -> None:
 @pytest.mark.parametrize("order", [block, fresh, identical])
 @pytest.mark.parametrize("window", [36, pytest.param(100, marks=pytest.mark.slow)])
 def test_hold_writes_almost_nothing_to_kept_chunks(share: float, order: Callable[[int], Order], window: int) -> None:
-    """A warm epoch writes at most 1 % of the data to kept chunks (3 to 4 % while the cold epoch borrowed room)."""
+    """Each warm epoch writes at most 1 % of the data to kept chunks
+    (3 to 4 % while the cold epoch borrowed space).
+    """
     world, written = World(share, count=1504), [0.0] * 4
 
     def watch() -> None:
@@ -137,7 +143,9 @@ def test_hold_writes_almost_nothing_to_kept_chunks(share: float, order: Callable
 
 
 def test_a_cold_epoch_looks_as_far_ahead_as_a_warm_one() -> None:
-    """Chunks that will be kept do not pass through transit; when they did, half an epoch looked half as far."""
+    """A cold epoch has at least 0.95 of the look-ahead that was asked for on average, and a warm one 0.9.
+    What will be kept does not pass through transit: when it did, the second half looked half as far (26 of 48).
+    """
     world = World(0.5, count=1500)
     (job,) = world.run(world.plan(fresh(1500), 2))
     cold, warm = job.depth[AHEAD : 1500 - AHEAD], job.depth[1500:-AHEAD]
@@ -146,7 +154,7 @@ def test_a_cold_epoch_looks_as_far_ahead_as_a_warm_one() -> None:
 
 
 def test_two_jobs_on_one_dataset_do_not_wait_for_each_other() -> None:
-    """Two jobs on one dataset have the hits of an epoch each, wait not for each other, and share fetches."""
+    """Two jobs on one dataset each reach 0.95 of the bound of hits, and wait in at most 5 % of the ticks."""
     world = World(0.5, count=1000)
     first = world.plan(fresh(1000, 11), 4, "first")
     second = world.plan(fresh(1000, 12), 4, "second")
@@ -157,14 +165,16 @@ def test_two_jobs_on_one_dataset_do_not_wait_for_each_other() -> None:
 
 
 def test_two_ranks_in_step_fetch_each_chunk_once() -> None:
-    """The same order in two sessions costs the store one epoch, not two."""
+    """Two sessions in the same order fetch each chunk from the store once, not twice."""
     world = World(0.5, count=500)
     jobs = world.run(world.plan(identical(500), 1, "rank 0"), world.plan(identical(500), 1, "rank 1"))
     assert sum(int(job.missed.sum()) for job in jobs) == 500
 
 
 def test_a_hanging_session_does_not_stop_the_others() -> None:
-    """A session that hangs keeps its open chunks, loses its look-ahead once silenced, and stops no other job."""
+    """A job beside a session that hangs finishes its epochs with hits, while the hanging session keeps its open chunks.
+    Once silenced, the hanging session loses the protection of its look-ahead.
+    """
     world = World(0.5, count=500)
     hanging = world.plan(fresh(500, 21), 2, "hanging", hang_at=250)
     jobs = Simulation(world.policy, [hanging, world.plan(fresh(500, 22), 4)])
@@ -178,7 +188,7 @@ def test_a_hanging_session_does_not_stop_the_others() -> None:
 
 @pytest.mark.parametrize("spare_chunks", [2, 4, 16])
 def test_the_smallest_possible_cache_still_moves(spare_chunks: int) -> None:
-    """A limit of the open chunks + a few: slow, never stuck, never above the limit."""
+    """A cache of the open chunks and a few more is slow, but completes both epochs and stays within its limit."""
     cost = charge_each(np.full(300, 1 << 20))
     limit = (OPEN + spare_chunks) * int(cost[0])
     policy = CachePolicy(limit)
@@ -194,7 +204,7 @@ def test_the_smallest_possible_cache_still_moves(spare_chunks: int) -> None:
 
 
 def test_a_session_that_cannot_fit_is_refused_with_the_numbers() -> None:
-    """Open chunks + 1 above the limit: the error names limit, need and what others need; nothing has changed."""
+    """A session whose open chunks exceed the cache is refused with the cache's limit, and changes nothing."""
     world = World(0.05, count=200)
     before = world.policy.statistics()
     with pytest.raises(CacheFullError, match="raise cache_bytes to at least") as caught:
@@ -204,7 +214,7 @@ def test_a_session_that_cannot_fit_is_refused_with_the_numbers() -> None:
 
 
 def test_validation_between_epochs_keeps_its_place_and_flushes_nothing() -> None:
-    """Two datasets of one job, in turn: from the second round on both hit, the small one completely."""
+    """A job that reads two datasets in turn hits in both from the second round on, and wholly in the small one."""
     train, small = sizes(800), sizes(40)
     limit = int(0.5 * charge_each(train).sum())
     policy = CachePolicy(limit)

@@ -14,7 +14,7 @@ WARM = 3
 @pytest.mark.parametrize("share", [0.1, 0.3, 0.5])
 @pytest.mark.parametrize("members", MIXES.values(), ids=MIXES)
 def test_a_mix_reaches_the_static_bound(members: list[MixMember], share: float) -> None:
-    """Hits of epochs 3 to 5 within 0.005 of the bound of C - S, the misses level, no waiting."""
+    """Hits of a mix in epochs 3 to 5 are within 0.005 of the static bound of C - S; misses are level, waits rare."""
     limit = int(share * sum(member.chunks for member in members) * CHUNK_COST)
     policy, uses, simulation = play(members, limit, 6)
     bound = static_bound(members, (limit - policy.statistics().staging_bytes) / CHUNK_COST)
@@ -25,7 +25,7 @@ def test_a_mix_reaches_the_static_bound(members: list[MixMember], share: float) 
 
 
 def test_equal_quotas_are_worse() -> None:
-    """The negative control: what the mix of three gets where values do not count."""
+    """A mix of three whose members count as equally valuable gets less than 0.7 of the hits (negative control)."""
     three = MIXES["2000 (.5) + 600 (1) + 120 (4)"]
     limit = int(0.1 * 2720 * CHUNK_COST)
     _, equal, _ = play(three, limit, 6, values=[1.0, 1.0, 1.0])
@@ -42,7 +42,9 @@ def test_equal_quotas_are_worse() -> None:
     st.floats(0.05, 1.2),
 )
 def test_a_mix_never_stands_still(mix: list[tuple[int, float, int]], share: float) -> None:
-    """Any sizes, passes and limits, down to the least that the policy accepts."""
+    """A mix of any sizes, passes and limits is used to its end within the cache's limit,
+    down to the least limit that the policy accepts.
+    """
     chunks, least = sum(count for count, *_ in mix), sum(opened + 1 for *_, opened in mix)
     limit = max(least, int(share * chunks)) * CHUNK_COST
     members = [MixMember(f"m{index}", *member) for index, member in enumerate(mix)]

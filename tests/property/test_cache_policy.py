@@ -312,13 +312,17 @@ class PolicyMachine(Model, RuleBasedStateMachine):
 
 
 def test_the_policy_behaves_like_a_dictionary_of_files() -> None:
-    """Whatever sessions do, there is one file per chunk, open ones stay, the limit holds, and the books end at zero."""
+    """The cache policy keeps one file per chunk, keeps open chunks, respects its limit, and ends without references,
+    whatever sessions do.
+    """
     run_state_machine_as_test(PolicyMachine, settings=SETTINGS)
 
 
 @pytest.mark.parametrize("seed", range(6))
 def test_a_long_random_walk_keeps_the_books(seed: int) -> None:
-    """The same model, two thousand steps on a full cache: what short examples do not reach."""
+    """The cache policy's accounts agree with the files in each of 2,000 random steps on a full cache,
+    which reach states that short examples do not.
+    """
     random = np.random.default_rng(seed)
     model = Model()
     model.prepare(int(random.integers(9, 20)), set(range(12)), settling=False)

@@ -27,20 +27,20 @@ def plan(**changes: object) -> JobPlan:
 
 
 def test_a_cache_that_holds_everything_hits_everything() -> None:
-    """A cache that holds everything misses each chunk once in the first epoch, and nothing from the second on."""
+    """In a cache that holds the dataset, the first epoch misses each chunk once and the second hits every chunk."""
     (job,) = Simulation(policy_of(20), [plan()]).run()
     assert job.hit_rates(np.full(10, COST)) == [0.0, 1.0]
     assert job.tenths(1).tolist() == [1.0] * 10
 
 
 def test_a_fetch_takes_its_ticks() -> None:
-    """One chunk ahead of a fetch of ten ticks: most of the time is spent waiting."""
+    """With a fetch of ten ticks and one chunk of look-ahead, a simulated job waits for most of the time."""
     (job,) = Simulation(policy_of(20), [plan(epochs=1)], fetch_ticks=10).run()
     assert 40 <= job.waited_ticks <= 50
 
 
 def test_a_hanging_job_ends_the_run_and_keeps_its_session() -> None:
-    """A job that hangs stands where it was told to, ends the simulated run and keeps its session."""
+    """A simulation with a job that hangs ends with the job at its place and its session still open."""
     policy = policy_of(20)
     (job,) = Simulation(policy, [plan(hang_at=3)]).run()
     assert job.place == 3
@@ -48,7 +48,7 @@ def test_a_hanging_job_ends_the_run_and_keeps_its_session() -> None:
 
 
 def test_a_deadlock_is_seen() -> None:
-    """A policy that answers `wait` for ever."""
+    """A simulation under a policy that never opens a chunk raises an error that names the deadlock."""
     policy = policy_of(20)
     policy.open = lambda session, chunk: False  # type: ignore[method-assign]
     with pytest.raises(RuntimeError, match="deadlock"):

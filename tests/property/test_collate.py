@@ -152,7 +152,7 @@ def test_same_batch_as_torch(samples: list[object]) -> None:
 @example([np.array(["a"])])
 @example([np.array([None])])
 def test_same_error_as_torch(samples: list[object]) -> None:
-    """Samples that torch refuses are refused with torch's own error."""
+    """Samples that torch's collate refuses are refused with the same error."""
     expected = outcome(lambda: default_collate(samples))
     ours = outcome(lambda: through_a_slot(collate(samples)))
     assert_same(ours, expected)
@@ -173,7 +173,9 @@ def test_whole_numbers_of_2_63_and_more_become_unsigned(large: int, others: list
 
 
 def test_samples_of_different_fields_are_named() -> None:
-    """A stray file among pictures: torch's KeyError has neither the samples nor what to do."""
+    """Samples of different fields are refused with an error that names two of them, their fields and the remedy:
+    a stray file among images; torch's KeyError has neither the samples nor what to do.
+    """
     samples = [{"__key__": "a/1.jpg", "jpg": 1, "label": 0}, {"__key__": "README.md", "md": b""}]
     with pytest.raises(KeyError):
         default_collate(samples)
@@ -184,7 +186,7 @@ def test_samples_of_different_fields_are_named() -> None:
 
 
 def test_a_slot_too_small_is_seen() -> None:
-    """Writing needs exactly what was announced, not a byte less."""
+    """Writing a batch into a slot that is one byte shorter than announced raises ValueError."""
     packed = WritableBatch(collate([np.ones(100)] * 3))
     with pytest.raises(ValueError):
         packed.write(np.zeros(packed.nbytes - 1, np.uint8))

@@ -114,7 +114,9 @@ def truth(tree: tuple, row: dict[str, object]) -> bool | None:
 
 @given(rows=ROWS, tree=TREES, data=st.data())
 def test_where_is_a_filter_by_brute_force(rows, tree, data):
-    """Nulls, NaN, texts beyond ASCII and numbers beyond 2^53 included, for samples in any order."""
+    """A condition selects the samples for which Python's own evaluation of it is true, in any order of the samples.
+    Nulls, NaN, texts beyond ASCII and numbers beyond 2^53 are included.
+    """
     columns = {name: column_of(name, [row[name] for row in rows]) for name in VALUES}
     # A column without any value is one of texts: it cannot be compared with numbers.
     for name, value in {"number": 0, "ratio": 0.0, "flag": False}.items():

@@ -86,7 +86,9 @@ def trained(log: AdmissionLog, number: int) -> np.ndarray:
 @QUICK
 @given(logs())
 def test_uses_are_level_after_every_round_and_inside_it(log: AdmissionLog) -> None:
-    """max - min <= reuse at every round's end, reuse + 1 inside; `used` bounds them; positions follow each other."""
+    """Uses of samples differ by at most `reuse` after each round of a growing dataset, and by `reuse` + 1 inside it.
+    The log's bounds of uses hold, and the rounds' positions follow each other.
+    """
     samples, reuse = log.cohorts.samples, log.reuse
     uses, seen = np.zeros(samples, int), set()
     for number in range(len(log)):
@@ -141,7 +143,9 @@ def cohort_samples(cohorts: Cohorts, cohort: int) -> np.ndarray:
 @QUICK
 @given(logs(), st.integers(0, 1 << 32))
 def test_any_place_and_any_log_again_give_the_same_samples(log: AdmissionLog, seed: int) -> None:
-    """Random access equals reading in order; a log made from `admitted` gives the same samples."""
+    """Positions read at random have the samples of the order read from its start.
+    A log that is made again from `admitted` gives the same samples.
+    """
     again = AdmissionLog(log.cohorts, log.reuse, log.least, log.admitted)
     lanes = np.arange(log.cohorts.spec.lanes)
     whole = GrowingOrder(log, lanes, log.stop, 0).ordinals(np.arange(log.stop))
@@ -152,7 +156,9 @@ def test_any_place_and_any_log_again_give_the_same_samples(log: AdmissionLog, se
 @QUICK
 @given(logs(), st.integers(0, 1 << 32))
 def test_a_worker_needs_the_rounds_of_its_batch_only(log: AdmissionLog, seed: int) -> None:
-    """Told as numbers they give the same samples; a position of another round is an error."""
+    """A worker that is told only the rounds of its batch finds the same samples.
+    A position of another round is an error.
+    """
     first, last = np.sort(np.random.default_rng(seed).integers(0, log.stop, 2)).tolist()
     known, lanes = KnownRounds(log.cohorts), np.arange(log.cohorts.spec.lanes)
     rounds = rounds_between(log, first, last)
@@ -193,7 +199,7 @@ def test_ranks_have_their_chunks_admitted_before_they_need_them(
 @QUICK
 @given(logs())
 def test_chunks_of_consecutive_cohorts_come_once_each(log: AdmissionLog) -> None:
-    """Cohort by cohort or all at once: the same uses, and each is within the cohorts that its samples belong to."""
+    """The chunks of cohorts asked for one by one are those of all cohorts asked for at once, each use once."""
     cohorts, lanes = log.cohorts, np.arange(log.cohorts.spec.lanes)
     end = PASSES * cohorts.per_pass
     whole = sorted(zip(*(column.tolist() for column in cohorts.chunks(lanes, 0, end)), strict=True))
@@ -206,7 +212,9 @@ def test_chunks_of_consecutive_cohorts_come_once_each(log: AdmissionLog) -> None
 @QUICK
 @given(packed_logs())
 def test_documents_in_rows_are_used_as_often_as_rows(case: tuple[AdmissionLog, Rows]) -> None:
-    """Rows are level as samples are; the uses of a row in a pass have one content, so each token has exactly k."""
+    """Uses of packed rows stay level, and each token of the first pass is used exactly `reuse` times:
+    all uses of a row in a pass have the same content.
+    """
     log, rows = case
     before, uses = np.append(0, np.cumsum(rows.counts)), np.zeros(log.cohorts.samples, int)
     tokens = [np.zeros(cost, int) for cost in rows.costs.tolist()]
@@ -230,7 +238,7 @@ def test_documents_in_rows_are_used_as_often_as_rows(case: tuple[AdmissionLog, R
 @QUICK
 @given(packed_logs(), st.integers(0, 1 << 32))
 def test_sets_are_admitted_whole(case: tuple[AdmissionLog, Rows], seed: int) -> None:
-    """All chunks of a row's set are admitted, and needed, with its first row."""
+    """All chunks of a row's set are admitted and needed with the first row of the set."""
     log, rows = case
     lanes = log.cohorts.spec.lanes
     start = int(np.random.default_rng(seed).integers(log.stop // lanes)) * lanes

@@ -201,7 +201,9 @@ cases = st.builds(
 @example(Case(chunks=64, chunk_samples=1, reuse=2, epoch_samples=60, batch=10), 1, 0)
 @example(Case(chunks=64, chunk_samples=1, reuse=3, epoch_samples=60, batch=400), 8, 0)
 def test_every_batch_becomes_ready_when_those_before_it_are_consumed(case: Case, ahead: int, resumed: int) -> None:
-    """Through several passes, from the first batch and from any later one, in caches of any size."""
+    """A batch of a growing dataset becomes ready once those before it are consumed, in caches of any size.
+    Runs go through several passes, from the first batch and from a later one.
+    """
     with prepared(case) as (made, engine), too_small(engine):
         steps = min(max(12, -(-3 * case.chunks * case.chunk_samples // case.batch)), 200)
         for first, count in ((0, min(resumed, steps)), (min(resumed, steps), steps)):
@@ -211,7 +213,7 @@ def test_every_batch_becomes_ready_when_those_before_it_are_consumed(case: Case,
 
 
 class LateOffers:
-    """Other ranks that have as much, and say so at every tenth look."""
+    """Stands for the other ranks of a job: they have as much as this one, and say so at every tenth look."""
 
     looks = 0
 
@@ -221,7 +223,7 @@ class LateOffers:
 
 
 def test_a_batch_waits_for_the_other_ranks_and_no_longer() -> None:
-    """While a batch waits for the other ranks, its session is looked at again without a message; `done` looks, too."""
+    """A session that waits for other ranks asks to be polled without a message, and `finish` looks for their offers."""
     with prepared(Case(chunks=64, chunk_samples=1, reuse=3, epoch_samples=60, batch=10)) as (made, _):
         offers = made.ordering.growth._offers = LateOffers()
         with contextlib.closing(made.session(0, 0)) as session:
@@ -242,7 +244,7 @@ def test_a_batch_waits_for_the_other_ranks_and_no_longer() -> None:
 
 
 def test_a_batch_that_nobody_will_bring_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All that was asked for is here, all before the batch is consumed, and it is not ready."""
+    """A batch whose cohorts were never asked for raises BrokenError with the cohorts that it needs."""
     extend = CohortFeed.extend
     with prepared(Case(chunks=64, chunk_samples=1, reuse=3, epoch_samples=60, batch=10)) as (made, _):
         monkeypatch.setattr(CohortFeed, "extend", lambda feed, end, room: extend(feed, min(end, 64), room))
@@ -254,7 +256,9 @@ def test_a_batch_that_nobody_will_bring_is_an_error(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_session_that_cannot_begin_gives_its_connection_back_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Regression: it was given back twice, to be taken by two users."""
+    """A session whose start fails gives its connection back once.
+    Regression: it was given back twice, to be taken by two users.
+    """
     with prepared(Case(chunks=64, chunk_samples=1, reuse=3, epoch_samples=60, batch=10)) as (made, _):
         with monkeypatch.context() as broken:
             broken.setattr(GrowingSession, "_extend", lambda session: 1 // 0)

@@ -69,7 +69,9 @@ def fleets(draw: st.DrawFn, consecutive: bool = False) -> Fleet:
 
 @given(fleets())
 def test_a_table_deals_every_lane_and_fills_every_node(fleet: Fleet) -> None:
-    """A table deals every lane and fills every node, which takes what it holds most of before others do."""
+    """A table of lanes deals all of each lane and gives each node its share of the samples.
+    A node takes the lane of which most is held before others do.
+    """
     table = fleet.table(fleet.held)
     assert (table >= 0).all()
     assert (table.sum(axis=1) == fleet.per_lane).all()
@@ -81,7 +83,9 @@ def test_a_table_deals_every_lane_and_fills_every_node(fleet: Fleet) -> None:
 
 @given(fleets())
 def test_every_table_gives_the_same_batches(fleet: Fleet) -> None:
-    """Bit for bit, each sample to one rank; and each rank's schedule has the chunks of its samples."""
+    """Batches dealt by a table have the same samples as batches without one, and each sample goes to one rank.
+    Each rank's schedule covers the chunks of its samples.
+    """
     plain = [fleet.plan(rank, None) for rank in range(fleet.world)]
     dealt = [fleet.plan(rank, fleet.held) for rank in range(fleet.world)]
     for number in range(plain[0].batches):
@@ -106,7 +110,7 @@ def test_every_table_gives_the_same_batches(fleet: Fleet) -> None:
 
 @given(fleets(consecutive=True))
 def test_where_nothing_is_held_ranks_have_what_they_have_without_a_table(fleet: Fleet) -> None:
-    """Where no cache holds anything, ranks have the lanes that they have without a table."""
+    """With empty caches, each rank has the positions that it has without a table, so a first run reads as before."""
     for rank in range(fleet.world):
         plain, dealt = fleet.plan(rank, None), fleet.plan(rank, np.zeros_like(fleet.held))
         for number in range(plain.batches):
@@ -118,7 +122,7 @@ def _columns(parts: list) -> tuple[list[np.ndarray], list[np.ndarray]]:
 
 
 def test_a_node_less_or_more_moves_one_share() -> None:
-    """16 nodes and 64 lanes: 15 keep what they have, and a 17th takes a 17th."""
+    """Of 16 nodes, 15 keep what they held when one leaves, and a 17th that joins takes a 17th of the samples."""
     lanes, per_lane = 64, 17 * 15
     nothing = np.zeros((lanes, 16), np.int64)
     held = split_lanes(lanes, per_lane, [lanes * per_lane // 16] * 16, nothing)
@@ -130,7 +134,7 @@ def test_a_node_less_or_more_moves_one_share() -> None:
 
 @given(st.data())
 def test_rows_that_are_made_level_together_stay_with_one_rank(data: st.DataObject) -> None:
-    """With g rows of a lane in each group, every rank's runs are whole groups, whatever the caches hold."""
+    """With g rows of a lane in each balanced group, every rank's runs are whole groups, whatever the caches hold."""
     group, lanes, per_lane = (data.draw(st.integers(1, most)) for most in (4, 6, 6))
     world = data.draw(st.sampled_from([r for r in range(1, 13) if lanes * per_lane % r == 0]))
     each = group * lanes * per_lane // world

@@ -41,7 +41,7 @@ def test_every_object_is_in_one_chunk_of_bounded_size(lengths, pack):
 
 @given(sizes, st.integers(0, 20_000), st.integers())
 def test_one_new_file_changes_one_chunk(lengths, size, number):
-    """The chunk it falls into changes or is divided, around it; every other chunk stays as it was."""
+    """A new file changes or divides the chunk it falls into, and every other chunk stays as it was."""
     before = {f"k{i}": length for i, length in enumerate(lengths)}
     name = f"new{number}"
     old, new = set(packed(before)), set(packed({**before, name: size}))
@@ -62,7 +62,7 @@ def test_a_thousand_new_files_change_few_chunks(seed):
 
 @given(sizes)
 def test_objects_can_keep_their_order(lengths):
-    """Chunks are runs of the listing, about as many as by the hash."""
+    """Objects that are packed in order keep the order of the listing, in a number of chunks that their bytes bound."""
     order, first = pack_in_order(
         hash_keys([b"%d" % i for i in range(len(lengths))]), np.array(lengths, np.int64), 10_000
     )
@@ -72,7 +72,9 @@ def test_objects_can_keep_their_order(lengths):
 
 @pytest.mark.parametrize("spread", [(100, 900), (0, 2)])
 def test_in_order_a_new_file_changes_few_chunks(spread):
-    """The cuts behind it are found again; with objects of no size, too."""
+    """A new file among objects packed in order changes at most four chunks on average.
+    The cuts behind the file are found again; objects of no size are included.
+    """
     drawn = np.random.default_rng(5)
     before = {f"{i:05}": int(size) for i, size in enumerate(drawn.integers(*spread, 20_000))}
     old = set(packed(before, pack_in_order))
@@ -88,7 +90,9 @@ def test_in_order_a_new_file_changes_few_chunks(spread):
     st.integers(0, 100_000),
 )
 def test_a_container_is_cut_into_all_its_samples(steps, rest):
-    """Chunks, extents and starts cover exactly the samples' bytes, gaps left out; no chunk exceeds twice its size."""
+    """The chunks, extents and starts of a container cover exactly its samples' bytes, without gaps between samples.
+    No chunk of several samples exceeds twice its size.
+    """
     position, starts, stops = 0, [], []
     for gap, length in steps:
         starts.append(position + gap * 512)

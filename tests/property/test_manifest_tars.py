@@ -25,7 +25,9 @@ kinds = st.sampled_from([tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(members, kinds, st.integers(1, 20), st.integers(1, 20), st.integers(1, 4))
 def test_samples_are_the_members(monkeypatch, entries, kind, window, jump, probe):
-    """Any windows, any jumps: the same samples, and no byte is asked for twice."""
+    """The samples of a tar are its members grouped by key, whatever the sizes of windows and jumps.
+    No byte is asked for twice, and an index can begin at any sample.
+    """
     monkeypatch.setattr(reading, "READ_BYTES", 512 * window)
     monkeypatch.setattr(reading, "JUMP_BYTES", 512 * jump)
     monkeypatch.setattr(reading, "PROBE_BYTES", 512 * probe)
@@ -61,7 +63,7 @@ def indexed(raw: bytes) -> tuple[list[tuple[str, list[tuple[str, bytes]]]], list
 
 @pytest.mark.parametrize("kind", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
 def test_any_cut_of_an_archive_is_refused(kind):
-    """There is no length at which a truncated archive passes for a whole one."""
+    """A tar that is cut before its end mark is refused at every length."""
     raw = tar_of([("a" * 120 + ".jpg", b"1" * 700), ("b.jpg", b""), ("b.cls", b"1")], kind)
     end = raw.rstrip(b"\0")
     mark = -(-len(end) // 512) * 512 + 512

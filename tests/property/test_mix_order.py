@@ -109,7 +109,9 @@ class Uses:
 @QUICK
 @given(cases())
 def test_every_epoch_goes_on_with_each_member_where_the_last_one_ended(case: Case) -> None:
-    """Each epoch of a mix has its quotas and uses all samples equally often or once more, asked in any order."""
+    """Each epoch of a mix draws its quotas from where the last one ended, so all samples are used equally or once more.
+    Any position can be asked for first.
+    """
     uses, mixed = Uses(case), case.order(0)
     for epoch in range(EPOCHS):
         mixed = mixed.open_epoch(epoch)
@@ -126,7 +128,7 @@ def test_every_epoch_goes_on_with_each_member_where_the_last_one_ended(case: Cas
 @QUICK
 @given(cases(), st.integers(0, 1 << 20))
 def test_whole_passes_are_exact_in_every_epoch(case: Case, x: int) -> None:
-    """With whole passes each sample comes as often as its member has passes; samples that fill are marked."""
+    """A member with whole passes has each sample that often in every epoch; repeats that fill batches are marked."""
     said = {
         name: value for name, value in case.said.items() if name in ("batching", "lanes", "group", "seed", "window")
     }
@@ -148,7 +150,9 @@ def test_whole_passes_are_exact_in_every_epoch(case: Case, x: int) -> None:
 @QUICK
 @given(cases().filter(lambda case: case.said["batching"] == "homogeneous"), st.integers(0, 1 << 20))
 def test_the_samples_of_a_group_are_of_one_member(case: Case, x: int) -> None:
-    """The samples of a group are of one member in every batch, also after a change of ranks in mid-epoch."""
+    """Each group of a homogeneous batch has samples of one member, on any number of ranks,
+    also after that number changes in mid-epoch.
+    """
     mixed, group = case.order(x % EPOCHS), int(str(case.said["group"]))
     worlds = [ranks for ranks in range(1, 13) if case.batch % ranks == 0]
     before, after = (
@@ -165,7 +169,7 @@ def test_the_samples_of_a_group_are_of_one_member(case: Case, x: int) -> None:
 @QUICK
 @given(cases(), st.integers(0, 1 << 30))
 def test_drawn_counts_what_was_delivered(case: Case, place: int) -> None:
-    """At any position of an epoch `drawn` counts what was delivered of each member."""
+    """The counts of samples drawn equal those delivered of each member, at any position of an epoch."""
     mixed = case.order(1)
     position = place % (mixed.samples + 1)
     delivered = np.flatnonzero(~mixed.repeats(np.arange(position)))
@@ -200,7 +204,9 @@ def _covered(plan: RankPlan, begin: int, end: int) -> bool:
 @QUICK
 @given(cases(), st.integers(0, 1 << 20), st.integers(0, 1 << 20))
 def test_a_schedule_covers_every_use(case: Case, x: int, y: int) -> None:
-    """Never narrower than the truth, for whole epochs, parts of them, any rank, and after a shifted start."""
+    """The schedule of a mix covers every use of a chunk, for whole epochs, parts of them and any rank,
+    and after a shifted start.
+    """
     mixed = case.order(x % EPOCHS)
     worlds = [ranks for ranks in range(1, case.batch + 1) if case.batch % ranks == 0]
     world = worlds[x % len(worlds)]
@@ -218,7 +224,7 @@ def test_a_schedule_covers_every_use(case: Case, x: int, y: int) -> None:
 @QUICK
 @given(cases(), cases(), st.integers(1, 3))
 def test_a_changed_mix_goes_on_fairly_at_the_end_of_an_epoch(case: Case, other: Case, epochs: int) -> None:
-    """A mix with other proportions and batching goes on with samples that were used least over both jobs."""
+    """A mix whose weights and batching change after an epoch uses all samples equally or once more over both jobs."""
     uses = Uses(case)
     for epoch in range(epochs):
         mixed = case.order(epoch)
@@ -237,7 +243,9 @@ def test_a_changed_mix_goes_on_fairly_at_the_end_of_an_epoch(case: Case, other: 
 @QUICK
 @given(cases(), st.integers(0, 1 << 30))
 def test_a_changed_mix_goes_on_in_the_middle_of_an_epoch(case: Case, place: int) -> None:
-    """Samples used after the place that is taken over come again: at most 4 per lane and member if stratified."""
+    """A mix that goes on in mid-epoch repeats only samples used after the place that is taken over:
+    at most 4 per lane and member if stratified.
+    """
     mixed = case.order(0)
     position = place % mixed.samples // case.batch * case.batch
     uses = Uses(case)

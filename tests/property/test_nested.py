@@ -95,6 +95,8 @@ def _listed(value: object) -> object:
 @pytest.mark.parametrize(("chosen", "write", "skipped"), [(Parquet(), _parquet, 0), (ArrowIPC(), _arrow, 1)])
 @given(table=tables())
 def test_values_are_those_of_pyarrow(chosen, write, skipped, table):
-    """Nulls at every level, empty lists, and parts of larger batches; arrays are compared as lists."""
+    """Nested values read from Parquet and Arrow equal pyarrow's `to_pylist`, with nulls at every level and empty lists.
+    Parts of larger batches are included; arrays are compared as lists.
+    """
     expected = table.column("value").to_pylist(maps_as_pydicts="strict")[skipped:]
     assert _read(chosen, write(table)) == expected

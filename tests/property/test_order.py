@@ -135,14 +135,14 @@ def _whole_order(g: Geometry) -> list[int]:
 @QUICK
 @given(geometries())
 def test_the_order_is_the_design_written_out(g: Geometry) -> None:
-    """The vectorised order equals the one made sample by sample."""
+    """The vectorised order of a dataset equals the one made sample by sample."""
     assert g.order().ordinals(np.arange(g.samples)).tolist() == _whole_order(g)
 
 
 @QUICK
 @given(geometries())
 def test_an_epoch_is_a_bijection(g: Geometry) -> None:
-    """An epoch is a bijection: each sample has one position."""
+    """Each sample of an epoch has exactly one position."""
     found = g.order().ordinals(np.arange(g.samples))
     assert np.array_equal(np.sort(found), np.arange(g.samples))
 
@@ -158,7 +158,7 @@ def test_any_positions_can_be_asked_in_any_order(g: Geometry, picks: list[int]) 
 @QUICK
 @given(geometries())
 def test_at_most_k_pieces_are_open_in_a_lane(g: Geometry) -> None:
-    """At most k chunks overlap in a lane, from the first to the last draw of their pieces."""
+    """A lane has at most k chunks open at once, each from the first to the last draw of its piece."""
     if g.spec.shuffle == "none":
         return
     chunk_first = np.concatenate([[0], np.cumsum(g.sizes)])
@@ -180,7 +180,9 @@ def test_at_most_k_pieces_are_open_in_a_lane(g: Geometry) -> None:
 @QUICK
 @given(geometries())
 def test_every_world_gets_the_same_global_batches_in_equal_steps(g: Geometry) -> None:
-    """All worlds whose ranks divide B get the same global batches in equal parts, seated by lane."""
+    """For each number of ranks that divides the global batch, all ranks have equally many batches.
+    Batch g has together the positions [gB, gB+B), seated by lane.
+    """
     batch, lanes = g.global_batch, g.spec.lanes
     for world in g.worlds:
         plans = g.plans(world)
@@ -195,7 +197,7 @@ def test_every_world_gets_the_same_global_batches_in_equal_steps(g: Geometry) ->
 @QUICK
 @given(geometries())
 def test_all_ranks_together_see_each_sample_once(g: Geometry) -> None:
-    """All ranks together see each sample once unmarked, unless the last batch is dropped; repeats are marked."""
+    """Unless the last batch is dropped, all ranks together see each sample once; repeats only fill, and are marked."""
     for world in g.worlds[-2:]:
         plans = g.plans(world)
         batches = [p.batch(i) for p in plans for i in range(p.batches)]
@@ -214,7 +216,7 @@ def test_all_ranks_together_see_each_sample_once(g: Geometry) -> None:
 @QUICK
 @given(geometries(), st.integers(0, 5))
 def test_workers_of_a_plain_dataloader_restore_the_order(g: Geometry, workers: int) -> None:
-    """Asked in turn, W workers yield every batch once, in order, from any start."""
+    """W workers of a plain DataLoader, asked in turn, yield every batch once, in order, from any start."""
     batches = g.plans(g.worlds[-1])[0].batches
     many = max(1, workers)
     for start in {0, batches // 2}:
@@ -246,7 +248,7 @@ def _told(schedule: Schedule) -> dict[int, tuple[int, int]]:
 @QUICK
 @given(geometries(), st.integers(0, 1 << 20), st.integers(0, 1 << 20))
 def test_a_schedule_covers_every_need(g: Geometry, x: int, y: int) -> None:
-    """Never narrower than the truth, for whole epochs, parts of them, and after a shifted start."""
+    """A rank's schedule covers every batch that needs a chunk, for whole epochs, parts of them, and a shifted start."""
     for world in g.worlds[-2:]:
         for plan in g.plans(world, start=x % g.samples)[:: max(1, world // 3)]:
             begin, end = sorted((x % (plan.batches + 1), y % (plan.batches + 1)))
@@ -263,7 +265,7 @@ def test_a_schedule_covers_every_need(g: Geometry, x: int, y: int) -> None:
 @QUICK
 @given(geometries())
 def test_a_schedule_without_shuffle_is_exact(g: Geometry) -> None:
-    """Runs of ordinals need no bound."""
+    """The schedule of an unshuffled epoch is exact, since a run of ordinals needs no bound."""
     plain = replace(g, spec=OrderSpec("m", 0, "none", 1, 1))
     for plan in plain.plans(plain.worlds[-1]):
         assert _told(plan.schedule()) == _needs(plan, 0, plan.batches)
@@ -291,7 +293,7 @@ def _tail(g: Geometry, state: State, world: int) -> list[list[int]]:
 @QUICK
 @given(geometries(), st.integers(0, 1 << 20), st.data())
 def test_a_resume_is_the_tail(g: Geometry, cut: int, data: st.DataObject) -> None:
-    """After k batches, R' ranks go on with exactly the batches that R ranks would have had, twice over."""
+    """After k batches, R' ranks go on with exactly the batches that R ranks would have had, and after a second resume."""
     world = data.draw(st.sampled_from(g.worlds))
     whole = _tail(g, State(g.spec, g.epoch, 0, g.global_batch), g.worlds[0])
     delivered = cut % (len(whole) + 1)
@@ -303,7 +305,7 @@ def test_a_resume_is_the_tail(g: Geometry, cut: int, data: st.DataObject) -> Non
 @QUICK
 @given(geometries(), st.integers(1, 60), st.integers(0, 1 << 20))
 def test_another_global_batch_goes_on_with_the_samples_left(g: Geometry, other: int, cut: int) -> None:
-    """Samples before the resume and after it are together the epoch, each once."""
+    """An epoch resumed with another global batch delivers, before and after the resume together, each sample once."""
     kept = replace(g, last_batch="fill" if g.last_batch == "drop" else g.last_batch)
     plan = kept.plans(1)[0]
     done = cut % (plan.batches + 1)

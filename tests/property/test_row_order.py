@@ -67,7 +67,7 @@ def packed(draw):
 @SLOW
 @given(packed(), st.integers(0, 3))
 def test_batches_do_not_depend_on_ranks(given_data, epoch):
-    """Every row once in an epoch; the rows of a batch are the same for any number of ranks."""
+    """An epoch has every row once, and the rows of a batch are the same for any number of ranks."""
     data, batch = given_data
     order = data.order(epoch)
     whole = RankPlan(order, batch, 1, 0, "fill")
@@ -89,7 +89,7 @@ def test_batches_do_not_depend_on_ranks(given_data, epoch):
 @SLOW
 @given(packed(), st.integers(0, 2))
 def test_every_chunk_of_a_set_is_there_for_each_of_its_rows(given_data, epoch):
-    """The schedule of a rank is never narrower than what its rows need, also where the batch is filled up."""
+    """The schedule of a rank covers all chunks of the set of each of its rows, also where the batch is filled up."""
     data, batch = given_data
     for world in (w for w in (1, 4) if batch % w == 0):
         for rank in range(world):
@@ -108,7 +108,7 @@ def test_every_chunk_of_a_set_is_there_for_each_of_its_rows(given_data, epoch):
 @SLOW
 @given(packed(), st.integers(0, 200), st.sampled_from([1, 2, 4, 12]))
 def test_a_state_goes_on_with_other_ranks_and_batches(given_data, stop, other):
-    """The rows before a state and those after it are each row once, whatever batch goes on."""
+    """Rows delivered before a state and after it are together each row once, whatever the batch after it."""
     data, batch = given_data
     order = data.order(1)
     plan = RankPlan(order, batch, 1, 0, "short")
@@ -126,7 +126,7 @@ def test_a_state_goes_on_with_other_ranks_and_batches(given_data, stop, other):
 @SLOW
 @given(packed())
 def test_the_chunks_of_a_set_are_in_its_lane(given_data):
-    """The chunks of a set are in its lane, so that a node keeps whole sets; a chunk without documents is in none."""
+    """All chunks of a set are in the set's lane, so that a node keeps whole sets; an empty chunk is in no lane."""
     data, _ = given_data
     order = data.order(0)
     if data.spec.shuffle == "none":
@@ -139,7 +139,7 @@ def test_the_chunks_of_a_set_are_in_its_lane(given_data):
 
 @pytest.mark.parametrize("balance", [False, True])
 def test_each_chunk_is_fetched_by_one_node(balance):
-    """Four nodes with two ranks each fetch at most 2 % more than one node, for sets on the edge of two lanes."""
+    """Four nodes of two ranks each fetch together at most 2 % more than all chunks, for sets at the edges of lanes."""
     lanes, batch, chunks = 8, 64, 1600
     sets = make_sets(np.full(chunks, 9), 4, shuffle=True)
     counts = np.random.default_rng(0).integers(30, 50, len(sets))
@@ -163,7 +163,9 @@ def test_each_chunk_is_fetched_by_one_node(balance):
 
 
 def test_shares_of_a_mix_are_shares_of_tokens():
-    """Weights .7, .2, .1 over members whose documents differ by a factor of ten: of each batch and of the epoch."""
+    """Weights of a mix of rows are shares of tokens, though documents of its members differ by a factor of ten:
+    within two rows of each batch, and within .003 of the epoch.
+    """
     spec, weights = RowSpec(1024), {"web": 0.7, "code": 0.2, "chat": 0.1}
     counts, tokens = [], []
     for seed, scale in enumerate((100, 1000, 200)):
@@ -185,7 +187,7 @@ def test_shares_of_a_mix_are_shares_of_tokens():
 
 
 def test_the_sets_of_a_mix_have_the_chunks_of_its_members():
-    """Chunks count through all members."""
+    """Joined sets of a mix number their chunks through all members."""
     one, other = make_sets(np.full(8, 3), 4, shuffle=False), make_sets(np.full(5, 3), 4, shuffle=False)
     sets = join_sets([(one, 0), (other, 8)])
     assert [sets.chunks(number).tolist() for number in range(len(sets))] == [
@@ -196,7 +198,7 @@ def test_the_sets_of_a_mix_have_the_chunks_of_its_members():
 
 
 def test_as_many_chunks_are_open_as_without_rows():
-    """The window in sets is that in chunks by the chunks of a set; at least one set of each lane."""
+    """The window in sets is the window in chunks divided by the chunks of a set, and at least one set of each lane."""
     assert row_window(250, 1000, 64, 4, None) == 15
     assert row_window(250, 1000, 64, 4, 400) == 100
     assert row_window(4, 16, 64, 1, None) == 4

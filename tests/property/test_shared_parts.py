@@ -102,7 +102,9 @@ def read(root: Path, samples: int, order: list[int], cut: int) -> list[bytes]:
 @quick
 @given(blocks(), st.randoms(use_true_random=False), st.integers(1, 30))
 def test_records_are_head_and_parts(tmp_path: Path, drawn, random, cut: int) -> None:
-    """Records of any blocks, written in any order and pieces, are head and parts; the file is as planned."""
+    """A record read from a chunk with shared parts is its head and its parts, in any order and pieces of memory.
+    The file is as long as planned, and is verified.
+    """
     content, samples, planned = chunk_of(drawn)
     expected = [
         head + b"".join(b"".join(parts[first:stop]) for first, stop in own)
@@ -119,7 +121,7 @@ def test_records_are_head_and_parts(tmp_path: Path, drawn, random, cut: int) -> 
 @quick
 @given(blocks(), st.data())
 def test_a_flipped_bit_is_found(tmp_path: Path, drawn, data: st.DataObject) -> None:
-    """Whichever: the records that are read are right, or the file is refused."""
+    """A flipped bit in a chunk file fails its verification; records that are read are right, or the file is refused."""
     content, samples, _ = chunk_of(drawn)
     folder, length = published(content, samples, tmp_path)
     path = folder.chunk_path(KEY)
@@ -138,7 +140,7 @@ def test_a_flipped_bit_is_found(tmp_path: Path, drawn, data: st.DataObject) -> N
 @quick
 @given(blocks(), st.data())
 def test_a_wrong_table_with_right_checksums(tmp_path: Path, drawn, data: st.DataObject) -> None:
-    """A table whose numbers point anywhere is refused as it is read, before anything is read by it."""
+    """A table with a wrong number but right checksums gives the records it describes, or is refused with the path."""
     content, samples, _ = chunk_of(drawn)
     table = RecordTable.decode(content, samples, Codec.SHARED, len(content))
     begin = int(table.starts[-2])

@@ -25,7 +25,7 @@ CELLS = [
 
 @pytest.mark.parametrize(("chunks", "ranks", "share"), CELLS)
 def test_the_second_epoch_hits_what_fits_beside_the_open_chunks(chunks: int, ranks: int, share: float) -> None:
-    """Within two points of (cache - bytes that must be open) / data."""
+    """The second epoch of a small cache hits at least (cache - bytes that must be open) / data, less two points."""
     job = msgspec.structs.replace(JOB, chunks=chunks, ranks=ranks, cache_share=share)
     engine = SimulatedEngine(job).run()
     assert engine.hits(1) >= engine.bound(1) - 0.02
@@ -36,7 +36,9 @@ def test_the_second_epoch_hits_what_fits_beside_the_open_chunks(chunks: int, ran
 def test_no_epoch_is_slower_than_with_all_look_ahead(
     delay_seconds: float, share: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Over a link that needs up to 11 chunks on their way no epoch is slower than with all look-ahead."""
+    """Look-ahead limited to what the link needs slows the cold epoch by 1 % and a probe at most, the warm one by 3 %.
+    The link needs up to 11 chunks on their way; a probe takes five chunks, two at a time.
+    """
     job = SimulatedJob(
         chunks=600, cache_share=share, ranks=4, bytes_per_second=100e6, delay_seconds=delay_seconds, epochs=2
     )
