@@ -1,4 +1,4 @@
-"""share_caches="auto" on nodes of their own: what the store sends when a job starts, goes on, and changes."""
+"""share_caches="auto" on nodes in network namespaces: what the store sends when a job starts, goes on, and changes."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ def start(tmp_path: Path) -> Iterator[Start]:
     ids=["by seed", "by key", "by epoch", "lanes that cross", "no shuffle"],
 )
 def test_each_byte_comes_from_the_store_once(start: Start, dataset: dict[str, Any], travels: float) -> None:
-    """Cold; warm nothing does, and next to nothing travels where nodes read the same lanes in every epoch.
-
+    """A cold epoch of four nodes reads each byte from the store once, and a warm one reads nothing from it.
+    Next to nothing travels between nodes that read the same lanes in every epoch.
     As slowly as a training does: where all processors are busy, peers are late, and the store is asked as well.
     """
     job = start(OBJECTS, 0.32, ordered="shuffle" in dataset)
@@ -70,8 +70,7 @@ def test_each_byte_comes_from_the_store_once(start: Start, dataset: dict[str, An
 
 
 def test_small_caches_together_keep_what_they_can(start: Start) -> None:
-    """Caches of 0.6 x the data: a warm epoch reads the rest from the store, and the kept chunks stay.
-
+    """A warm epoch reads from the store only what caches of 0.6 x the data together cannot keep.
     The first epoch is not measured: part of the second one is fetched ahead in it.
     """
     job = start(OBJECTS, 0.16)
@@ -83,7 +82,7 @@ def test_small_caches_together_keep_what_they_can(start: Start) -> None:
 
 
 def test_another_seed_and_other_ranks_find_the_caches(start: Start) -> None:
-    """The first epoch of the next run is warm."""
+    """The first epoch of a next run with another seed or other ranks reads at most 2 % of the data from the store."""
     job = start(OBJECTS, 0.32)
     job.start([0, 1, 2, 3], lanes_by="key", lanes=LANES)
     job.epoch()
@@ -95,7 +94,9 @@ def test_another_seed_and_other_ranks_find_the_caches(start: Start) -> None:
 
 
 def test_a_lost_node_costs_its_share(start: Start) -> None:
-    """kill -9 of rank and engine in the middle of an epoch: the job goes on with three nodes from its state."""
+    """A job that loses a node by kill -9 in mid-epoch goes on with three nodes from its state, each sample once.
+    The store sends the lost node's share again, and what the remaining caches cannot keep.
+    """
     job = start(OBJECTS, 0.35)
     job.start([0, 1, 2, 3], lanes_by="key", lanes=LANES)
     job.epoch()
@@ -111,7 +112,7 @@ def test_a_lost_node_costs_its_share(start: Start) -> None:
 
 
 def test_an_empty_node_in_the_place_of_another_costs_its_share(start: Start) -> None:
-    """Its disk is new; the others keep what they read."""
+    """A node with an empty disk in the place of another costs one share of the data, since the others keep theirs."""
     job = start(OBJECTS, 0.32)
     job.start([0, 1, 2, 3], lanes_by="key", lanes=LANES)
     job.epoch()
@@ -124,7 +125,7 @@ def test_an_empty_node_in_the_place_of_another_costs_its_share(start: Start) -> 
 
 @pytest.mark.parametrize("more", [5, 6])
 def test_what_new_nodes_read_comes_from_the_others(start: Start, more: int) -> None:
-    """One node more, and half as many more; the next epoch of the store is that of the larger caches."""
+    """Nodes that join a job read their share from the caches of the others, not from the store."""
     job = start(OBJECTS, 0.3)
     job.start([0, 1, 2, 3], lanes_by="key", lanes=LANES)
     job.epoch()

@@ -44,7 +44,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Training:
-    """One reader of a data set, chunk by chunk, that compares every byte with its source."""
+    """One reader of a dataset, chunk by chunk, that compares every byte with its source."""
 
     def __init__(self, engine: Engine, manifest: Manifest, data: Path) -> None:
         self._engine, self._manifest, self._data = engine, manifest, data
@@ -105,7 +105,7 @@ async def training(
 
 
 async def test_a_disk_that_others_fill_costs_no_sample(tmp_path: Path, data: Path) -> None:
-    """A tmpfs of 64 MiB is full to the last byte from the tenth chunk on: chunks pass through memory, all are right."""
+    """On a cache disk that others fill to the last byte, chunks pass through memory and every sample is right."""
     with small_disk(tmp_path / "disk", "64m") as disk:
 
         def fill(chunk: int) -> None:
@@ -133,7 +133,7 @@ async def watched(engine: Engine) -> AsyncIterator[None]:
 
 @pytest.mark.parametrize("limit", [pytest.param(1 << 30, marks=pytest.mark.slow), None])
 async def test_a_disk_that_stays_full_costs_no_sample(tmp_path: Path, data: Path, limit: int | None) -> None:
-    """From the tenth chunk on others take all that is free, for many measurements: no error, and every byte right."""
+    """A cache disk on which others take all free space for many measurements causes no error and no wrong byte."""
     with small_disk(tmp_path / "disk", "64m") as disk:
         async with training(disk / "cache", limit, data) as (engine, reader), watched(engine):
             await reader.epoch(lambda chunk: take_the_rest(disk) if chunk >= 10 else None)
@@ -146,7 +146,9 @@ async def test_a_disk_that_stays_full_costs_no_sample(tmp_path: Path, data: Path
 
 @pytest.mark.parametrize("limit", [pytest.param(1 << 30, marks=pytest.mark.slow), None])
 async def test_an_engine_may_start_on_a_full_disk(tmp_path: Path, data: Path, limit: int | None) -> None:
-    """It replaces another one: its manifest is there, and nothing else fits. Once others leave, it is used."""
+    """An engine that starts on a full disk passes chunks through memory, and uses the disk once others have left it.
+    The engine replaces another one: the manifest is there, and nothing else fits.
+    """
     with small_disk(tmp_path / "disk", "64m") as disk:
         async with training(disk / "cache", limit, data):
             pass
@@ -176,7 +178,9 @@ def tars(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 async def test_an_index_makes_room_for_its_manifest(tmp_path: Path, tars: Path) -> None:
-    """Its chunks and logs have taken all inodes: some go, at the first start and also where an engine has died so."""
+    """An index whose chunks and logs took all inodes removes some of them for its manifest,
+    at the first start and after an engine has died in that state.
+    """
     with small_disk(tmp_path / "disk", "64m,nr_inodes=140") as disk:
         async with training(disk / "cache", 1 << 30, tars) as (engine, _):
             assert 0 < len(engine.cache.keys()) < 100
@@ -211,7 +215,9 @@ def take_inodes(disk: Path) -> None:
 
 
 def test_a_full_disk_is_named_where_nothing_can_be_made(tmp_path: Path) -> None:
-    """A folder that was never used needs some kB: the error says that the disk is full, and no "(None)"."""
+    """A new cache folder on a full disk is refused with an error that says the disk is full, without "(None)".
+    A folder that was never used needs some kB.
+    """
     with small_disk(tmp_path / "disk", "64k") as disk:
         take_the_rest(disk)
         with pytest.raises(CacheError, match=r"No space left on device.*free space") as caught:
@@ -220,7 +226,7 @@ def test_a_full_disk_is_named_where_nothing_can_be_made(tmp_path: Path) -> None:
 
 
 def test_a_read_only_disk_is_refused_at_the_start(tmp_path: Path) -> None:
-    """With the folder and what to do."""
+    """A cache folder on a read-only disk is refused at the start with the reason and the advice to choose another."""
     with small_disk(tmp_path / "disk", "1m") as disk:
         open_folder(disk / "cache")
         remount_read_only(disk)
@@ -229,7 +235,7 @@ def test_a_read_only_disk_is_refused_at_the_start(tmp_path: Path) -> None:
 
 
 async def test_a_cache_in_memory_is_the_ram_tier(data: Path) -> None:
-    """`cache_dir` on /dev/shm: a second epoch from memory alone, nothing refused."""
+    """A cache folder on /dev/shm serves the second epoch from memory alone, and refuses no write."""
     folder = Path("/dev/shm") / f"streamer-test-{uuid.uuid4().hex}"
     try:
         async with training(folder, 32 * MiB, data) as (engine, reader):
@@ -244,7 +250,7 @@ async def test_a_cache_in_memory_is_the_ram_tier(data: Path) -> None:
 
 
 async def test_a_smaller_limit_at_the_start_shrinks_the_folder(tmp_path: Path, data: Path) -> None:
-    """Before anybody comes: the folder takes no more than its new limit, and what is left is used."""
+    """An engine that starts with a smaller limit shrinks the folder to it before any session, and uses what is left."""
     async with training(tmp_path / "cache", 32 * MiB, data) as (engine, reader):
         await reader.epoch()
         before = measure_usage(tmp_path / "cache")
@@ -274,7 +280,9 @@ def memory_folder() -> Iterator[Path]:
 
 @pytest.mark.parametrize("how", ["full", "no inodes", "few inodes", "read-only"])
 async def test_a_new_folder_on_a_disk_that_takes_nothing(tmp_path: Path, data: Path, how: str) -> None:
-    """The job ended over the first file of the folder; in mid-job the same disk costs no sample."""
+    """A cache folder on a disk that takes no file is replaced by one in memory, with a line that says why.
+    The job ended over the first file of the folder; in mid-job the same disk costs no sample.
+    """
     size = {"full": "64k", "no inodes": "50m,nr_inodes=2", "few inodes": "50m,nr_inodes=20"}.get(how, "50m")
     with small_disk(tmp_path / "disk", size) as disk, memory_folder() as memory:
         if how == "full":
@@ -292,7 +300,9 @@ async def test_a_new_folder_on_a_disk_that_takes_nothing(tmp_path: Path, data: P
 
 
 def test_a_disk_with_room_is_used(tmp_path: Path) -> None:
-    """Nothing is left of the probe; a folder that has chunks makes room by itself, however full the disk is."""
+    """A cache folder is used as configured where a probe of the disk succeeds or the folder has chunks to evict.
+    No file is left of the probe.
+    """
     with memory_folder() as memory:
         config = CacheConfig(directory=tmp_path / "cache")
         assert find_cache(config, memory) == (config, "")
@@ -307,7 +317,7 @@ def test_a_disk_with_room_is_used(tmp_path: Path) -> None:
 
 
 def test_a_limit_of_files_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`ulimit -f`: every file of the engine is refused."""
+    """A limit on the size of files raises ConfigError that names `ulimit -f`, and no file is left."""
 
     def refuse(_descriptor: int, _count: int) -> None:
         raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))

@@ -1,4 +1,4 @@
-"""The cache room against kills, a full disk, readers beside eviction, and a hundred thousand files."""
+"""The chunk cache against kills, a full disk, readers beside eviction, and a hundred thousand files."""
 
 from __future__ import annotations
 
@@ -115,14 +115,14 @@ async def reopened(directory: Path) -> set[str]:
 
 
 def test_a_killed_writer_loses_nothing_that_was_published(tmp_path: Path) -> None:
-    """SIGKILL at random points of publishing and evicting, twice."""
+    """A writer killed at random points of publishing and evicting, twice, loses no chunk that it reported published."""
     run_kills(tmp_path / "cache", 2)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_two_hundred_kills(tmp_path: Path) -> None:
-    """The same, two hundred times on one folder."""
+    """A writer killed two hundred times on one cache folder loses no chunk that it reported published."""
     run_kills(tmp_path / "cache", 200)
 
 
@@ -142,7 +142,7 @@ def small_disk(path: Path, size: str) -> Iterator[Path]:
 
 
 def test_a_full_disk_passes_chunks_through_memory(tmp_path: Path) -> None:
-    """A tmpfs of 2 MiB under a limit of 8: every chunk is readable and right, none is lost without an error."""
+    """On a disk of 2 MiB under a limit of 8 MiB, every chunk is readable and right, or is refused with an error."""
     with small_disk(tmp_path / "disk", "2m") as disk:
         asyncio.run(fill(disk / "cache"))
 
@@ -165,7 +165,7 @@ async def fill(directory: Path) -> None:
 
 
 def test_a_memory_disk_of_exactly_the_limit_is_enough(tmp_path: Path) -> None:
-    """The RAM tier: chunks come and go at the brim of a tmpfs that has not a byte more."""
+    """A tmpfs of exactly the cache's limit takes chunks that come and go without refusing one."""
     with small_disk(tmp_path / "disk", "4m") as disk:
         refused = asyncio.run(churn(disk / "cache", 4 << 20))
         assert refused == 0
@@ -187,7 +187,7 @@ async def churn(directory: Path, limit: int) -> int:
 
 @pytest.mark.parametrize("reads_each", [320, pytest.param(2560, marks=pytest.mark.slow)])
 def test_readers_beside_eviction_never_see_wrong_bytes(reads_each: int, tmp_path: Path) -> None:
-    """32 readers in four processes while chunks come and go: right bytes, or a typed error (lease again)."""
+    """Readers in four processes get right bytes or a typed error while chunks are published and evicted."""
     assert asyncio.run(read_beside_eviction(tmp_path / "cache", reads_each)) == 4 * reads_each
 
 
@@ -264,7 +264,7 @@ def write_many(directory: Path, count: int) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_hundred_thousand_chunks_start_within_two_seconds(tmp_path: Path) -> None:
-    """A whole engine, from the catalog; from the headers alone it may take longer, but nothing is lost."""
+    """An engine with 100,000 chunks starts within two seconds from the catalogue, and loses none from headers alone."""
     write_many(tmp_path / "cache", 100_000)
     config = CacheConfig(directory=tmp_path / "cache", limit_bytes=1 << 40, free_floor_bytes=0)
 
@@ -290,7 +290,7 @@ def cpu_seconds() -> float:
 
 @pytest.mark.parametrize("harm", ["flip", "cut", "swap", "delete"])
 def test_a_reader_finds_any_harm(tmp_path: Path, harm: str) -> None:
-    """Flipped, truncated, swapped, deleted: IntegrityError or FileNotFoundError, never a wrong byte."""
+    """A chunk file that is flipped, truncated, swapped or deleted raises an error and gives no wrong byte."""
 
     async def prepare() -> tuple[Path, Path]:
         config = CacheConfig(directory=tmp_path / "cache", limit_bytes=4 << 20, free_floor_bytes=0)

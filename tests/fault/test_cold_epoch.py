@@ -107,7 +107,7 @@ def engine_of(cache: Path, *, hedge: bool) -> Engine:
 @pytest.mark.parametrize("hedge", [False, True], ids=["no hedging", "hedging"])
 @pytest.mark.parametrize("make", [make_files, make_tars])
 async def test_no_range_is_asked_for_twice(store, tmp_path, make, hedge):
-    """Two ranks of one job and one of another, each chunk wanted by all: one request a range, no byte twice.
+    """A cold epoch of three ranks in two jobs asks the store for each range once, and for no byte twice.
 
     With hedging every further request was counted as a duplicate.
     """

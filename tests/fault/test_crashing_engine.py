@@ -119,7 +119,7 @@ def assert_gave_up(error: EngineUnavailableError, settings: ClientSettings, star
 
 
 def test_an_engine_that_crashes_at_its_start_is_given_up(settings, saboteur):
-    """It ends before it listens: five more tries with pauses, then an error that names the log and the number."""
+    """An engine that crashes before it listens is started five more times with pauses; then an error names its log."""
     saboteur.crash("start")
     begun = time.monotonic()
     with EngineClient(settings) as client, pytest.raises(EngineUnavailableError) as caught:
@@ -133,7 +133,7 @@ def test_an_engine_that_crashes_at_its_start_is_given_up(settings, saboteur):
 @pytest.mark.slow
 @pytest.mark.usefixtures("short_pauses")
 def test_an_engine_that_crashes_after_the_handshake_is_given_up(settings, saboteur, manifest):
-    """It crashes over the session that is opened: every engine does, so the session ends with the error."""
+    """A session over which every engine crashes ends with EngineUnavailableError after the last restart."""
     saboteur.crash("open", manifest.digest)
     with EngineClient(settings) as client:
         session = opened(client, manifest)
@@ -149,7 +149,9 @@ def test_an_engine_that_crashes_after_the_handshake_is_given_up(settings, sabote
 @pytest.mark.slow
 @pytest.mark.usefixtures("short_pauses")
 def test_a_question_that_crashes_every_engine_is_given_up(settings, saboteur, manifest, tmp_path):
-    """A manifest over which every engine crashes, as one that takes too much memory would."""
+    """A request for a manifest over which every engine crashes ends with EngineUnavailableError,
+    as where a manifest takes too much memory.
+    """
     saboteur.crash("os.scandir", str(tmp_path / "data"))
     with EngineClient(settings) as client, pytest.raises(EngineUnavailableError) as caught:
         client.manifest(GetManifest(0, [str(tmp_path / "data")], "auto"))
@@ -157,7 +159,7 @@ def test_a_question_that_crashes_every_engine_is_given_up(settings, saboteur, ma
 
 
 def test_an_engine_that_makes_progress_is_always_replaced(settings, saboteur, manifest):
-    """More crashes than a row of them may have, but each engine got further: training goes on."""
+    """An engine that is killed after each step of progress is always replaced, however many crashes there are."""
     with EngineClient(settings) as client:
         session = opened(client, manifest)
         for step in range(manifest.chunks):
@@ -167,7 +169,7 @@ def test_an_engine_that_makes_progress_is_always_replaced(settings, saboteur, ma
 
 
 def test_a_session_over_several_datasets_goes_on_in_the_next_engine(settings, manifest):
-    """With its parts, the uses that are left, their passes and the values of an epoch that began before."""
+    """A session over several datasets goes on in the next engine with its parts, uses left, passes and values."""
     parts = tuple(Part(dataset=manifest.digest, name=name) for name in ("plain", "augmented"))
     chunks = 2 * manifest.chunks
     numbers, steps = np.arange(chunks, dtype=np.uint32), np.arange(2 * chunks, dtype=np.int64)

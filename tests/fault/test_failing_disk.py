@@ -80,7 +80,9 @@ def run(shim: Path, data: Path) -> Iterator[Run]:
 
 
 def test_reads_that_fail_now_and_then_cost_nothing(run: Run, data: Path) -> None:
-    """100,000 reads, 1 % of whose calls end with EIO or early: at most a tenth of the bytes is fetched again."""
+    """Cache reads of which 1 % fail (of 100,000) give every sample right, and little is fetched again:
+    at most a tenth of the bytes; calls end with EIO or early.
+    """
     found, said = run(10, epochs=50)
     assert (found["read"], found["distinct"], found["wrong"], found["skipped"]) == (50 * FILES, FILES, 0, 0)
     assert found["fetched"] <= 1.1 * FILES * BYTES
@@ -88,14 +90,16 @@ def test_reads_that_fail_now_and_then_cost_nothing(run: Run, data: Path) -> None
 
 
 def test_a_disk_that_cannot_be_read_is_given_up(run: Run) -> None:
-    """Every read fails: chunks pass through memory, with one line that says so."""
+    """On a cache disk of which every read fails, chunks pass through memory, and one line says so."""
     found, said = run(1000, epochs=3)
     assert (found["read"], found["distinct"], found["wrong"], found["skipped"]) == (3 * FILES, FILES, 0, 0)
     assert said.count("all chunks pass through memory") == 1, said
 
 
 def test_bad_sectors_are_passed_by(run: Run) -> None:
-    """Ten files of a hundred cannot be read, nor can copies under their names: these chunks stay in memory."""
+    """Chunks whose files cannot be read are kept in memory, and the disk stays in use for the others.
+    Ten files of a hundred cannot be read, nor can copies under their names.
+    """
     run(0, epochs=1)
     names = sorted(path.name for path in run.cache.glob("chunks/*/*.chunk"))
     assert len(names) > 40

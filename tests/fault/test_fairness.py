@@ -170,10 +170,9 @@ async def ticks_waited(engine: Engine, link: Link, folder: Path, jobs: int) -> i
     ],
 )
 async def test_a_greedy_job_costs_a_modest_one_little(link, folder, cache_bytes, jobs):
-    """Other data, everything asked for at once, nothing waited for: of twelve steps at most one more waits than alone.
-
+    """A greedy trainer on other data makes a modest one wait in at most one more of twelve steps than alone.
     Of 24 steps 1 waits alone and 2 or 3 in a crowd: the first chunk comes behind a full link. Without shares in the
-    gates 13-15 wait where the link is scarce, without the pump's order 12-16 where the room is (2026-11-20).
+    gates 13-15 wait where the link is scarce, without the pump's order 12-16 where the space is (2026-11-20).
     """
     async with engine_of(folder / "alone", cache_bytes) as engine:
         alone = await ticks_waited(engine, link, folder, 0)
@@ -184,7 +183,9 @@ async def test_a_greedy_job_costs_a_modest_one_little(link, folder, cache_bytes,
 
 
 async def test_a_job_that_never_reads_what_it_asked_for_leaves_room(link, folder):
-    """It has asked for everything and stands still; the next job trains its epoch all the same."""
+    """A job that asks for everything and reads nothing holds a bounded part of the cache,
+    and another job trains its whole epoch beside it.
+    """
     async with engine_of(folder / "cache", 4 << 20) as engine:
         one, two = [await digest_of(engine, link, folder / name) for name in ("one", "two")]
         hoarder = Trainer(engine, one, "hoarder")

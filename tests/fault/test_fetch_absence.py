@@ -27,7 +27,7 @@ AWAY_SECONDS = 1.3
 
 @pytest.mark.parametrize("client", ["curl", "obstore", "fsspec"])
 async def test_a_blocked_loop_abandons_no_request(server: FakeS3) -> None:
-    """Eight requests wait for their first byte while something holds the loop for longer than their patience."""
+    """Requests whose answers come while the loop is blocked beyond their first-byte limit are not sent again."""
     config = replace(CONFIG, first_byte_seconds=PATIENCE_SECONDS)
     async with fetching(server, config) as fetcher:
         await fetched(fetcher, part(server, 0, 10))  # s3fs takes its time to start
@@ -42,7 +42,7 @@ async def test_a_blocked_loop_abandons_no_request(server: FakeS3) -> None:
 
 
 async def test_a_blocked_loop_abandons_no_body(server: FakeS3) -> None:
-    """Nor does a body that is on its way stall by our own absence."""
+    """A body that arrives while the loop is blocked beyond the progress limit is not counted as stalled."""
     server.script = lambda seen, number: Act(bytes_per_second=2 * MiB)
     async with (
         fetching(server, config=replace(CONFIG, progress_seconds=PATIENCE_SECONDS)) as fetcher,
@@ -56,7 +56,7 @@ async def test_a_blocked_loop_abandons_no_body(server: FakeS3) -> None:
 
 
 async def test_a_stopped_process_abandons_no_request(server: FakeS3) -> None:
-    """SIGSTOP with 32 requests in flight; their answers come meanwhile; SIGCONT after their patience."""
+    """A process stopped with 32 requests in flight takes their answers after SIGCONT and sends no request again."""
     server.script = lambda seen, number: Act(wait_seconds=60)
     script = Path(__file__).with_name("fetch_all.py")
     process = await asyncio.create_subprocess_exec(

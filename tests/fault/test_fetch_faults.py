@@ -49,7 +49,7 @@ every_client = pytest.mark.parametrize("client", ["curl", "obstore", pytest.para
 
 @every_client
 async def test_without_faults_no_byte_is_asked_twice(server: FakeS3) -> None:
-    """A large chunk is asked for as aligned ranges that tile it."""
+    """A large chunk is requested as aligned ranges that tile it, so no byte is asked for twice."""
     async with fetching(server) as fetcher:
         assert await fetched(fetcher, part(server, 5, 4 * MiB - 3)) == RAMP[5:-3]
     asked = sorted((seen.start, seen.stop) for seen in server.seen)
@@ -58,7 +58,7 @@ async def test_without_faults_no_byte_is_asked_twice(server: FakeS3) -> None:
 
 @every_client
 async def test_throttled_then_well(server: FakeS3) -> None:
-    """A 503 is retried and counted."""
+    """A request that is answered 503 is retried and counted as throttled."""
     server.script = once(Act(status=503, code="SlowDown"))
     async with fetching(server) as fetcher:
         assert await fetched(fetcher, part(server, 0, MiB)) == RAMP[:MiB]
@@ -67,7 +67,7 @@ async def test_throttled_then_well(server: FakeS3) -> None:
 
 
 async def test_reset_in_the_body_resumes_at_the_last_good_byte(server: FakeS3) -> None:
-    """After a reset only the rest is asked for again, from the byte where the last whole piece ended."""
+    """After a reset, the fetcher asks only for the rest of a range, from the byte where the last whole piece ended."""
     server.script = once(Act(reset_after=768 * KiB))
     async with fetching(server) as fetcher:
         assert await fetched(fetcher, part(server, 0, MiB)) == RAMP[:MiB]
@@ -78,7 +78,7 @@ async def test_reset_in_the_body_resumes_at_the_last_good_byte(server: FakeS3) -
 
 @every_client
 async def test_truncated_body_resumes(server: FakeS3) -> None:
-    """A body that ends early is not taken for whole."""
+    """A body that ends early is not taken for whole; another request completes its range."""
     server.script = once(Act(truncate_after=512 * KiB))
     async with fetching(server) as fetcher:
         assert await fetched(fetcher, part(server, 100, MiB)) == RAMP[100:MiB]
@@ -88,7 +88,7 @@ async def test_truncated_body_resumes(server: FakeS3) -> None:
 @every_client
 @pytest.mark.parametrize("stall_after", [0, 512 * KiB])
 async def test_stalled_body_is_abandoned(server: FakeS3, client: str, stall_after: int) -> None:
-    """A body that hangs for ever costs the progress deadline, not more."""
+    """A body that stalls is abandoned after the progress limit, and its range is completed by another request."""
     async with fetching(server, replace(CONFIG, first_byte_seconds=1.0)) as fetcher:
         await fetched(fetcher, part(server, 0, 10))  # s3fs takes its time to start
         server.script = at(0, Act(stall_after=stall_after))
@@ -100,7 +100,7 @@ async def test_stalled_body_is_abandoned(server: FakeS3, client: str, stall_afte
 
 @pytest.mark.parametrize("turn", [range(8), range(7, -1, -1)], ids=["in order", "last first"])
 async def test_waiting_in_line_is_no_silence(server: FakeS3, turn: Sequence[int]) -> None:
-    """A full link answers one after the other, and a burst in any order: nobody in it has overtaken anybody."""
+    """Requests that a full link answers one after the other, in any order, are not counted as stalled."""
     config = replace(CONFIG, first_byte_seconds=1.0)
     async with fetching(server, config=config) as fetcher:
         await fetched(fetcher, part(server, 0, 10))
@@ -120,7 +120,7 @@ QUICK = replace(CONFIG, progress_seconds=0.375, progress_floor_bytes_per_second=
 @pytest.mark.timing
 @pytest.mark.parametrize("wanted", [320 * KiB, 576 * KiB], ids=["whole", "pieces"])
 async def test_a_slow_but_steady_body_arrives(server: FakeS3, wanted: int) -> None:
-    """A quarter above the floor: abandoned once, for its large pieces, and not again."""
+    """A body a quarter above the lowest accepted rate is abandoned once, for its large pieces, and not again."""
     server.script = lambda seen, number: Act(bytes_per_second=320 * KiB)
     async with fetching(server, config=QUICK) as fetcher:
         assert await fetched(fetcher, part(server, 0, wanted)) == RAMP[:wanted]
@@ -130,7 +130,7 @@ async def test_a_slow_but_steady_body_arrives(server: FakeS3, wanted: int) -> No
 
 @pytest.mark.timing
 async def test_a_slow_but_steady_body_arrives_on_a_full_link(server: FakeS3) -> None:
-    """Being late is no silence there, and the next try comes in small pieces all the same."""
+    """A slow body on a congested link is abandoned once, and its next try comes in small pieces."""
     async with fetching(server, config=QUICK) as fetcher:
         await fetched(fetcher, part(server, 0, 10))
         fetcher._endpoint("s3://bucket/big").control.inflation = 5.0
@@ -141,7 +141,9 @@ async def test_a_slow_but_steady_body_arrives_on_a_full_link(server: FakeS3) -> 
 
 @pytest.mark.timing
 async def test_a_body_a_little_below_the_floor_is_abandoned(server: FakeS3) -> None:
-    """Also when it comes in pieces each of which is in time: 64 KiB each 0.3 s earn 0.25 s."""
+    """A body slightly below the lowest accepted rate is abandoned, although each of its pieces is in time:
+    64 KiB each 0.3 s earn 0.25 s.
+    """
     server.script = lambda seen, number: Act(bytes_per_second=213 * KiB) if number <= 2 else None
     async with fetching(server, config=replace(QUICK, first_byte_seconds=10.0)) as fetcher:
         assert await fetched(fetcher, part(server, 0, MiB)) == RAMP[:MiB]
@@ -157,7 +159,9 @@ STALLING = replace(CONFIG, progress_seconds=0.1, first_byte_seconds=0.2, failing
 
 @pytest.mark.timing
 async def test_an_object_whose_bodies_stall_is_named(server: FakeS3) -> None:
-    """Each try has bytes; but others' bodies come whole meanwhile, so six are enough."""
+    """An object whose bodies always stall halfway is an error that names it after six tries,
+    since bodies of others come whole meanwhile.
+    """
     server.objects["sick"] = RAMP
     server.script = _stalls_halfway
     async with fetching(server, config=STALLING) as fetcher, asyncio.TaskGroup() as group:
@@ -170,7 +174,7 @@ async def test_an_object_whose_bodies_stall_is_named(server: FakeS3) -> None:
 
 
 async def test_bodies_that_stall_for_everybody_are_waited_for(server: FakeS3) -> None:
-    """As many stalls while nobody else gets a large body: the range arrives when the link is well again."""
+    """A range whose bodies stall while no other large body arrives is retried until the link works again."""
     server.script = lambda seen, number: Act(stall_after=(seen.stop - seen.start) // 2) if number <= 6 else None
     async with fetching(server, config=STALLING) as fetcher:
         assert await fetched(fetcher, part(server, 0, 4 * MiB)) == RAMP
@@ -178,7 +182,7 @@ async def test_bodies_that_stall_for_everybody_are_waited_for(server: FakeS3) ->
 
 
 async def test_object_replaced_between_two_tries(server: FakeS3) -> None:
-    """The second half never comes from another version."""
+    """An object that is replaced between two tries of a range is an error, so no chunk has bytes of two versions."""
 
     def replace_and_reset(seen: Seen, number: int) -> Act | None:
         if number > 1:
@@ -201,7 +205,7 @@ async def test_object_replaced_between_two_tries(server: FakeS3) -> None:
 async def test_permanent_failures_are_not_retried(
     server: FakeS3, status: int, code: str, error: type[StreamerError]
 ) -> None:
-    """One request, then the typed error with url, attempts and elapsed_seconds."""
+    """A permanent failure is raised after one request, as the typed error with url, attempts and elapsed_seconds."""
     server.script = lambda seen, number: Act(status=status, code=code)
     async with fetching(server) as fetcher:
         with pytest.raises(error) as caught:
@@ -215,7 +219,7 @@ async def test_permanent_failures_are_not_retried(
 
 @every_client
 async def test_one_object_that_never_works(server: FakeS3) -> None:
-    """While others go through, one bad object has its tries and its time; the rest of its chunk is cancelled."""
+    """A bad object fails its chunk after its tries and its time, while other objects can be fetched."""
     server.objects |= {f"o{i}": RAMP[i : i + 1000] for i in range(5)}
     server.script = lambda seen, number: Act(status=500) if seen.key == "o3" else None
     wanted = chunk(*(Extent(server.record(f"o{i}"), 0, 1000) for i in range(5)))
@@ -229,7 +233,7 @@ async def test_one_object_that_never_works(server: FakeS3) -> None:
 
 @every_client
 async def test_small_objects_of_a_chunk_come_in_order(server: FakeS3) -> None:
-    """Many objects, a fifth of the requests refused: the concatenation is in the chunk's order."""
+    """A chunk of many objects is their concatenation in order, although a fifth of the requests is refused."""
     contents = [RAMP[i * 100 : i * 100 + 50 + i] for i in range(60)]
     server.objects |= {f"o{i}": content for i, content in enumerate(contents)}
     server.script = lambda seen, number: Act(status=503, code="SlowDown") if number % 5 == 0 else None
@@ -241,7 +245,7 @@ async def test_small_objects_of_a_chunk_come_in_order(server: FakeS3) -> None:
 
 @pytest.mark.parametrize("client", ["curl", "fsspec"])
 async def test_retry_after_closes_the_window(server: FakeS3) -> None:
-    """Nothing is sent before the time that the store asked for."""
+    """After an answer with Retry-After, no request is sent before the time that the store asked for."""
     times: list[float] = []
 
     def script(seen: Seen, number: int) -> Act | None:
@@ -256,7 +260,9 @@ async def test_retry_after_closes_the_window(server: FakeS3) -> None:
 
 @pytest.mark.parametrize("client", ["obstore"])
 async def test_a_store_that_refuses_everything_is_asked_less_and_less(server: FakeS3) -> None:
-    """Without Retry-After, which obstore does not pass on, the rate and the pauses give way by themselves."""
+    """A store that refuses everything without Retry-After is asked ever more slowly: 64 ranges make at most 450 tries.
+    obstore does not pass Retry-After on.
+    """
     loop, begun, limits = asyncio.get_running_loop(), list[float](), list[float]()
 
     def script(seen: Seen, number: int) -> Act | None:
@@ -279,7 +285,7 @@ async def test_a_store_that_refuses_everything_is_asked_less_and_less(server: Fa
 
 
 async def test_outage_of_the_endpoint_is_waited_for() -> None:
-    """An endpoint that worked, refuses connections for longer than all attempts take, and comes back: goes on."""
+    """An endpoint that worked and then refuses connections for longer than all attempts take is waited for."""
     server = FakeS3()
     async with AsyncExitStack() as life:
         await life.enter_async_context(serving(server))
@@ -294,7 +300,7 @@ async def test_outage_of_the_endpoint_is_waited_for() -> None:
 
 
 async def test_what_was_under_way_proves_nothing_in_an_outage(server: FakeS3) -> None:
-    """A request that was sent before a range first failed, and ends after it, does not show that others are served."""
+    """A request sent before a range first failed does not show, by its end, that the store serves others."""
     last, back = asyncio.Event(), asyncio.Event()
 
     def script(seen: Seen, number: int) -> Act | None:
@@ -317,7 +323,7 @@ async def test_what_was_under_way_proves_nothing_in_an_outage(server: FakeS3) ->
 
 
 async def test_endpoint_that_never_answered(unused_tcp_port: int) -> None:
-    """A store that never served is waited for as one that did, and what is waited for is said once; then an error."""
+    """A store that never answered is waited for during an outage's time, with one notice; then an error names it."""
     said: list[str] = []
     server = FakeS3()
     server.port = unused_tcp_port
@@ -335,7 +341,7 @@ async def test_endpoint_that_never_answered(unused_tcp_port: int) -> None:
 
 
 async def test_a_job_may_start_while_its_store_refuses() -> None:
-    """The first range of all: more 503s than a range has attempts, then it is served."""
+    """The first range of a job is fetched although the store refuses it more often than a range has attempts."""
     server, refused = FakeS3(), CONFIG.attempts + 2
     server.script = lambda seen, number: Act(status=503, code="SlowDown") if number <= refused else None
     async with serving(server), fetching(server, replace(CONFIG, outage_seconds=60.0)) as fetcher:
@@ -348,7 +354,7 @@ async def test_a_job_may_start_while_its_store_refuses() -> None:
     [(403, "AccessDenied", AccessDeniedError), (404, "NoSuchBucket", ObjectNotFoundError)],
 )
 async def test_what_waiting_does_not_mend_is_an_error_at_once(status: int, code: str, kind: type[StoreError]) -> None:
-    """Wrong credentials, no such bucket or object: one request, also when they are the first."""
+    """Wrong credentials, or a missing bucket or object, are an error after one request, also when it is the first."""
     server = FakeS3()
     server.script = lambda seen, number: Act(status=status, code=code)
     async with serving(server), fetching(server) as fetcher:
@@ -366,8 +372,7 @@ async def test_what_waiting_does_not_mend_is_an_error_at_once(status: int, code:
 async def test_expired_credentials_are_renewed_once(
     server: FakeS3, client: str, status: int, code: str, said: str
 ) -> None:
-    """ExpiredToken, and the 401 of Google and Azure, make the client anew, at once and only once.
-
+    """Expired credentials (also the 401 of Google and Azure) make the client anew at once, and only once.
     Those in storage_options cannot change; s3fs does not say where it has them from, and is asked on.
     """
     server.script = lambda seen, number: Act(status=status, code=code) if number == 1 else None
@@ -383,7 +388,7 @@ async def test_expired_credentials_are_renewed_once(
 async def test_renewed_credentials_are_read_from_the_profile(
     server: FakeS3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Credentials that expire in mid-run and lie renewed in their file: one refusal, then the new ones, no error."""
+    """Credentials that expire in mid-run and were renewed in their file cost one refused request and no error."""
     profile = "[default]\naws_access_key_id = {}\naws_secret_access_key = s\n"
     (tmp_path / "credentials").write_text(profile.format("OLDKEY"))
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
@@ -413,7 +418,9 @@ def profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], 
 async def test_keys_that_were_rotated_away_are_looked_for_again(
     server: FakeS3, client: str, status: int, code: str, profile: Callable[[str], None]
 ) -> None:
-    """Once, also by the first request of a job; the error of those that stay unknown says what that means."""
+    """Keys that the store does not know are read once more from their profile, also for the first request of a job.
+    If they stay unknown, the error says what that means.
+    """
 
     def script(seen: Seen, number: int) -> Act | None:
         profile("NEWKEY")
@@ -435,7 +442,7 @@ async def test_keys_that_were_rotated_away_are_looked_for_again(
 async def test_keys_that_are_renewed_late_are_waited_for(
     server: FakeS3, client: str, code: str, profile: Callable[[str], None]
 ) -> None:
-    """After the store has served: within the time that an outage gets."""
+    """Keys that are refused after the store has served are waited for until the profile has new ones."""
     refused = asyncio.Event()
 
     def script(seen: Seen, number: int) -> Act | None:
@@ -457,7 +464,9 @@ async def test_keys_that_are_renewed_late_are_waited_for(
 @pytest.mark.parametrize("client", ["curl", pytest.param("obstore", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("code", ["AccessDenied", "RequestTimeTooSkewed"])
 async def test_a_store_that_refuses_everything_is_waited_for(server: FakeS3, client: str, code: str) -> None:
-    """A policy that is mended and a clock that is set, after the store has served; no sooner, and not for ever."""
+    """A store that has served and then refuses access is waited for during an outage's time, and no longer.
+    A policy may be mended and a clock set; a refusal of the first request is an error at once.
+    """
     server.script = lambda seen, number: Act(status=403, code=code)
     async with fetching(server, config=replace(CONFIG, outage_seconds=1.0)) as fetcher:
         with pytest.raises(AccessDeniedError):
@@ -475,7 +484,7 @@ async def test_a_store_that_refuses_everything_is_waited_for(server: FakeS3, cli
 
 @pytest.mark.parametrize("client", ["curl", pytest.param("obstore", marks=pytest.mark.slow)])
 async def test_one_object_that_is_forbidden_is_not_waited_for(server: FakeS3, client: str) -> None:
-    """One request for it, and one for another object, which shows that the credentials are good."""
+    """A forbidden object is an error after one request for it, and one for another that shows good credentials."""
     server.objects["secret"] = RAMP
     server.script = lambda seen, number: Act(status=403, code="AccessDenied") if seen.key == "secret" else None
     async with fetching(server, config=replace(CONFIG, outage_seconds=60.0)) as fetcher:
@@ -486,7 +495,7 @@ async def test_one_object_that_is_forbidden_is_not_waited_for(server: FakeS3, cl
 
 
 async def test_a_body_that_comes_in_pieces_is_no_failure(server: FakeS3) -> None:
-    """More resets than tries are allowed, each after some bytes: the range arrives, and hardly a byte came twice."""
+    """A range arrives although its bodies are reset more often than it has tries, since each brings some bytes."""
     server.script = lambda seen, number: Act(reset_after=300 * KiB) if seen.stop - seen.start > MiB else None
     config = replace(CONFIG, range_bytes=4 * MiB, attempts=3, failing_seconds=0.0)
     async with fetching(server, config=config) as fetcher:
@@ -495,7 +504,7 @@ async def test_a_body_that_comes_in_pieces_is_no_failure(server: FakeS3) -> None
 
 
 async def test_resets_cost_few_bytes(server: FakeS3) -> None:
-    """30 % of the bodies break somewhere: at most 5 % more bytes leave the store than are needed."""
+    """With 30 % of bodies reset somewhere, the store sends at most 5 % more bytes than are needed."""
     draw = random.Random(5)
 
     def script(seen: Seen, number: int) -> Act | None:
@@ -510,7 +519,9 @@ async def test_resets_cost_few_bytes(server: FakeS3) -> None:
 
 
 async def test_one_object_that_never_answers(server: FakeS3) -> None:
-    """While others go through, silence is given up after two tries and the time of a failing range, by name."""
+    """An object that never answers is an error that names it, after at least two tries and a failing range's time,
+    while others are served.
+    """
     server.objects["mute"] = RAMP
     server.script = lambda seen, number: Act(wait_seconds=60) if seen.key == "mute" else None
     # On a busy machine everybody is slow for a while; no answer is no silence then, and it takes more than two tries.
@@ -527,7 +538,7 @@ async def test_one_object_that_never_answers(server: FakeS3) -> None:
 
 @pytest.mark.timing
 async def test_waiting_for_the_window_lends_no_patience(server: FakeS3) -> None:
-    """Who has its next turn after the moment when it is judged is judged soon: it waits once more, and no longer."""
+    """A request that waits for the window past the moment of its judgement gets one more try and no longer patience."""
     server.objects["mute"] = RAMP
     server.script = lambda seen, number: Act(wait_seconds=60 if seen.key == "mute" else 0.1)
     config = replace(CONFIG, window_start=1, window_min=1, window_max=1, first_byte_seconds=0.2, failing_seconds=0.9)
@@ -546,8 +557,7 @@ async def test_waiting_for_the_window_lends_no_patience(server: FakeS3) -> None:
 
 @pytest.mark.timing
 async def test_one_object_that_never_answers_while_nobody_else_asks(server: FakeS3) -> None:
-    """The last one on the way is not taken for an outage: a probe asks for a byte that was served before.
-
+    """An object that never answers while no other request runs is told from an outage by a probe for a served byte.
     Three tries are as long as the first; the third was four times as long where two had taken all the time.
     """
     server.objects["mute"] = RAMP
@@ -562,7 +572,7 @@ async def test_one_object_that_never_answers_while_nobody_else_asks(server: Fake
 
 
 async def test_one_object_that_never_answers_after_a_burst(server: FakeS3, monkeypatch: pytest.MonkeyPatch) -> None:
-    """That everybody was slow before, until nobody asked any more, is no excuse for it."""
+    """An object that never answers is an error by its name, although the endpoint was congested before."""
     monkeypatch.setattr(concurrency, "STALE_SECONDS", 0.2)
     server.objects["mute"] = RAMP
     waits = {"mute": 60.0}
@@ -588,7 +598,7 @@ async def _keep_fetching(fetcher: Fetcher, server: FakeS3, length: int = 10) -> 
 
 
 async def test_a_name_that_does_not_exist() -> None:
-    """An endpoint that no resolver knows says so, after the attempts."""
+    """An endpoint whose name no resolver knows raises StoreError, which says that the name cannot be resolved."""
     server = FakeS3()
     options = {"key": "k", "secret": "s", "endpoint_url": "http://streamer-no-such-host.invalid:9"}
     async with fetching(server, options=options) as fetcher:
@@ -597,7 +607,9 @@ async def test_a_name_that_does_not_exist() -> None:
 
 
 async def test_memory_is_reserved_before_the_request(server: FakeS3) -> None:
-    """With room for two chunks a third waits until one is closed; a chunk larger than the budget is granted alone."""
+    """Memory is reserved before a request: with space for two chunks, a third one waits until one is closed.
+    A chunk larger than the budget is granted alone.
+    """
     config = replace(CONFIG, memory_bytes=2 * MiB)
     async with fetching(server, config=config) as fetcher:
         first = await fetcher.fetch(part(server, 0, MiB))
@@ -615,7 +627,7 @@ async def test_memory_is_reserved_before_the_request(server: FakeS3) -> None:
 
 
 async def test_window_serves_what_is_due_first(server: FakeS3) -> None:
-    """Of the chunks that wait for the window, the one that is due first goes first, also when that changes."""
+    """Of the chunks that wait for the window, the one that is due first goes first, also when due times change."""
     config = replace(CONFIG, window_start=1, window_min=1, window_max=1)
     due = {0: 0.0, 1: 3.0, 2: 2.0, 3: 1.0}
     async with fetching(server, config=config) as fetcher, asyncio.TaskGroup() as group:
@@ -634,7 +646,7 @@ async def _fetch_due(fetcher: Fetcher, wanted: Chunk, due: Callable[[], float]) 
 
 
 async def test_error_of_the_body_leaves_as_itself(server: FakeS3) -> None:
-    """An error inside `async with Fetcher` is not wrapped in a group."""
+    """An error inside `async with Fetcher` is raised as itself and not wrapped in a group."""
 
     async def fails() -> None:
         async with fetching(server) as fetcher:
@@ -647,14 +659,14 @@ async def test_error_of_the_body_leaves_as_itself(server: FakeS3) -> None:
 
 @every_client
 async def test_read_of_an_extent(server: FakeS3) -> None:
-    """Small reads come as bytes."""
+    """A read of an extent returns its bytes, and an empty extent none."""
     async with fetching(server) as fetcher:
         assert await fetcher.read(Extent(server.record("big"), 10, 700_000)) == RAMP[10:700_000]
         assert await fetcher.read(Extent(server.record("big"), 10, 10)) == b""
 
 
 async def test_closed_fetcher_says_so(server: FakeS3) -> None:
-    """A fetcher used after its block."""
+    """A fetcher that is used after its block raises ClosedError."""
     async with fetching(server) as fetcher:
         pass
     with pytest.raises(ClosedError):

@@ -50,7 +50,7 @@ HEDGED = replace(CONFIG, hedge=True, hedge_requests_share=1.0, first_byte_second
 
 
 async def test_duplicate_beats_a_request_that_hangs(server: FakeS3) -> None:
-    """Without a first byte a duplicate is sent; its bytes are taken and the loser's connection is dropped."""
+    """A request without a first byte is duplicated, the duplicate's bytes are taken, and the first is cancelled."""
     async with fetching(server, config=HEDGED) as fetcher:
         before = await warmed(fetcher, server)
         server.script = at(FRESH, Act(wait_seconds=60))
@@ -63,7 +63,7 @@ async def test_duplicate_beats_a_request_that_hangs(server: FakeS3) -> None:
 
 
 async def test_the_first_request_of_all_that_hangs(server: FakeS3) -> None:
-    """Before any latency is known a duplicate comes after a second, not after the patience of 30."""
+    """Before any latency is known, a request that hangs is duplicated after a second, not after the limit of 30 s."""
     server.script = once(Act(wait_seconds=60))
     async with fetching(server, config=HEDGED) as fetcher:
         async with asyncio.timeout(15):
@@ -72,7 +72,7 @@ async def test_the_first_request_of_all_that_hangs(server: FakeS3) -> None:
 
 
 async def test_duplicate_that_is_slower_is_cancelled(server: FakeS3) -> None:
-    """When the first request answers before its duplicate, the duplicate is dropped and the bytes are whole."""
+    """A duplicate is cancelled when the first request answers before it, and the bytes are whole."""
     both = asyncio.Event()
     acts = [Act(until=both), Act(wait_seconds=60)]
 
@@ -93,7 +93,7 @@ async def test_duplicate_that_is_slower_is_cancelled(server: FakeS3) -> None:
 
 
 async def test_winner_that_breaks_is_resumed(server: FakeS3) -> None:
-    """A duplicate that wins and then breaks hands over to another try, which asks only for the rest."""
+    """A duplicate that wins and then breaks is followed by another try, which asks only for the rest."""
     async with fetching(server, config=HEDGED) as fetcher:
         await warmed(fetcher, server)
         server.script = at(FRESH, Act(wait_seconds=60), Act(reset_after=768 * KiB))
@@ -102,7 +102,7 @@ async def test_winner_that_breaks_is_resumed(server: FakeS3) -> None:
 
 
 async def test_slow_body_is_outpaced(server: FakeS3) -> None:
-    """A body far slower than the others is ended and its rest asked for again; its bytes are kept."""
+    """A body far slower than the others is ended, its bytes are kept and its rest is asked for again."""
     config = replace(HEDGED, range_bytes=4 * MiB, hedge_bytes_share=1.0)
     async with fetching(server, config=config) as fetcher:
         await warmed(fetcher, server)
@@ -115,7 +115,7 @@ async def test_slow_body_is_outpaced(server: FakeS3) -> None:
 
 
 async def test_no_duplicates_while_the_store_limits_the_rate(server: FakeS3) -> None:
-    """However slow the answers are; a single 503 is no limit."""
+    """No duplicate is sent while the store limits the rate, however slow answers are; a single 503 is no limit."""
     async with fetching(server, config=HEDGED) as fetcher:
         await warmed(fetcher, server)
         server.script = at(FRESH, Act(status=503, code="SlowDown"), Act(wait_seconds=60))
@@ -130,7 +130,7 @@ async def test_no_duplicates_while_the_store_limits_the_rate(server: FakeS3) -> 
 
 @pytest.mark.parametrize("hedge", [False, True])
 async def test_cancelled_fetch_leaves_the_counters_whole(server: FakeS3, hedge: bool) -> None:
-    """A fetch cancelled while it waits, in its body or with a duplicate under way holds nothing afterwards."""
+    """A fetch that is cancelled while it waits or has a duplicate reserves and awaits nothing afterwards."""
     config = replace(HEDGED, hedge=hedge, window_start=2, window_min=2)
     async with fetching(server, config=config) as fetcher:
         await warmed(fetcher, server)

@@ -1,4 +1,4 @@
-"""Stores that answer everybody with an error, or every second request: waited for, and told from a bad object."""
+"""Stores that answer all requests, or every second one, with an error: waited for, and told from a bad object."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ PATIENT = replace(CONFIG, outage_seconds=60.0)
 )
 @pytest.mark.parametrize("served", [0, 1])
 async def test_an_error_for_every_request_is_an_outage(server: FakeS3, status: int, served: int) -> None:
-    """A gateway without its servers, or a web page: more answers and time than one range gets, then it goes on."""
+    """A store that answers every request with an error is waited for beyond the tries and time of one range:
+    a gateway without its servers, or a web page.
+    """
     back = asyncio.Event()
     server.script = lambda seen, number: None if number <= served or back.is_set() else Act(status=status)
     async with fetching(server, PATIENT) as fetcher, asyncio.TaskGroup() as group:
@@ -48,7 +50,7 @@ async def test_an_error_for_every_request_is_an_outage(server: FakeS3, status: i
     ],
 )
 async def test_a_range_that_is_unlucky_with_half_of_the_store_is_waited_for(server: FakeS3, status: int) -> None:
-    """Every second request fails, of one range each of the first 20: that is the store, not the range."""
+    """A range that fails 20 times is waited for where every second request of other ranges fails too."""
     tries = Counter[int]()
 
     def script(seen: Seen, number: int) -> Act | None:
@@ -66,7 +68,7 @@ async def test_a_range_that_is_unlucky_with_half_of_the_store_is_waited_for(serv
 
 
 async def test_a_bad_object_in_several_ranges_is_no_outage(server: FakeS3) -> None:
-    """Nobody else asks, and its ranges fail again and again: a probe shows that the store serves others."""
+    """A bad object that alone is read is told from an outage by a probe; its error comes before an outage's time."""
     server.objects["bad"] = RAMP
     server.script = lambda seen, number: Act(status=500) if seen.key == "bad" else None
     async with fetching(server, replace(PATIENT, failing_seconds=1.5)) as fetcher:

@@ -1,4 +1,4 @@
-"""Fetch processes that are killed, stopped or poisoned, and an engine that ends without a word."""
+"""Fetch processes that are killed, stopped or poisoned, and an engine that is killed; the processes are real."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ async def reading(
 
 
 async def test_processes_fetch_and_publish_all_chunks(folder: Path) -> None:
-    """The engine's own fetchers bring none of them; each byte comes once."""
+    """Fetch processes fetch and publish all chunks, each byte once, and the engine's own fetchers fetch none."""
     async with reading(folder, 2, cache_bytes=64_000_000) as (engine, reader):
         before = engine.fetchers.statistics()["received_bytes"]
         await reader.epoch(0)
@@ -134,7 +134,7 @@ async def test_processes_fetch_and_publish_all_chunks(folder: Path) -> None:
 
 @pytest.mark.slow
 async def test_killed_processes_cost_no_sample(folder: Path) -> None:
-    """One of two is killed again and again: every byte is right, nothing is left, others take their place."""
+    """A fetch process of two that is killed again and again is replaced, and every byte is right."""
     async with reading(folder, 2) as (engine, reader):
         reads = asyncio.create_task(_epochs(reader, 30))
         killed = set()  # on a busy machine one may be chosen again before its end is noticed
@@ -156,7 +156,7 @@ async def _epochs(reader: Reader, count: int) -> None:
 
 @pytest.mark.slow
 async def test_a_stopped_process_is_replaced(folder: Path) -> None:
-    """It has chunks and does not answer: it is killed, and others bring them."""
+    """A fetch process that has chunks and does not answer is killed, and another fetches them."""
     async with reading(folder, 1) as (engine, reader):
         (pid,) = engine.fetch_pool.pids
         os.kill(pid, signal.SIGSTOP)
@@ -167,7 +167,7 @@ async def test_a_stopped_process_is_replaced(folder: Path) -> None:
 
 @pytest.mark.slow
 async def test_what_a_killed_process_was_writing_is_removed(folder: Path) -> None:
-    """By the pid in the name; files of other processes stay."""
+    """Unfinished files of a killed fetch process are removed by the pid in their names; those of others stay."""
     async with reading(folder, 2) as (engine, _):
         pid, other = engine.fetch_pool.pids
         theirs, ours = (engine.cache.root / "tmp" / f"{'0' * 32}.{number}.1234" for number in (other, pid))
@@ -180,7 +180,7 @@ async def test_what_a_killed_process_was_writing_is_removed(folder: Path) -> Non
 
 
 async def test_what_is_wrong_on_this_machine_the_loop_deals_with(folder: Path) -> None:
-    """Folders of the cache, and the manifest, are removed: the folders are made again, and every byte is right."""
+    """Folders of the cache that are removed under a fetch process are made again, and every byte is right."""
     async with reading(folder, 1, cache_bytes=64_000_000) as (engine, reader):
         for name in ("chunks", "manifests"):
             shutil.rmtree(engine.cache.root / name)
@@ -189,7 +189,9 @@ async def test_what_is_wrong_on_this_machine_the_loop_deals_with(folder: Path) -
 
 
 async def test_a_fetch_that_is_cancelled_gives_its_memory_back(folder: Path) -> None:
-    """As that of a store which was slower than a peer: before it was begun, on its way, and when it is there."""
+    """A fetch that is cancelled before, during or after its work gives back the memory that it reserved,
+    as that of a store which was slower than a peer.
+    """
     async with reading(folder, 1) as (engine, reader):
         dataset = engine.datasets.all()[0]
         fetch = Fetch(dataset.key(0), dataset, 0)
@@ -208,7 +210,9 @@ async def test_a_fetch_that_is_cancelled_gives_its_memory_back(folder: Path) -> 
 
 
 async def test_memory_that_is_given_back_late_is_no_longer_reserved(folder: Path) -> None:
-    """As that of a chunk which a recoder holds for seconds: the process reports once more."""
+    """Memory that is given back seconds after a fetch is no longer reported as reserved,
+    as that of a chunk which a recoder holds: the process reports once more.
+    """
     async with reading(folder, 1, cache_bytes=64_000_000, chunk_bytes=2_000_000) as (engine, _):
         dataset = engine.datasets.all()[0]
         with contextlib.closing(await engine.sources.store.fetch(Fetch(dataset.key(0), dataset, 0))):
@@ -218,7 +222,7 @@ async def test_memory_that_is_given_back_late_is_no_longer_reserved(folder: Path
 
 
 async def test_a_missing_object_is_the_error_of_its_store(folder: Path) -> None:
-    """Typed, with the facts, as the loop would raise it."""
+    """An object that a fetch process finds missing raises the store's typed error with the object's url."""
     async with reading(folder, 1) as (engine, reader):
         victim = folder / reader.manifest.name(0).object_key
         victim.unlink()
@@ -230,7 +234,7 @@ async def test_a_missing_object_is_the_error_of_its_store(folder: Path) -> None:
 
 @pytest.mark.slow
 async def test_processes_come_and_go_by_load(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One starts while requests wait, is given chunks, and ends after its time without work."""
+    """A fetch process starts while requests wait, is given chunks, and ends after its time without work."""
     monkeypatch.setattr(pool, "count_max_processes", lambda cores: 1)
     monkeypatch.setattr(pool, "idle_core_seconds", lambda now: 2 * now)
     for name, value in (("BUSY_SHARE", 0.0), ("BUSY_SECONDS", 0.0), ("IDLE_SECONDS", 1.0)):
@@ -270,7 +274,7 @@ def poisoned(chunk: int | None, number: signal.Signals) -> type[FetchProcess]:
 async def test_a_chunk_that_crashes_each_process_is_an_error_of_its_own(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After two that had nothing else; all other chunks are read, also those that shared a process with it."""
+    """A chunk over which two processes crashed that had no other is an error; all other chunks are read."""
     monkeypatch.setattr(pool, "FetchProcess", poisoned(7, signal.SIGSEGV))
     async with reading(folder, 2, cache_bytes=64_000_000) as (engine, reader):
         with pytest.raises(BrokenError, match=r"chunk 7 .* 2 fetch processes crashed that had no other .*SIGSEGV"):
@@ -284,7 +288,9 @@ async def test_a_chunk_that_crashes_each_process_is_an_error_of_its_own(
 async def test_the_loop_fetches_what_processes_are_killed_over(
     folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Somebody else ends them, the kernel that lacks memory for instance: no chunk is lost, and one line says so."""
+    """A chunk over which fetch processes are killed is fetched by the engine itself, and one line says so.
+    Another program ends the processes, the kernel that lacks memory for instance.
+    """
     monkeypatch.setattr(pool, "FetchProcess", poisoned(7, signal.SIGKILL))
     async with reading(folder, 2, cache_bytes=64_000_000) as (_, reader):
         await reader.epoch(0)
@@ -295,7 +301,7 @@ async def test_the_loop_fetches_what_processes_are_killed_over(
 async def test_processes_that_each_end_over_another_chunk_end_no_job(
     folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Six in a row did: no chunk is to blame, and none is lost."""
+    """Fetch processes that end over each chunk cost no chunk: the engine fetches by itself, and one line says so."""
     monkeypatch.setattr(pool, "FetchProcess", poisoned(None, signal.SIGKILL))
     async with reading(folder, 2, cache_bytes=64_000_000) as (engine, reader):
         await reader.epoch(0)
@@ -305,7 +311,9 @@ async def test_processes_that_each_end_over_another_chunk_end_no_job(
 
 @pytest.mark.parametrize("how", ["ends", "raises"])
 async def test_processes_that_do_not_start_end_no_job(folder: Path, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
-    """A limit of processes, a Python that is removed: the engine's loop fetches."""
+    """An engine whose fetch processes cannot start fetches all chunks by itself,
+    as under a limit of processes or where its Python was removed.
+    """
 
     class Stillborn(FetchProcess):
         async def run(self, on_ready):  # type: ignore[no-untyped-def]
@@ -324,7 +332,7 @@ async def test_processes_that_do_not_start_end_no_job(folder: Path, monkeypatch:
 async def test_one_process_measures_a_limit_after_the_others_have_ended(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A store refuses requests: one process asks it, and paces anew when the others have no chunk any more."""
+    """When a store refuses requests, one process measures the rate anew once the others have no chunk left."""
     refuses, every, paced = False, list[FetchProcess](), list[FetchProcess]()
 
     class Recorded(FetchProcess):
@@ -377,7 +385,7 @@ asyncio.run(main())
 
 
 def test_processes_end_with_an_engine_that_is_killed(tmp_path: Path) -> None:
-    """One that is stopped, too."""
+    """Fetch processes end within 6 s after their engine is killed, also one that is stopped."""
     command = [sys.executable, "-c", ENGINE, str(tmp_path / "cache")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as engine:
         assert engine.stdout is not None
@@ -413,7 +421,7 @@ asyncio.run(main())
 
 @pytest.mark.parametrize(("cores", "most"), [(1, 0), (2, 0), (4, 1), (8, 2)])
 def test_an_engine_may_have_a_process_for_four_cores_that_it_is_allowed(tmp_path: Path, cores: int, most: int) -> None:
-    """As the kernel counts them, where the machine has so many; no process is there before the load wants it."""
+    """An engine may have one fetch process for each four cores that the kernel allows it, and starts with none."""
     if usable_cores() < cores:
         pytest.skip(f"needs {cores} cores")
     command = [sys.executable, "-c", ENGINE_BY_LOAD, str(tmp_path / "cache"), str(cores)]
@@ -428,7 +436,7 @@ def _lives(process: psutil.Process) -> bool:
 
 
 async def test_credentials_are_in_no_argument_and_no_environment(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process learns them through the socket: neither is a variable of the engine in what the kernel shows of it."""
+    """A fetch process shows no credentials in its arguments or environment, since it learns them through the socket."""
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "the-secret-of-the-engine")
     async with reading(folder, 1) as (engine, reader):
         await reader.epoch(0)

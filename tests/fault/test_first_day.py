@@ -1,4 +1,4 @@
-"""Things that pass end no job: the cache attacked in mid-epoch, a store that is away, and an engine that cannot start.
+"""Faults that pass end no job: a cache damaged in mid-epoch, a store that is away, and an engine that cannot start.
 
 Every job is a real one, in a process of its own: engine, two workers, every sample compared. What its user reads is
 what it logs at WARNING, on stderr.
@@ -117,7 +117,7 @@ def raw(tmp_path: Path) -> str:
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_the_cache_folder_is_deleted_twice(tmp_path: Path, raw: str, workers: int) -> None:
-    """In the middle of two epochs, with all chunks, manifests and the catalog: made again, one line for each time."""
+    """A cache folder that is deleted in the middle of two epochs is made again, with one warning for each time."""
     job = Job(tmp_path, raw, workers=workers)
 
     def delete(batch: int) -> None:
@@ -130,7 +130,7 @@ def test_the_cache_folder_is_deleted_twice(tmp_path: Path, raw: str, workers: in
 
 
 def test_the_cache_folder_is_deleted_file_by_file(tmp_path: Path, raw: str) -> None:
-    """By a program that is still at work while the engine makes the folder again."""
+    """A cache folder that another program still deletes file by file is made again, and no sample is lost."""
     job = Job(tmp_path, raw, pause_seconds=0.05)
 
     def delete(batch: int) -> None:
@@ -142,7 +142,7 @@ def test_the_cache_folder_is_deleted_file_by_file(tmp_path: Path, raw: str) -> N
 
 
 def test_a_third_of_all_chunks_is_overwritten(tmp_path: Path, raw: str) -> None:
-    """Once in each epoch, any number of them in a batch: every sample right, one line, and none in memory for it."""
+    """A job whose chunks are overwritten by a third in each epoch delivers every sample right, with one warning."""
     job, chance = Job(tmp_path, raw), random.Random(3)
 
     def overwrite(batch: int) -> None:
@@ -158,7 +158,7 @@ def test_a_third_of_all_chunks_is_overwritten(tmp_path: Path, raw: str) -> None:
 
 
 def test_the_disk_is_filled_by_another_program(tmp_path: Path, raw: str) -> None:
-    """A tmpfs without a byte left from the fifth batch on: chunks pass through memory, one line."""
+    """A job whose cache disk is filled by another program trains on, with chunks in memory and one warning."""
     with small_disk(tmp_path / "d", "32m") as disk:
         job = Job(disk, raw, cache_bytes=16 << 20)
 
@@ -195,7 +195,7 @@ def failing_disk(folder: Path) -> Iterator[tuple[Path, Callable[[], None]]]:
 
 
 def test_the_disk_turns_read_only(tmp_path: Path, raw: str) -> None:
-    """As after an error of the device, with a full cache: nothing can be written, and nothing removed."""
+    """A job whose full cache disk turns read-only trains on, although no file can be written or removed."""
     with failing_disk(tmp_path) as (disk, fail):
         job = Job(tmp_path, raw, cache=str(disk / "c"), cache_bytes=12 << 20)
         assert job.run(lambda batch: fail() if batch == BATCHES // 2 else None)["done"] == 3 * BATCHES
@@ -206,7 +206,7 @@ def test_the_disk_turns_read_only(tmp_path: Path, raw: str) -> None:
 
 
 class Web(ThreadingHTTPServer):
-    """A web server of tars whose mood is set by the test."""
+    """Stands for a web server of tars, which refuses or keeps silent for as long as a test sets."""
 
     daemon_threads = True
 
@@ -290,7 +290,7 @@ def web() -> Iterator[Web]:
 
 
 def test_a_store_that_refuses_from_the_first_request_on(tmp_path: Path, web: Web) -> None:
-    """20 s of 503 while the job lists, indexes and fetches for the first time: one line after 1.5 s, then it starts."""
+    """A job whose store answers 503 for its first 20 s says so once after 1.5 s, and then trains."""
     web.refuses_until = time.monotonic() + 20.0
     job = Job(tmp_path, web.url, epochs=1, pause_seconds=0.0)
     end = job.run()
@@ -302,7 +302,7 @@ def test_a_store_that_refuses_from_the_first_request_on(tmp_path: Path, web: Web
 
 
 def test_a_store_that_falls_silent_in_mid_epoch(tmp_path: Path, web: Web) -> None:
-    """25 s in which no request is answered, and those of that time never: one line, then the job goes on."""
+    """A job whose store answers nothing for 25 s in mid-epoch says so once, and then trains on."""
     job = Job(tmp_path, web.url, epochs=1, cache_bytes=8 << 20, pause_seconds=0.05)
 
     def fall_silent(batch: int) -> None:
@@ -317,8 +317,7 @@ def test_a_store_that_falls_silent_in_mid_epoch(tmp_path: Path, web: Web) -> Non
 
 @pytest.mark.parametrize("silent_from", [0, 5])
 def test_a_store_that_stays_silent(tmp_path: Path, web: Web, silent_from: int) -> None:
-    """From the first request on, or in mid-epoch: said after 1.5 s, and after the documented 60 s an error.
-
+    """A store that stays silent is reported after 1.5 s, and is an error after the documented 60 s.
     A listing had eight tries of 30 s: 244 s; a first chunk up to eight of 10, 20, 40, 80 s (2026-11-23).
     """
     job = Job(tmp_path, web.url, epochs=1, cache_bytes=8 << 20, pause_seconds=0.05)
@@ -345,7 +344,7 @@ def test_a_store_that_stays_silent(tmp_path: Path, web: Web, silent_from: int) -
 
 
 def test_an_engine_that_crashes_on_every_start(tmp_path: Path, raw: str) -> None:
-    """Six starts with pauses between, then an error that names the log."""
+    """A job whose engine crashes on each of six starts, with pauses between, ends with an error that names the log."""
     folder, starts = tmp_path / "sabotage", tmp_path / "starts.txt"
     folder.mkdir()
     (folder / "sitecustomize.py").write_text(

@@ -71,7 +71,9 @@ def sent_bytes(lines: list[list[Any]], phase: str) -> int:
     ],
 )
 def test_the_first_epoch_reads_nothing_that_the_index_has_read(tmp_path, sample_bytes):
-    """Chunks over the edge of two windows were read twice: 23 % of 1.1 GB; the measurement of the link 6 % more."""
+    """The first epoch reads at most 5 % of the bytes that the index of tars has read.
+    Chunks over the edge of two windows were read twice: 23 % of 1.1 GB; the measurement of the link 6 % more.
+    """
     total = make_tars(tmp_path / "data", sample_bytes)
     lines = finished(tmp_path / "data", tmp_path / "cache", WIDE_BYTES)
     assert 0.98 * total <= sent_bytes(lines, "index") <= total
@@ -80,7 +82,7 @@ def test_the_first_epoch_reads_nothing_that_the_index_has_read(tmp_path, sample_
 
 @pytest.mark.slow
 def test_a_cache_of_half_the_data_is_filled_by_the_index(tmp_path):
-    """What fits is not fetched again by the first epoch."""
+    """With a cache of half the data, the first epoch does not fetch again most of what the index has put there."""
     total = make_tars(tmp_path / "data", (4_000, 12_000))
     lines = finished(tmp_path / "data", tmp_path / "cache", total // 2)
     assert sent_bytes(lines, "index") <= total
@@ -103,7 +105,9 @@ def kill_in_mid_index(data: Path, cache: Path) -> None:
 
 @pytest.mark.slow
 def test_an_index_that_was_killed_goes_on_where_it_was(tmp_path):
-    """Whole files are not read again, others from their open chunk on, and no chunk is fetched twice."""
+    """An index that was killed goes on from its logs: whole files are not read again, others from their open chunk on.
+    No chunk is fetched twice.
+    """
     data, cache = tmp_path / "data", tmp_path / "cache"
     total = make_tars(data, (4_000, 12_000))
     kill_in_mid_index(data, cache)
@@ -124,7 +128,9 @@ def test_an_index_that_was_killed_goes_on_where_it_was(tmp_path):
 
 
 async def test_chunks_of_an_index_that_failed_belong_to_the_cache(tmp_path, monkeypatch):
-    """They were on the disk, and no one counted or evicted them until the engine started again."""
+    """Chunks of an index that failed belong to the cache, which can evict them.
+    They were on the disk, and were neither counted nor evicted until the engine started again.
+    """
     monkeypatch.setattr(reading, "READ_BYTES", CHUNK_BYTES)
     make_tars(tmp_path / "data", (4_000, 12_000))
     whole = (tmp_path / "data" / "0.tar").read_bytes()

@@ -54,7 +54,7 @@ def ordinals(batches: Iterator[object]) -> list[int]:
 
 
 def test_workers_are_children_of_one_server() -> None:
-    """Two loaders share it; `spawn` does without."""
+    """Workers of two loaders are children of one fork server; those by `spawn` are children of the trainer."""
     with (
         StreamingDataLoader(FakeDataset(SAMPLES, sample), BATCH, 2) as one,
         StreamingDataLoader(FakeDataset(SAMPLES, sample), BATCH, 1) as other,
@@ -65,15 +65,14 @@ def test_workers_are_children_of_one_server() -> None:
 
 
 def test_workers_of_this_dataset_import_no_torch() -> None:
-    """Its modules are imported in each of them, before its first batch."""
+    """The modules of the tests' dataset import no torch, so that its workers start fast."""
     program = "import sys, tests.fake_dataset, tests.inspection; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", program], check=True, cwd=Path(__file__).parents[2])
 
 
 def test_a_killed_worker_is_back_at_once() -> None:
-    """The only worker is killed: its next batch comes within 0.3 s, the fastest of five kills.
-
-    It imports nothing: with torch, which this dataset once named, each of them took seconds.
+    """The next batch of an only worker that is killed comes within 0.3 s, at the fastest of five kills.
+    The worker imports nothing: with torch, which this dataset once named, each of them took seconds.
     """
     gaps = []
     with StreamingDataLoader(FakeDataset(SAMPLES, sample), BATCH, 1, prefetch_batches=1) as loader:
@@ -95,7 +94,7 @@ def test_a_killed_worker_is_back_at_once() -> None:
 
 @pytest.mark.usefixtures("own_server")
 def test_a_killed_server_is_replaced() -> None:
-    """It takes its workers along; another one is started, every batch is right, and no sample is blamed."""
+    """A fork server that is killed with its workers is replaced, and every batch is right."""
     with StreamingDataLoader(FakeDataset(SAMPLES, sample), BATCH, 2) as loader:
         found, killed = [], 0
         for number, batch in enumerate(loader):
@@ -111,7 +110,7 @@ def test_a_killed_server_is_replaced() -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("own_server")
 def test_a_server_that_keeps_dying_is_given_up(caplog: pytest.LogCaptureFixture) -> None:
-    """After three crashes in a minute workers are new interpreters; one warning says so, and every batch is right."""
+    """After three crashes of the fork server, workers are new interpreters, with one warning and right batches."""
     with StreamingDataLoader(FakeDataset(SAMPLES, sample), BATCH, 1) as loader:
         for _ in range(3):
             batches = iter(loader)
@@ -126,7 +125,9 @@ def test_a_server_that_keeps_dying_is_given_up(caplog: pytest.LogCaptureFixture)
 
 @pytest.mark.usefixtures("own_server")
 def test_a_module_that_starts_a_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog) -> None:
-    """A fork would keep its locks and lose its thread: workers are new interpreters; one warning names the module."""
+    """Workers whose modules start a thread are new interpreters, and one warning names the module:
+    a fork would keep the thread's locks and lose the thread.
+    """
     (tmp_path / "starts_a_thread.py").write_text(
         "import threading, time\nthreading.Thread(target=time.sleep, args=(3600,), daemon=True).start()\n"
         "def collate(samples):\n    import os\n    return {'x': [s['x'] for s in samples], 'parent': os.getppid()}\n"
@@ -148,7 +149,7 @@ def test_a_module_that_starts_a_thread(tmp_path: Path, monkeypatch: pytest.Monke
 
 @pytest.mark.usefixtures("own_server")
 def test_a_loader_that_ends_before_its_workers_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog) -> None:
-    """An error at the start, while the server imports: no word about workers that it does not know yet."""
+    """A loader that ends while the fork server still imports logs no warning about unknown workers."""
     (tmp_path / "slow_module.py").write_text(f"import os, time\nif os.getpid() != {os.getpid()}: time.sleep(5)\n")
     monkeypatch.syspath_prepend(tmp_path)
     import slow_module
@@ -163,7 +164,9 @@ def test_a_loader_that_ends_before_its_workers_run(tmp_path: Path, monkeypatch: 
 
 
 def test_a_second_loader_needs_further_modules(caplog) -> None:
-    """Imported while the first one's workers run: its connection is no socket that a module has opened."""
+    """A fork server imports further modules for a second loader while workers of the first one run.
+    The first one's connection is no socket that a module has opened.
+    """
     with StreamingDataLoader(FakeDataset(SAMPLES, sample), BATCH, 1) as one:
         next(iter(one))
 
@@ -180,7 +183,7 @@ def test_a_second_loader_needs_further_modules(caplog) -> None:
 
 
 def test_a_module_that_imports_pyarrow(caplog) -> None:
-    """Its allocator has a thread in other processes; workers are forked all the same."""
+    """Workers that use pyarrow are forked, although its allocator has a thread in other processes."""
 
     def collate(samples: list[object]) -> object:
         return pyarrow.__name__, len(pyarrow.array(range(1000)).to_pylist())
@@ -198,7 +201,7 @@ def where(epoch: int, ordinal: int) -> object:
 
 
 def test_workers_run_where_the_trainer_is_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Folder, variables and search path of the time at which the loader starts them, not of the server's start."""
+    """Workers get the folder, variables and search path that the trainer has when the loader starts them."""
     with StreamingDataLoader(FakeDataset(BATCH, where), BATCH, 1) as loader:
         list(loader)
     first = server_pid()
@@ -220,7 +223,7 @@ def draws(epoch: int, ordinal: int) -> object:
 
 
 def test_a_fork_shares_no_state_of_generators_with_another() -> None:
-    """What two workers draw is what one draws."""
+    """Two forked workers draw the same random numbers for each sample as one worker does."""
     found = []
     for workers in (1, 2):
         with StreamingDataLoader(FakeDataset(SAMPLES, draws), BATCH, workers) as loader:
@@ -232,7 +235,9 @@ def test_a_fork_shares_no_state_of_generators_with_another() -> None:
 @pytest.mark.usefixtures("own_server")
 @pytest.mark.timeout(60)
 def test_a_module_whose_import_never_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog) -> None:
-    """Regression: whoever stopped the server waited for the import."""
+    """A fork server in an import that never ends is killed when it is stopped.
+    Regression: stopping the server waited for the import.
+    """
     begun = tmp_path / "begun"
     source = f"import pathlib, threading\npathlib.Path({str(begun)!r}).touch()\nthreading.Event().wait()\n"
     (tmp_path / "never_imported.py").write_text(source)
@@ -248,7 +253,7 @@ def test_a_module_whose_import_never_ends(tmp_path: Path, monkeypatch: pytest.Mo
 
 @pytest.mark.usefixtures("own_server")
 def test_nothing_is_left_after_the_server_is_stopped() -> None:
-    """`stop_fork_server` waits for its end."""
+    """The fork server's process has ended when `stop_fork_server` returns."""
     with StreamingDataLoader(FakeDataset(SAMPLES, sample), BATCH, 2) as loader:
         next(iter(loader))
         pid = server_pid()

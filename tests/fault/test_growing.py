@@ -121,7 +121,9 @@ def job(tmp_path: Path) -> Iterator[Job]:
 @pytest.mark.slow
 @pytest.mark.process
 def test_two_ranks_of_which_one_has_a_slower_link(job: Job, stores: list[KeyedS3]) -> None:
-    """Both ranks have one log; what the slower one has counts; a single rank repeats their batches from it."""
+    """Two ranks with links of different rates have one log of admissions, which the slower link bounds.
+    A single rank repeats their batches from that log.
+    """
     # A rank trains 4 MB/s.
     for store, rate in zip(stores, (2e6, 1e6), strict=True):
         store.bytes_per_second = rate
@@ -151,7 +153,7 @@ def test_two_ranks_of_which_one_has_a_slower_link(job: Job, stores: list[KeyedS3
 @pytest.mark.slow
 @pytest.mark.process
 def test_a_rank_that_ends_is_an_error_on_the_others(job: Job) -> None:
-    """A rank that is killed does not say what has arrived: the other one raises within the store's time."""
+    """A rank that is killed makes the other one raise StateError that names it, within the store's time limit."""
     task = {"url": str(job.root / "data"), "in_step": False, "timeout_seconds": 8, "epochs": 50}
     ranks = [job.start("dead", rank, 2, **task, **({"stop_after": 10} if rank else {})) for rank in range(2)]
     assert ranks[1].wait(60) == -signal.SIGKILL
@@ -166,7 +168,7 @@ def test_a_rank_that_ends_is_an_error_on_the_others(job: Job) -> None:
 @pytest.mark.slow
 @pytest.mark.process
 def test_kill_two_ranks_and_go_on_with_one(job: Job) -> None:
-    """The job is killed in mid-round and goes on with another number of ranks: the batches of a calm run."""
+    """A job killed in mid-round on two ranks goes on with one rank, with the batches of an undisturbed run."""
     task = {"url": str(job.root / "data"), "grow": "500KB"}
     assert "admissions" in job.told(job.start("calm", **task))
     ranks = [job.start("killed", rank, 2, stop_after=37, **task) for rank in range(2)]
@@ -187,7 +189,7 @@ def test_kill_two_ranks_and_go_on_with_one(job: Job) -> None:
 @pytest.mark.process
 @pytest.mark.timeout(600)
 def test_kills_of_anything(job: Job) -> None:
-    """Engine, workers and trainer are killed at random; every batch is that of the log that the states hold."""
+    """A growing dataset whose engine, workers and trainer are killed at random delivers the batches of its log."""
     chance = random.Random(3)
     # Slow enough that a kill meets a round.
     task = {"url": str(job.root / "data"), "step_seconds": 0.02, "workers": 2, "epochs": 6}
@@ -235,7 +237,9 @@ def kill(kind: str, trainer: int, tag: str, chance: random.Random) -> int:
 def test_a_link_of_a_quarter_of_the_rate_is_enough(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
-    """After the first step no step waits, and the link brings a fifth of what is trained once the cache is full."""
+    """A link of a quarter of the training rate is enough for a growing dataset with reuse 5: no step waits for it.
+    Once the cache is full, the link brings a fifth of what is trained.
+    """
     samples, length, batch, reuse, rate = 600, 16384, 8, 5, 4e6
     monkeypatch.setenv("STREAMER_RUNTIME_DIR", str(tmp_path / "r"))
     bucket = {f"{number:03}.bin": np.full(length, number, "<f4").tobytes() for number in range(samples)}

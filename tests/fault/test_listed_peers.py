@@ -40,7 +40,9 @@ def fleet(namespaces: Namespaces, tmp_path: Path) -> Iterator[Fleet]:
 
 
 def test_who_is_listed_later_is_a_member_later(namespaces: Namespaces, fleet: Fleet) -> None:
-    """Three find each other; the fourth comes in when the name has its address; four jobs read the data once."""
+    """An engine whose address is listed later becomes a member of the others, and four jobs read the data once.
+    Three engines find each other; the fourth joins when the name has its address.
+    """
     for engine in fleet.engines[:3]:
         engine.start()
     fleet.wait_for(lambda: {engine.statistics()["peer_members"] for engine in fleet.engines[:3]} == {2})

@@ -1,4 +1,4 @@
-"""A builder that is killed in the middle leaves nothing that the next one does not take away."""
+"""A manifest's builder that is killed: the next one removes its files. The builder is a process of its own."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ with workplace(Path(sys.argv[1])) as place:
 
 
 def test_a_killed_writer_is_swept_and_a_living_one_is_not(tmp_path):
-    """The kernel gives its lock back with the process; until then nobody touches its folder."""
+    """A sweep removes the folder of a killed writer and leaves that of a running one,
+    because the kernel releases a lock with its process.
+    """
     with subprocess.Popen(
         [sys.executable, "-c", WRITER, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as writer:

@@ -111,7 +111,7 @@ async def parts_of(world: World, engine: Engine) -> list[Part]:
 
 
 async def test_each_member_is_read_with_its_own_credentials(world: World) -> None:
-    """Two fetchers, and every chunk of both arrives."""
+    """A mix of two stores reads each member with its own credentials, by a fetcher of its own."""
     async with world.engine() as engine:
         reader = Reader(engine, await parts_of(world, engine))
         await reader.read()
@@ -121,7 +121,7 @@ async def test_each_member_is_read_with_its_own_credentials(world: World) -> Non
 
 
 async def test_the_wrong_credentials_of_one_member_name_it(world: World) -> None:
-    """The store's own refusal."""
+    """Wrong credentials of one member of a mix give the store's refusal with the member's name."""
     async with world.engine() as engine:
         web, books = await parts_of(world, engine)
         reader = Reader(engine, [web, Part(books.dataset, "books", StoreOptions.make(KEYS["web"]))])
@@ -132,7 +132,7 @@ async def test_the_wrong_credentials_of_one_member_name_it(world: World) -> None
 
 
 async def test_an_engine_with_credentials_uses_its_own(world: World) -> None:
-    """A service that serves both: what the client sends is not used."""
+    """An engine that has credentials of its own uses them and not those that a client sends."""
     async with world.engine() as engine:
         parts = await parts_of(world, engine)
     async with world.engine(*KEYS) as engine:
@@ -142,7 +142,7 @@ async def test_an_engine_with_credentials_uses_its_own(world: World) -> None:
 
 
 async def test_an_engine_that_serves_one_of_them_refuses_the_mix(world: World) -> None:
-    """At once, with the name of the other."""
+    """An engine without credentials for a member of a mix refuses the session at once, by the member's name."""
     async with world.engine() as engine:
         parts = await parts_of(world, engine)
     async with world.engine("web") as engine:
@@ -151,7 +151,7 @@ async def test_an_engine_that_serves_one_of_them_refuses_the_mix(world: World) -
 
 
 async def test_chunks_of_the_other_member_arrive_while_one_refuses(world: World) -> None:
-    """The reader waits for the first; of the second all is there when it goes on, and nothing was an error."""
+    """While the store of one member refuses, all chunks of the other arrive, and reading goes on without an error."""
     async with world.engine() as engine:
         parts = await parts_of(world, engine)
         world.refusing = "web"

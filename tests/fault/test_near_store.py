@@ -123,7 +123,7 @@ async def whole(store: ObjectStore, record: ObjectRecord) -> bytes:
 
 @pytest.mark.parametrize("client", ["curl", "obstore"])
 async def test_a_second_pass_reads_nothing_from_the_store(near: str, bucket: Bucket, client: str) -> None:
-    """Each byte comes from the store once; listings come from there each time."""
+    """Through the nginx cache each byte is read from the store once; a second pass asks the store only for listings."""
     store = open_store("s3://bucket", {"endpoint_url": near, "anon": True}, client=client)
     try:
         assert await everything(store) == OBJECTS
@@ -139,7 +139,9 @@ async def test_a_second_pass_reads_nothing_from_the_store(near: str, bucket: Buc
 
 
 async def test_a_changed_object(near: str, bucket: Bucket) -> None:
-    """The old version is what it was, as far as it is cached, or an error; the new one is found."""
+    """A replaced object is read through the cache as its old version where cached, as an error elsewhere,
+    and as its new version once it is listed again.
+    """
     store = open_store("s3://bucket", {"endpoint_url": near, "anon": True})
     try:
         (old,) = (await listed(store, "s3://bucket/a.tar")).values()
@@ -160,7 +162,7 @@ async def test_a_changed_object(near: str, bucket: Bucket) -> None:
 
 
 async def test_nothing_is_written_through_it(near: str) -> None:
-    """Only reads are passed on."""
+    """The nginx cache refuses writes, since it passes on only reads."""
     store = open_store("s3://bucket", {"endpoint_url": near, "anon": True})
     try:
         with pytest.raises(PermissionError):

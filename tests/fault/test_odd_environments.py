@@ -71,7 +71,7 @@ def closing(descriptors: str) -> tuple[str, ...]:
 
 
 def test_several_oddities_at_once(data: Path) -> None:
-    """SIGCHLD ignored, all signals blocked, no standard output, a list of threads, names that are not UTF-8."""
+    """A trainer with ignored SIGCHLD, blocked signals, no stdout and names beyond UTF-8 trains without an error."""
     latin = os.fsdecode(b"Jos\xe9")
     program = (
         "signal.signal(signal.SIGCHLD, signal.SIG_IGN)\n"
@@ -87,7 +87,9 @@ def test_several_oddities_at_once(data: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("descriptors", [">&-", "2>&-", "<&-", ">&- 2>&- <&-"])
 def test_closed_descriptors(data: Path, descriptors: str) -> None:
-    """Cron jobs and daemons close them; a socket of ours must not get their numbers."""
+    """A trainer whose standard descriptors are closed trains as always:
+    cron jobs and daemons close them; a socket of ours must not get their numbers.
+    """
     code, told = run(data, "train(2)\n", closing(descriptors))
     assert (code, "crashed" in told, "Traceback" in told) == (0, False, False), told
 
@@ -95,7 +97,9 @@ def test_closed_descriptors(data: Path, descriptors: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_frozen_program(data: Path, workers: int) -> None:
-    """It was started again and again, and waited for; the engine in its own process needs no second one."""
+    """A frozen program that needs further processes raises ConfigError and is not started again; inline, it trains.
+    It was started again and again, and waited for; the engine in its own process needs no second one.
+    """
     app = data.parent / "app"
     app.write_text("#!/bin/sh\necho started >> starts\n")
     app.chmod(0o755)
@@ -111,14 +115,16 @@ def test_a_frozen_program(data: Path, workers: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("value", ["''", "None"])
 def test_no_executable(data: Path, value: str) -> None:
-    """A program that embeds Python may not say where one is: it is looked for."""
+    """A program that embeds Python without `sys.executable` trains: a Python is looked for."""
     code, told = run(data, f"sys.executable = {value}\ntrain(1)\n")
     assert code == 0, told
 
 
 @pytest.mark.slow
 def test_a_working_folder_that_cannot_be_entered(data: Path) -> None:
-    """A shell that was left in a folder of another user: workers stay in it as well."""
+    """A trainer in a folder that it may not enter trains, and its workers stay in that folder,
+    as a shell that was left in a folder of another user.
+    """
     inside = ["unshare", "--user", "sh", "-c"]
     if subprocess.run([*inside, "true"], capture_output=True, check=False).returncode:
         pytest.skip("no user namespaces")
@@ -159,7 +165,9 @@ if os.path.isdir(sys.argv[2]):
     ids=["no rights", "no rights to chunks", "a file in its place", "a link that leads nowhere"],
 )
 def test_a_cache_folder_that_is_taken_away(data: Path, change: str) -> None:
-    """Its chunks pass through memory: the job ended with "the engine failed over chunk"."""
+    """A job whose cache folder loses its rights passes chunks through memory and says so.
+    The job ended with "the engine failed over chunk".
+    """
     inside = ("unshare", "--user")
     if subprocess.run([*inside, "true"], capture_output=True, check=False).returncode:
         pytest.skip("no user namespaces")
@@ -171,7 +179,9 @@ def test_a_cache_folder_that_is_taken_away(data: Path, change: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("modules", [("_bz2", "_lzma"), ("_sqlite3",)])
 def test_a_python_without_modules(data: Path, modules: tuple[str, ...]) -> None:
-    """As pyenv builds it without the headers: nothing that is not used may be missing."""
+    """A Python that was built without modules that streamer does not need trains as always,
+    as pyenv builds it without the headers.
+    """
     site = data.parent / "site"
     site.mkdir()
     (site / "sitecustomize.py").write_text(f"import sys\nfor name in {modules!r}: sys.modules[name] = None\n")
@@ -181,7 +191,7 @@ def test_a_python_without_modules(data: Path, modules: tuple[str, ...]) -> None:
 
 @pytest.mark.slow
 def test_a_python_without_ssl(data: Path) -> None:
-    """Every store needs it: one line names it."""
+    """A Python without ssl ends with ConfigError that names the missing module, since every store needs it."""
     site = data.parent / "site"
     site.mkdir()
     (site / "sitecustomize.py").write_text("import sys\nsys.modules['_ssl'] = None\n")
@@ -193,7 +203,7 @@ def test_a_python_without_ssl(data: Path) -> None:
 
 @pytest.mark.slow
 def test_a_mount_whose_name_is_not_utf8(data: Path) -> None:
-    """The check for network file systems reads the names of all mounts."""
+    """A mount whose name is not UTF-8 disturbs no job: the check for network file systems reads all names."""
     inside = ("unshare", "--user", "--map-root-user", "--mount", "sh", "-c")
     mount = r'd=$(printf "donn\351es"); mkdir "$d" && mount -t tmpfs none "$d" && exec "$0" "$@"'
     if subprocess.run([*inside, "mount -t tmpfs none /tmp"], capture_output=True, check=False).returncode:
@@ -204,7 +214,9 @@ def test_a_mount_whose_name_is_not_utf8(data: Path) -> None:
 
 @pytest.mark.slow
 def test_a_debugger_that_listens(data: Path) -> None:
-    """debugpy attaches itself to every child; the start of an engine was waited for without an end."""
+    """A trainer under a debugpy that listens trains, although debugpy attaches itself to every child;
+    the start of an engine was waited for without an end.
+    """
     pytest.importorskip("debugpy")
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -233,14 +245,18 @@ with loader() as first:
 
 
 def test_the_runtime_folder_is_removed_under_a_job(data: Path) -> None:
-    """The last ssh session ends, and logind removes /run/user/UID: the next dataset finds the engine all the same."""
+    """A dataset finds the running engine although the runtime folder was removed under the job,
+    as logind removes /run/user/UID when the last ssh session ends.
+    """
     code, told = run(data, REMOVED)
     assert code == 0, told
 
 
 @pytest.mark.slow
 def test_two_jobs_with_a_tmp_of_their_own(data: Path) -> None:
-    """PrivateTmp of systemd, job_container/tmpfs of SLURM: the second one waited 34 s, and ended."""
+    """Two jobs with a cache folder in common and a runtime folder each both train,
+    as under PrivateTmp of systemd and job_container/tmpfs of SLURM: the second one waited 34 s, and ended.
+    """
     inside = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c"]
     mount = 'mount -t tmpfs none "$STREAMER_RUNTIME_DIR" && exec "$0" "$@"'
     if subprocess.run([*inside, "mount -t tmpfs none /tmp"], capture_output=True, check=False).returncode:
@@ -274,7 +290,9 @@ with StreamingDataLoader(source, 5, 0, collate_fn=numbers, pin_memory=False) as 
 
 
 def test_the_next_start_removes_what_a_killed_one_left(data: Path) -> None:
-    """Of any cache folder: an engine in the trainer's process leaves its socket, and its folder in memory."""
+    """The next start of an engine removes the socket and memory folder that a killed inline engine left,
+    whatever its cache folder.
+    """
 
     code, told = run(data, KILLED)
     assert code == -signal.SIGTERM, told

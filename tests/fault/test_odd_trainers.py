@@ -55,7 +55,7 @@ def run(command: list[str], folder: Path, text: str | None = None) -> str:
 
 @pytest.mark.slow
 def test_sixteen_mebibytes_of_dev_shm(tmp_path):
-    """A container's small /dev/shm: 200 MB of batches go by, as the ring is a memfd."""
+    """A trainer with 16 MiB of /dev/shm passes 200 MB of batches, since its ring is a memfd."""
     script = tmp_path / "train.py"
     script.write_text(TRAINER + "\nimport os\nprint(os.statvfs('/dev/shm').f_blocks * 4096 >> 20, train())\n")
     mount = 'mount -t tmpfs -o size=16m tmpfs /dev/shm && exec "$0" "$@"'
@@ -68,7 +68,7 @@ def test_sixteen_mebibytes_of_dev_shm(tmp_path):
 
 @pytest.mark.slow
 def test_code_from_stdin(tmp_path):
-    """There is no `__main__` that a worker could import; `python -c` is the same."""
+    """A trainer whose code comes from stdin uses workers, although it has no `__main__` that they could import."""
     assert run([sys.executable, "-"], tmp_path, TRAINER + "\nprint(train())\n") == "trained"
 
 
@@ -89,7 +89,7 @@ asyncio.run(kernel())
 
 @pytest.mark.slow
 def test_notebook(tmp_path):
-    """Cells that use functions and classes of earlier cells, changed in between, on a thread with a running loop."""
+    """Notebook cells that use and change definitions of earlier cells train on a thread with a running event loop."""
     again = """
     # %%
     scale = 5

@@ -230,7 +230,9 @@ def shards(store: Store) -> int:
 
 @pytest.mark.slow
 def test_a_killed_pack_goes_on(undisturbed: dict[str, bytes], store: Store, files: Path) -> None:
-    """Its processes end with it, no manifest is there; finished shards are not written again, all bytes agree."""
+    """A pack that is killed and started again writes the bytes of an undisturbed one, and no finished shard twice.
+    The pack's processes end with it, and it leaves no manifest.
+    """
     process = start(files, store)
     until(lambda: shards(store) >= 3)
     kill(process)
@@ -247,7 +249,7 @@ def test_a_killed_pack_goes_on(undisturbed: dict[str, bytes], store: Store, file
 
 @pytest.mark.slow
 def test_a_killed_worker_costs_its_task(undisturbed: dict[str, bytes], store: Store, files: Path) -> None:
-    """The coordinator goes on with another one."""
+    """A pack whose worker is killed goes on with another one and writes the bytes of an undisturbed pack."""
     process = start(files, store)
     until(lambda: shards(store) >= 2)
     os.kill(children(process.pid)[0], signal.SIGKILL)
@@ -257,7 +259,9 @@ def test_a_killed_worker_costs_its_task(undisturbed: dict[str, bytes], store: St
 
 @pytest.mark.slow
 def test_two_packs_of_one_job_end_well(undisturbed: dict[str, bytes], store: Store, files: Path) -> None:
-    """With the same manifest; the second may find shards of the first."""
+    """Two packs of one job at once end with the same output and the bytes of an undisturbed pack.
+    The second may find shards of the first.
+    """
     first, second = start(files, store), start(files, store)
     assert finish(first) == finish(second)
     assert store.objects() == undisturbed
@@ -265,7 +269,7 @@ def test_two_packs_of_one_job_end_well(undisturbed: dict[str, bytes], store: Sto
 
 @pytest.mark.slow
 def test_two_packs_into_one_folder_end_well(files: Path, tmp_path: Path) -> None:
-    """Where versions are times: the manifest that is there at last is that of the files that are there."""
+    """Two packs into one local folder leave a manifest of the files that are there, although versions are times."""
     command = [sys.executable, "-m", "streamer", "pack", str(files), "--out", f"{tmp_path}/tars", "--shard-bytes"]
     both = [
         subprocess.Popen([*command, "100kB"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in "ab"
@@ -279,7 +283,7 @@ def test_two_packs_into_one_folder_end_well(files: Path, tmp_path: Path) -> None
 
 @pytest.mark.slow
 def test_a_killed_program_goes_on(store: Store) -> None:
-    """What it makes is made again; shards that are there are not uploaded again."""
+    """A program that packs and is killed makes its samples again, but does not upload again shards that are there."""
 
     def begin() -> subprocess.Popen[str]:
         command = [sys.executable, str(PROGRAM), URL, "1000", json.dumps(store.options)]
@@ -300,7 +304,9 @@ def test_a_killed_program_goes_on(store: Store) -> None:
 
 @pytest.mark.slow
 def test_a_killed_upload_leaves_no_parts(store: Store, tmp_path: Path) -> None:
-    """The store keeps and bills them, out of sight: the next run of the pack removes them; those of others stay."""
+    """The next run of a pack removes the parts of a killed upload, and leaves those of others.
+    The store keeps and bills them, out of sight.
+    """
     source = tmp_path / "raw"
     (source / "0").mkdir(parents=True)
     for number in range(9):
@@ -333,7 +339,7 @@ def test_a_killed_upload_leaves_no_parts(store: Store, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_uploads_outlast_a_busy_store(store: Store) -> None:
-    """Every third write is answered 503, parts of large shards too."""
+    """A pack completes its uploads, parts included, at a store that answers every third write with 503."""
     numbers = random.Random(2)
     count = 0
 
@@ -356,7 +362,9 @@ def test_uploads_outlast_a_busy_store(store: Store) -> None:
 
 
 def test_a_slow_upload_is_no_outage(store: Store, caplog: pytest.LogCaptureFixture) -> None:
-    """A shard is answered when all of it is there; no warning says that the store serves nothing."""
+    """A store that takes 2.5 s to answer an upload causes no warning that it serves nothing:
+    a shard is answered when all of it is there.
+    """
 
     def wait(path: str) -> bool:
         if "partNumber=1" in path or path.startswith("/packed/train/shard"):
@@ -372,7 +380,7 @@ def test_a_slow_upload_is_no_outage(store: Store, caplog: pytest.LogCaptureFixtu
 def test_a_full_disk_is_said(
     files: Path, full_disk: Path, monkeypatch: pytest.MonkeyPatch, made: str, store: Store
 ) -> None:
-    """With the folder for temporary files, what needs room there, and what to do; nothing is left in it."""
+    """A full disk for temporary files raises PackError with its folder and the remedy; no file is left in it."""
     monkeypatch.setattr("tempfile.tempdir", str(full_disk))
     monkeypatch.setenv("TMPDIR", str(full_disk))
     source = files if made == "files" else ({"bin": bytes(10_000)} for _ in range(1000))
@@ -391,7 +399,9 @@ def test_a_full_disk_is_said(
 def test_kills_at_random_places(
     store: Store, tmp_path: Path, make: Callable[[Path, int], Path], count: int, size: tuple[str, ...]
 ) -> None:
-    """Twenty times the coordinator or a worker; shards, receipts and manifest are those of an undisturbed run."""
+    """A pack whose coordinator or workers are killed twenty times writes the bytes of an undisturbed pack:
+    shards, receipts and manifest.
+    """
     source = make(tmp_path / "raw", count)
     begun = time.monotonic()
     finish(start(source, store, *size))

@@ -52,7 +52,7 @@ def rows_of(batch: dict) -> dict[str, np.ndarray]:
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("balance", [None, Balance(rows_per_rank=2)], ids=["plain", "balanced"])
 def test_killed_workers_and_engines_change_no_row(make, given, balance):
-    """A worker after every fifth batch, the engine once: two epochs as in a calm run."""
+    """Packed rows of two epochs are those of an undisturbed run, though workers and the engine are killed."""
     with StreamingDataLoader(make(balance=balance), 4, report_every=None) as loader:
         calm = [rows_of(batch) for _ in range(2) for batch in loader]
     found = []
@@ -83,7 +83,7 @@ def crashing(sample: dict) -> dict:
 @pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_a_document_that_crashes_its_worker_is_left_out(make, given):
-    """Twice, then its place stays empty; it is named, and all other documents are there."""
+    """A document that crashes its worker is skipped and named, and all other documents are delivered."""
     assert len(given[1234])
     dataset = make(transform=crashing, on_error="skip")
     with StreamingDataLoader(dataset, 4, 2, report_every=None) as loader:
@@ -97,7 +97,7 @@ def test_a_document_that_crashes_its_worker_is_left_out(make, given):
 @pytest.mark.process
 @pytest.mark.timeout(300)
 def test_a_killed_trainer_goes_on(tmp_path, given, monkeypatch):
-    """SIGKILL in the middle of an epoch, three times, each time resumed from the last state: every token once."""
+    """A trainer on packed rows that is killed three times and resumed delivers every token of the epoch once."""
     monkeypatch.setenv("STREAMER_RUNTIME_DIR", str(tmp_path / "run"))
     url, records = write_megatron(tmp_path / "tokens", given, files=8), tmp_path / "records"
     root = Path(__file__).parents[2]
@@ -122,7 +122,7 @@ def test_a_killed_trainer_goes_on(tmp_path, given, monkeypatch):
 
 
 def test_a_killed_maker_of_the_table_leaves_nothing_in_the_way(make):
-    """Its lock ends with it, and what it has written is not a table: the next process makes it."""
+    """A process after one that was killed while it wrote the table of rows removes its files and makes the table."""
     dataset = make()
     rows, folder = dataset.rows, Path(dataset._member.open().manifest.path).parent
     (table,) = folder.glob("*.rows.arrows")

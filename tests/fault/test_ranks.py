@@ -124,7 +124,7 @@ def _error(rank: subprocess.Popen[str]) -> str:
 @pytest.mark.leaves_over("handlers of the store may still wait for a client that went away")
 @pytest.mark.parametrize("failure", [500, 0], ids=["answers-500", "never-answers"])
 def test_an_object_that_fails_for_ever_ends_every_rank_with_its_name(tmp_path: Path, failure: int) -> None:
-    """Both ranks raise an error that names the object, within 15 s of their first batches."""
+    """An object that always fails ends both ranks with an error that names it, within 15 s of their first batches."""
     settings = ClientSettings(
         cache_dir=tmp_path / "cache", runtime_dir=tmp_path / "run", cache_bytes=64 << 20, grace_seconds=0.1
     )

@@ -104,7 +104,9 @@ def list_of(samples: Any) -> list[str]:
 def test_a_removed_folder_costs_no_sample(
     data: Path, make: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its workers are killed as well, so that others open everything again."""
+    """A job whose cache folder is removed and whose workers are killed delivers the batches of an undisturbed job.
+    The workers that take their place open every file again.
+    """
     multiprocessing.resource_tracker.ensure_running()
     with tempfile.TemporaryDirectory(prefix="streamer-gone-") as folder:
         monkeypatch.setenv("STREAMER_RUNTIME_DIR", f"{folder}/r")
@@ -115,7 +117,7 @@ def test_a_removed_folder_costs_no_sample(
 
 @pytest.mark.leaves_over("the engine of a fork server whose workers were killed ends after the test")
 def test_a_removed_folder_costs_two_ranks_no_sample(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They share an engine, and the workers of both start anew."""
+    """Two ranks on one engine deliver their batches although the cache folder is removed and their workers killed."""
     multiprocessing.resource_tracker.ensure_running()
     with tempfile.TemporaryDirectory(prefix="streamer-gone-") as folder:
         monkeypatch.setenv("STREAMER_RUNTIME_DIR", f"{folder}/r")
@@ -163,7 +165,7 @@ def read(dataset: Any, remove: Callable[[], object] = lambda: None) -> list[list
 
 @pytest.mark.leaves_over("the engine of a fork server whose workers were killed ends after the test")
 def test_files_removed_while_a_worker_opens_them(data: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The next worker opens them, once they are written again."""
+    """Files of a manifest that are removed while a worker opens them are written again, and the epoch completes."""
     kills = []
     removed = []
     restore = HeldFiles.restore

@@ -155,7 +155,7 @@ def more_descriptors() -> None:
 
 
 def test_a_thousand_idle_connections_do_no_harm(make_service, data):
-    """A trainer comes and is served; each of them costs a few kilobytes; all of them are counted."""
+    """A service with 1,000 idle connections serves a trainer, counts them, and holds at most 32 kB for each."""
     more_descriptors()
     service = make_service()
     before = service.count("anonymous_bytes")
@@ -169,7 +169,7 @@ def test_a_thousand_idle_connections_do_no_harm(make_service, data):
 
 
 def test_more_than_the_limit_are_refused_and_the_others_stay(make_service, caplog):
-    """The door closes; those who are in are served."""
+    """Connections beyond a service's limit are refused and logged, and those before them are served."""
     service = make_service(
         ServiceLimits(clients=5, answer_bytes=1 << 20, request_bytes=1 << 20, schedule_bytes=1 << 20)
     )
@@ -182,7 +182,7 @@ def test_more_than_the_limit_are_refused_and_the_others_stay(make_service, caplo
 
 
 def test_who_says_nothing_is_sent_away(make_service, monkeypatch, caplog):
-    """No Hello within the time: closed, counted."""
+    """A connection that sends no Hello within its time is closed and counted."""
     monkeypatch.setattr(client_connection, "HELLO_SECONDS", 0.05)
     service = make_service()
     with caplog.at_level(logging.WARNING), connections(service.socket, 3, b"") as silent:
@@ -197,7 +197,7 @@ def test_who_says_nothing_is_sent_away(make_service, monkeypatch, caplog):
 
 @pytest.mark.slow
 def test_who_does_not_read_is_dropped(make_service):
-    """Answers of small events pile up to a few megabytes, then the connection ends; the engine's memory stays."""
+    """A client that asks without reading its answers is disconnected and counted, and others are served."""
     service = make_service()
     question = encode(GetStatistics(1)) * 1000
     with connections(service.socket, 1) as (deaf,):
@@ -210,7 +210,7 @@ def test_who_does_not_read_is_dropped(make_service):
 
 
 def test_contents_that_nobody_takes_are_bounded_and_end(make_service, data, monkeypatch):
-    """Fifty readers ask for a chunk over and over and do not read: together they hold at most the limit."""
+    """Contents for fifty readers that do not read take together at most the limit, and these readers are dropped."""
     monkeypatch.setattr(long_requests, "ANSWER_SECONDS", 0.2)
     limits = ServiceLimits(clients=200, answer_bytes=2 << 20, request_bytes=1 << 20, schedule_bytes=1 << 20)
     service = make_service(limits)
@@ -240,7 +240,7 @@ def answers_of(connection: socket.socket, count: int = 1) -> list:
 
 
 def test_schedules_without_end_are_refused(make_service, data):
-    """The memory for them is limited; the others' schedules stay."""
+    """A schedule beyond the limit of a service's memory is refused, and sessions of others go on."""
     limits = ServiceLimits(clients=100, answer_bytes=1 << 20, request_bytes=1 << 20, schedule_bytes=100_000)
     service = make_service(limits)
     with service.client() as client:
@@ -259,7 +259,7 @@ def test_schedules_without_end_are_refused(make_service, data):
 
 
 def test_questions_without_end_are_refused(make_service):
-    """Urls that are being asked about are limited in bytes, questions of one peer in number."""
+    """A request for manifests beyond the limit of bytes of urls is refused."""
     limits = ServiceLimits(clients=100, answer_bytes=1 << 20, request_bytes=10_000, schedule_bytes=1 << 20)
     service = make_service(limits)
     urls = [f"/nowhere/{number:05}/" for number in range(400)]
@@ -270,7 +270,7 @@ def test_questions_without_end_are_refused(make_service):
 
 
 def test_a_flood_of_messages_leaves_turns_for_others(make_service, data):
-    """While one peer pours in messages, another's session moves on."""
+    """A session goes on while another client sends messages without a pause."""
     service = make_service()
     with service.client() as client:
         manifest, session = opened(client, data)
@@ -295,7 +295,7 @@ def test_a_flood_of_messages_leaves_turns_for_others(make_service, data):
 
 
 def test_an_engine_that_fails_over_a_message_reports_and_goes_on(make_service, monkeypatch, caplog):
-    """A bug met by one peer is that peer's error, and a traceback in the log."""
+    """A bug in the handling of a message is an error of its client and a traceback in the log; the engine goes on."""
     service = make_service()
 
     def fail() -> None:
@@ -364,8 +364,7 @@ def sipping(readers: list[socket.socket]) -> Iterator[list[int]]:
 @pytest.mark.slow
 @pytest.mark.timing
 def test_lease_time_stays_within_twice(make_service, data, monkeypatch, capsys):
-    """p99 of leases with 1,000 idle connections and 50 slow readers: at most 2 x that of a service without them.
-
+    """p99 of leases beside 1,000 idle connections and 50 slow readers is at most twice that without them.
     Two services, one lease at each in turn: whatever else the machine does, it does it to both.
     """
     more_descriptors()

@@ -151,7 +151,9 @@ def _wide_messages(kind: str, digest: str, url: str) -> Sequence[object]:
     ],
 )
 def test_another_client_is_answered_meanwhile(make_service, data, kind):  # noqa: F811
-    """The clock is the subject: what a message makes the engine do is cut into turns, or refused."""
+    """A service answers another client in time while it handles the largest messages of a kind,
+    whose work is cut into turns, or refused; the clock is the subject.
+    """
     service = make_service(LIMITS)
     with service.client() as client:
         manifest, _ = opened(client, data)
@@ -228,9 +230,8 @@ def turns(monkeypatch) -> list[float]:
     ids=["braces", "prefix", "chunks", "missing"],
 )
 def test_a_million_objects_let_nobody_wait(turns, make_service, url, size, is_refused):  # noqa: F811
-    """From the first page of the list to the session: all that is made of one message of 40 letters.
-
-    Where the objects are large, each of them is a chunk.
+    """A request for a million objects holds up no other client, from the first page of the list to the session:
+    all of that is made of one message of 40 letters. Where the objects are large, each of them is a chunk.
     """
     service = make_service(LIMITS)
     with million_objects(size) as address, other_client(service.root) as waits, service.client() as unnamed:
@@ -249,7 +250,9 @@ def test_a_million_objects_let_nobody_wait(turns, make_service, url, size, is_re
 
 
 def test_frames_without_an_end_share_one_budget(make_service):  # noqa: F811
-    """Forty clients begin a frame of 8 MB and do not end it: those that began first give way, others are served."""
+    """Unfinished frames of all clients share one budget: the oldest are dropped, and other clients are served.
+    Forty clients begin a frame of 8 MB and do not end it.
+    """
     limits = ServiceLimits(
         clients=100, answer_bytes=1 << 20, request_bytes=1 << 20, schedule_bytes=1 << 20, frame_bytes=8 << 20
     )
@@ -262,7 +265,7 @@ def test_frames_without_an_end_share_one_budget(make_service):  # noqa: F811
 
 
 def test_before_its_hello_a_client_sends_little(make_service):  # noqa: F811
-    """Who may not connect makes the engine hold 64 KiB, not 8 MiB."""
+    """A client that has not sent Hello may send frames of at most 64 KiB, so that a stranger takes little memory."""
     service = make_service()
     with connections(service.socket, 1, struct.pack(">I", 1 << 20) + bytes(1000)) as (stranger,):
         stranger.settimeout(60)

@@ -53,8 +53,8 @@ def namespaces() -> Iterator[Namespaces]:
 
 @pytest.mark.parametrize("whole", [0.4, 1.0, 1.6])
 def test_one_job_reads_each_byte_from_the_store_once(start: Start, whole: float) -> None:
-    """Another order and another cut in each epoch; warm only what the caches together cannot keep.
-
+    """A job on four engines reads each byte from the store once, and when warm only what their caches cannot keep.
+    Each epoch has another order and another cut.
     Except of chunks for which a peer was late, in this epoch or in the one before, when its home did not hear of it:
     on a busy machine that is no fault of the engines.
     """
@@ -77,7 +77,7 @@ def test_one_job_reads_each_byte_from_the_store_once(start: Start, whole: float)
 
 @pytest.mark.timing
 def test_a_fast_cold_epoch_reads_each_byte_from_the_store_once(start: Start) -> None:
-    """As fast as four engines can, chunks for which a peer was late included: engines that are busy answer in time."""
+    """A cold epoch as fast as four engines can reads each byte from the store once, since busy peers answer in time."""
     fleet = start(4000, 1.28)
     fleet.store.set("ttfb_ms=30")
     fleet.read(*["job"] * 4)
@@ -85,7 +85,9 @@ def test_a_fast_cold_epoch_reads_each_byte_from_the_store_once(start: Start) -> 
 
 
 def test_four_jobs_fetch_their_common_data_once(start: Start) -> None:
-    """Four orders at once; what came in is what was written, and an engine that is soon back keeps its homes."""
+    """Four jobs in four orders fetch their common data once, and an engine that is soon back keeps its homes.
+    The bytes that came in are those that were written.
+    """
     fleet = start(4000, 1.25)
     fleet.read("a", "b", "c", "d")
     assert fleet.epoch([1, 2, 3, 4])[0] - fleet.late_share() <= 1.1
@@ -107,7 +109,7 @@ def test_four_jobs_fetch_their_common_data_once(start: Start) -> None:
 
 
 def test_warming_all_engines_reads_the_data_once(start: Start) -> None:
-    """Each takes its own share; the first epochs of four jobs then read next to nothing from the store."""
+    """`streamer warm` on four engines reads the data from the store once, and the first epochs read next to nothing."""
     fleet = start(2000, 1.25)
     fleet.read("a", "b", "c", "d")
     (manifest,) = (fleet.engines[0].root / "cache" / "manifests").glob("*/root.json")
@@ -128,7 +130,7 @@ def test_warming_all_engines_reads_the_data_once(start: Start) -> None:
 
 
 def test_engines_without_a_job_keep_their_share(tmp_path: Path) -> None:
-    """A job on one of four nodes has the caches of all: the others take the manifest from the engine that asks."""
+    """A job on one of four nodes uses the caches of all: the others take the manifest from the engine that asks."""
     fleet = Fleet(tmp_path, 2000, 1.25)
     with running(fleet):
         fleet.readers = [Reader(fleet.engines[0], "a", "rank 0", fleet.endpoint)]
@@ -140,7 +142,7 @@ def test_engines_without_a_job_keep_their_share(tmp_path: Path) -> None:
 
 
 def test_a_folder_stays_below_its_limit_while_peers_pull(start: Start) -> None:
-    """Deleted files that are still being sent count."""
+    """A cache folder stays below its limit while peers read from it, deleted files that are still sent included."""
     fleet = start(2000, 0.6)
     fleet.read("a", "b", "c", "d")
     most, ended = [0] * 4, threading.Event()
@@ -160,7 +162,9 @@ def test_a_folder_stays_below_its_limit_while_peers_pull(start: Start) -> None:
 
 
 def test_a_peer_with_damaged_files_costs_no_sample(start: Start) -> None:
-    """Flipped bits, another chunk's file, a file without its end: rejected, counted, and read from the store."""
+    """Damaged chunk files of a peer are rejected and counted, and their chunks are read from the store:
+    flipped bits, another chunk's file, a file without its end.
+    """
     fleet = start(800, 1.6)
     fleet.read(*["job"] * 4)
     fleet.epoch([1] * 4, ranks=4)
@@ -186,7 +190,7 @@ def test_a_peer_with_damaged_files_costs_no_sample(start: Start) -> None:
 @pytest.mark.timing
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_peer_that_stops_holds_no_reader_up(start: Start, number: signal.Signals) -> None:
-    """Three jobs go on without the fourth engine; when it runs again, it is asked again."""
+    """A peer that is killed or stopped makes no reader wait for a second, and is used again when it runs again."""
     fleet = start(1000, 1.6)
     fleet.read("a", "b", "c", "d")
     fleet.epoch([1, 2, 3, 4])
@@ -209,7 +213,7 @@ def test_a_peer_that_stops_holds_no_reader_up(start: Start, number: signal.Signa
 @as_root
 @pytest.mark.timing
 def test_a_lost_link_and_a_partition_cost_bytes_only(namespaces: Namespaces, start: Start) -> None:
-    """Packets are dropped in mid-epoch: all jobs go on, and afterwards the peers are used again."""
+    """A network partition in mid-epoch costs only bytes from the store; afterwards peers are used again."""
     fleet = start(1000, 1.6, namespaces)
     fleet.read("a", "b", "c", "d")
     fleet.epoch([1, 2, 3, 4])

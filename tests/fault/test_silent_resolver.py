@@ -1,4 +1,4 @@
-"""A resolver that never answers must hold nobody up who closes: a store, the process that it is in."""
+"""A resolver that never answers delays no close: neither of a store nor of the process that it is in."""
 
 from __future__ import annotations
 
@@ -63,7 +63,9 @@ def _resolver() -> Iterator[None]:
 
 @pytest.mark.usefixtures("_resolver")
 def test_close_while_a_name_is_looked_up(tmp_path: Path) -> None:
-    """The loop goes on, the store is closed within 2 s, and the process ends at once: glibc would ask for 10 s."""
+    """A store that is closed during a name look-up closes within 2 s, blocks no loop, and lets the process end:
+    glibc would ask for 10 s.
+    """
     conf, script = tmp_path / "resolv.conf", tmp_path / "closing.py"
     conf.write_text(f"nameserver {RESOLVER}\n")
     script.write_text(CLOSING)

@@ -76,19 +76,21 @@ def ended(tmp_path: Path, limit: str, early: bool, cwd: str | None = None) -> tu
     ("left", "early"), [(1, True), (4, True), (8, True), (16, True), (24, True), (0, False), (2, False)]
 )
 def test_a_full_table_of_descriptors(tmp_path: Path, left: int, early: bool) -> None:
-    """While workers start, while the engine is asked, or when a worker sends the memory of a batch."""
+    """A full table of descriptors ends a job with ConfigError that names RLIMIT_NOFILE, whenever it fills up:
+    while workers start, while the engine is asked, or when a worker sends the memory of a batch.
+    """
     told, _ = ended(tmp_path, f"lambda: leave_descriptors({left})", early)
     assert told == "ConfigError RLIMIT_NOFILE"
 
 
 def test_no_room_for_a_thread(tmp_path: Path) -> None:
-    """16 MB of address space: the stack of a thread does not fit."""
+    """A thread whose stack does not fit into the address space raises ConfigError that names the limit."""
     told, _ = ended(tmp_path, "lambda: leave_address_space(16 << 20)", True)
     assert told in ("ConfigError RLIMIT_NPROC", "ConfigError RLIMIT_AS")
 
 
 def test_a_working_directory_that_is_no_utf8(tmp_path: Path) -> None:
-    """Workers are sent it as bytes: nothing is different."""
+    """A job in a working directory whose name is not UTF-8 trains as always: workers are sent the name as bytes."""
     folder = os.fsencode(tmp_path) + b"/b\xffd"
     os.mkdir(folder)
     told, said = ended(tmp_path, "lambda: None", True, os.fsdecode(folder))

@@ -48,7 +48,7 @@ def expected(samples: int) -> str:
 
 @pytest.mark.parametrize("kind", ["process", "thread"])
 def test_same_stream_for_any_number_of_workers(kind):
-    """Two epochs, in order, whatever makes them."""
+    """Two epochs have the same batches in order for any number of workers, be they processes or threads."""
     truth = expected(100)
     for workers in (1, 2, 4):
         with StreamingDataLoader(FakeDataset(100, slower), 8, workers, worker_type=kind) as loader:
@@ -75,7 +75,7 @@ def failing(epoch: int, ordinal: int) -> object:
 
 
 def test_errors_come_from_the_thread_that_raised_them():
-    """With their own text and traceback, in order; what is between them is delivered."""
+    """An error in a worker thread is raised in order, with its own text and traceback; other batches are delivered."""
     with StreamingDataLoader(FakeDataset(32, failing), 4, 3, worker_type="thread") as loader:
         batches = iter(loader)
         for number in range(8):
@@ -88,7 +88,7 @@ def test_errors_come_from_the_thread_that_raised_them():
 
 
 def test_threads_per_worker_is_refused():
-    """The message names what to use instead."""
+    """The argument threads_per_worker is refused with an error that names num_workers."""
     with pytest.raises(ConfigError, match=r"threads_per_worker=2 .* use more num_workers"):
         StreamingDataLoader(FakeDataset(4, sample), 2, 1, threads_per_worker=2)
 
@@ -118,7 +118,7 @@ class Unlucky(FakeDataset):
 
 @pytest.mark.parametrize("kind", ["process", "thread"])
 def test_a_worker_that_cannot_open_its_source_is_given_nothing(tmp_path, kind):
-    """Its error comes, and the next epoch is made by the other worker."""
+    """A worker that cannot open its source raises its error, and the other worker makes the next epoch."""
     dataset = Unlucky(40, sample)
     dataset.mark = str(tmp_path / "mark")
     with StreamingDataLoader(dataset, 8, 2, worker_type=kind) as loader:
@@ -143,7 +143,7 @@ class Slow(FakeDataset):
 
 
 def test_workers_start_while_the_data_set_is_made_ready():
-    """The first worker runs before the engine has answered."""
+    """Workers start while the dataset is made ready, before the engine has answered."""
     dataset = Slow(40, sample)
     with StreamingDataLoader(dataset, 8, 2) as loader:
         dataset.loader = loader
@@ -156,7 +156,7 @@ class Bad(FakeDataset):
 
 
 def test_workers_that_were_started_in_vain_go():
-    """The data set cannot be made ready: its error, and nothing left; again for a second try."""
+    """Workers of a dataset that cannot be made ready are stopped, and its error is raised, also at a second try."""
     loader = StreamingDataLoader(Bad(40, sample), 8, 2)
     for _ in range(2):
         with pytest.raises(ConfigError, match="no such bucket"):

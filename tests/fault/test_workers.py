@@ -62,7 +62,7 @@ def expected(samples: int) -> str:
 
 
 def test_killed_worker_is_replaced():
-    """SIGKILL in the middle of two epochs: the same batches, one respawn, counted."""
+    """A worker that is killed is replaced once, and two epochs have the batches of an undisturbed run."""
     with StreamingDataLoader(FakeDataset(200, slower), 8, 2) as loader:
 
         def batches():
@@ -101,7 +101,7 @@ class Gated(FakeDataset):
 
 
 def test_those_who_live_make_what_a_dead_worker_had(tmp_path):
-    """Its successor has not come up when the epoch is over: nothing has waited for it."""
+    """The batches of a killed worker are made by the other one, and no batch waits for the successor."""
     os.mkfifo(tmp_path / "gate")
     dataset = Gated(400, sample)
     dataset.folder = str(tmp_path)
@@ -125,7 +125,7 @@ def resident_bytes() -> int:
 
 
 class Heart:
-    """A thread that only sleeps: how long the machine did not let it run, at most."""
+    """A thread that only sleeps: measures how long the machine did not let it run, at most."""
 
     def __init__(self) -> None:
         self.longest_seconds = 0.0
@@ -172,8 +172,7 @@ def open_descriptors() -> int:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(("workers", "kills"), [(2, 200), (1, 40)])
 def test_two_hundred_kills(workers, kills):
-    """SIGKILLs at random moments: the digest of an undisturbed run, no gap over 2 s, nothing leaked.
-
+    """Workers killed two hundred times change no batch, cause no gap over 2 s, and leak no memory or descriptor.
     Those who live make at once what a dead worker had; where there is no other, its successor has to start. Where the
     machine stands still, or takes longer than 0.7 s to start a process, the gap may be longer.
     """
@@ -239,7 +238,7 @@ def repeated_crash(epoch: int, ordinal: int) -> object:
 
 
 def test_crashing_sample_is_named():
-    """A sample that ends two workers is an error with its number and the signal; the batches after it follow."""
+    """A sample that crashes two workers is an error with its number and signal, and later batches are delivered."""
     with StreamingDataLoader(FakeDataset(40, repeated_crash), 4, 2) as loader:
         batches = iter(loader)
         for _ in range(3):
@@ -252,7 +251,7 @@ def test_crashing_sample_is_named():
 
 @pytest.mark.slow
 def test_crashing_sample_is_skipped(caplog):
-    """With `on_error="skip"` another of its batch takes the place; it is counted and logged."""
+    """With `on_error="skip"` a sample that crashes workers is replaced by another of its batch, counted and logged."""
     with StreamingDataLoader(FakeDataset(16, repeated_crash, on_error="skip"), 4, 2) as loader:
         assert [b["x"].tolist() for b in loader] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11], [12, 14, 14, 15]]
         assert [(entry.ordinal, "SIGSEGV" in entry.cause) for entry in loader.skipped] == [(13, True)]
@@ -266,7 +265,7 @@ def stuck(epoch: int, ordinal: int) -> object:
 
 
 def test_stuck_sample_is_named():
-    """A transform that never returns costs two workers, then it is an error; the others go on."""
+    """A sample whose transform never returns is an error after `timeout`, and later batches are delivered."""
     with StreamingDataLoader(FakeDataset(12, stuck), 4, 2, timeout=0.3) as loader:
         batches = iter(loader)
         next(batches)
@@ -281,7 +280,7 @@ def test_stuck_sample_is_named():
 
 @pytest.mark.slow
 def test_stuck_once_is_made_again(tmp_path):
-    """A transform that hangs once is killed and its batch made by another worker, the same."""
+    """A sample whose transform hangs once has its worker killed, and its batch is made again."""
     marker = tmp_path / "hung"
 
     def once(epoch: int, ordinal: int) -> object:
@@ -296,7 +295,7 @@ def test_stuck_once_is_made_again(tmp_path):
 
 
 def test_stuck_thread():
-    """A thread cannot be killed: the error says which sample, and what to do."""
+    """A worker thread that hangs is an error that names the sample, and processes as the remedy: only those are killed."""
     release = threading.Event()
 
     def wait(epoch: int, ordinal: int) -> object:
@@ -313,7 +312,7 @@ def test_stuck_thread():
 
 
 def test_workers_that_cannot_start(capfd):
-    """A recipe that fails in the worker is its error; one that ends the process is a WorkerError, not a loop."""
+    """Workers whose recipe ends the process raise WorkerError with the exit code, and are not started for ever."""
 
     class Bad:
         def __reduce__(self):
@@ -330,7 +329,7 @@ def test_workers_that_cannot_start(capfd):
 
 
 def test_recipe_that_fails_to_open():
-    """What the recipe raises at start comes to the caller with its traceback."""
+    """An error that a recipe raises in a starting worker is raised in the trainer, with its traceback and advice."""
 
     class Missing:
         def __reduce__(self):
@@ -353,7 +352,7 @@ def environment(epoch: int, ordinal: int) -> object:
 
 
 def test_workers_environment(monkeypatch):
-    """A worker has the trainer's search path and folder, and one thread unless the user says otherwise."""
+    """A worker has the trainer's search path and folder, and one OpenMP thread unless OMP_NUM_THREADS is set."""
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     for told, expected_threads in (("", "1"), ("3", "3")):
         if told:
@@ -374,7 +373,7 @@ def page_faults(epoch: int, ordinal: int) -> object:
 
 
 def test_a_worker_keeps_the_memory_that_a_sample_has_freed():
-    """2,000 faults while its heap grows, next to none afterwards."""
+    """A worker keeps memory that a sample has freed: page faults nearly end once its heap has grown."""
     with StreamingDataLoader(FakeDataset(6, page_faults), 1, 1) as loader:
         first, _, *later = (int(batch["faults"][0]) for batch in loader)
     assert first > 1000
@@ -421,7 +420,7 @@ UNGUARDED = """
 
 @pytest.mark.slow
 def test_unguarded_script(tmp_path):
-    """No `if __name__`, lambdas, classes of the script, a module beside it: works; workers have no torch."""
+    """A script without `if __name__`, with lambdas and classes of its own, trains; its workers import no torch."""
     (tmp_path / "beside.py").write_text("def shift(n):\n    return n + 100\n")
     process = run_script(UNGUARDED, tmp_path)
     out, errors = process.communicate(timeout=PATIENCE_SECONDS)
@@ -477,7 +476,7 @@ def signals(pid: int) -> dict[str, list[str]]:
 
 @pytest.mark.parametrize("what", ["busy", pytest.param("stuck", marks=pytest.mark.slow)])
 def test_killed_trainer_leaves_nothing(what, tmp_path):
-    """SIGKILL of the trainer: its workers and fork server end by themselves, also during an endless transform."""
+    """Workers and fork server end by themselves when their trainer is killed, also during an endless transform."""
     process = run_script(ENDLESS, tmp_path, what)
     trainer, *workers = map(int, process.stdout.readline().split())
     started = [*workers, *children(trainer)]
@@ -490,7 +489,7 @@ def test_killed_trainer_leaves_nothing(what, tmp_path):
 
 @pytest.mark.slow
 def test_interrupt(tmp_path):
-    """Ctrl-C to the whole group: the trainer ends with KeyboardInterrupt, its workers quietly with it."""
+    """Ctrl-C ends the trainer with KeyboardInterrupt and one traceback, and its workers end without output."""
     process = run_script(ENDLESS, tmp_path, "busy")
     _, *workers = map(int, process.stdout.readline().split())
     workers += children(process.pid)
@@ -508,7 +507,7 @@ def test_interrupt(tmp_path):
 
 
 def test_no_shm_is_used():
-    """Nothing of the ring is in /dev/shm: a container's 64 MB limit there does not matter."""
+    """Batches are passed in a memfd and not in /dev/shm, so that a container's 64 MB limit there does not matter."""
     before = Path("/proc/self/maps").read_text().count("/dev/shm")
     with StreamingDataLoader(FakeDataset(40, sample), 8, 1) as loader:
         next(iter(loader))
@@ -518,7 +517,7 @@ def test_no_shm_is_used():
 
 
 def test_a_workers_child_does_not_hide_its_end(tmp_path):
-    """A worker that forked leaves its socket open in the child for ever; its death is seen nevertheless."""
+    """A worker's death is seen although a child that it forked keeps its socket open."""
 
     def forks(epoch: int, ordinal: int) -> object:
         if (epoch, ordinal) == (0, 4) and not marker.exists():

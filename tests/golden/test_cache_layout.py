@@ -67,7 +67,7 @@ def test_a_row_of_the_catalog() -> None:
 
 
 def test_the_catalog_is_read_across_versions_of_diskcache(tmp_path: Path) -> None:
-    """A catalogue that diskcache wrote is read by the one query at start, which relies on these columns of its table."""
+    """A catalogue that diskcache wrote is read by the one query at start, which relies on diskcache's columns."""
     catalog = Catalog(tmp_path / "catalog")
     catalog.open()
     catalog.write({KEY: CatalogRow(7, "d")})

@@ -293,7 +293,7 @@ def _tail(g: Geometry, state: State, world: int) -> list[list[int]]:
 @QUICK
 @given(geometries(), st.integers(0, 1 << 20), st.data())
 def test_a_resume_is_the_tail(g: Geometry, cut: int, data: st.DataObject) -> None:
-    """After k batches, R' ranks go on with exactly the batches that R ranks would have had, and after a second resume."""
+    """After k batches, R' ranks go on with exactly the batches that R ranks would have had; so does a second resume."""
     world = data.draw(st.sampled_from(g.worlds))
     whole = _tail(g, State(g.spec, g.epoch, 0, g.global_batch), g.worlds[0])
     delivered = cut % (len(whole) + 1)
