@@ -295,7 +295,7 @@ def test_stuck_once_is_made_again(tmp_path):
 
 
 def test_stuck_thread():
-    """A worker thread that hangs is an error that names the sample, and processes as the remedy: only those are killed."""
+    """A worker thread that hangs is an error that names the sample and advises processes, which can be killed."""
     release = threading.Event()
 
     def wait(epoch: int, ordinal: int) -> object:
