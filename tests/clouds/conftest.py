@@ -98,7 +98,7 @@ def azure() -> Iterator[Options]:
 @pytest.fixture(scope="session")
 def google() -> Iterator[Options]:
     """gcp-storage-emulator, with one bucket.
-    
+
     `session_kwargs` has no counterpart in obstore: also a dataset reads through gcsfs.
     """
     with emulators.google(BUCKET) as endpoint:

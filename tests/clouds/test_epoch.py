@@ -62,7 +62,7 @@ def _array(number: int) -> bytes:
 
 def test_one_epoch(cloud: Cloud, folder: str, home: Path) -> None:
     """An epoch from a cloud's store has every sample once, whole, under its own key.
-    
+
     A dataset chooses its client itself: obstore wherever the options allow, so the kinds that name s3fs or adlfs
     read by obstore too; the one of gcp-storage-emulator reads by gcsfs.
     """

@@ -192,7 +192,7 @@ async def test_an_index_makes_room_for_its_manifest(tmp_path: Path, tars: Path) 
 
 
 async def test_free_inodes_are_a_limit(tmp_path: Path, data: Path) -> None:
-    """With fewer inodes than chunks, some are left to other programs, and every byte is right."""
+    """A cache on a disk with fewer inodes than chunks leaves some to other programs, and every byte is right."""
     with small_disk(tmp_path / "disk", "64m,nr_inodes=72") as disk:
         async with training(disk / "cache", 1 << 30, data, MiB) as (engine, reader), watched(engine):
             await reader.epoch()

@@ -1,4 +1,4 @@
-"""A fetcher that did not run for longer than its deadlines finds the answers in its sockets, and asks nobody again."""
+"""A fetcher that did not run for longer than its time limits takes the answers in its sockets, and repeats nothing."""
 
 from __future__ import annotations
 

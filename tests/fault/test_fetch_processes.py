@@ -107,7 +107,7 @@ async def reading(
     chunk_bytes: int = 300_000,
     all_start: bool = True,
 ) -> AsyncIterator[tuple[Engine, Reader]]:
-    """An engine whose processes are ready, with room for half of the data."""
+    """An engine whose fetch processes are ready, with a cache of half of the data."""
     cache = CacheConfig(directory=folder.parent / "cache", limit_bytes=cache_bytes)
     config = EngineConfig(cache=cache, settle_seconds=0.0, fetch_processes=None if processes_by_load else processes)
     async with Engine(config) as engine:

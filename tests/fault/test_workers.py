@@ -78,7 +78,7 @@ def test_killed_worker_is_replaced():
 
 @dataclass(frozen=True)
 class Successors(FakeRecipe):
-    """The third worker, and each after it, opens it only when somebody opens the other end of a pipe."""
+    """The source of a worker: its third opening, and each later one, waits until the other end of a pipe is opened."""
 
     folder: str = ""
 
@@ -312,7 +312,7 @@ def test_stuck_thread():
 
 
 def test_workers_that_cannot_start(capfd):
-    """Workers whose recipe ends the process raise WorkerError with the exit code, and are not started for ever."""
+    """Workers whose recipe ends the process raise WorkerError with the exit code, and are not started endlessly."""
 
     class Bad:
         def __reduce__(self):

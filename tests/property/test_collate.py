@@ -152,7 +152,7 @@ def test_same_batch_as_torch(samples: list[object]) -> None:
 @example([np.array(["a"])])
 @example([np.array([None])])
 def test_same_error_as_torch(samples: list[object]) -> None:
-    """Samples that torch's collate refuses are refused with the same error."""
+    """Samples that torch refuses are refused with torch's own error."""
     expected = outcome(lambda: default_collate(samples))
     ours = outcome(lambda: through_a_slot(collate(samples)))
     assert_same(ours, expected)
