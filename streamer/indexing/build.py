@@ -78,7 +78,7 @@ class BuildOptions(msgspec.Struct, frozen=True, kw_only=True):
         memory_bytes: total bytes of windows in memory, at least those of one container (see container_rows.py).
         on_estimate: called with the cost, after listing and survey. It may raise to stop; None means no call, as below.
         on_progress: called after each range read here and each object, for raw files once. It may raise to stop.
-        on_chunk: called with each chunk whose bytes were all read for the index, and those bytes.
+        on_chunk: called with each chunk whose bytes were all read here for the index, and those bytes.
         logs: keep the findings, with which a build that was killed continues. None means that nothing is kept.
         in_key_order: whether raw files stay in the order of url and key, not of the hashes of their keys, which mix the
             classes of a chunk. Has no effect on containers.
@@ -133,7 +133,7 @@ async def build(
 
     Raises:
         ManifestError: there is no sample, an object cannot be read or used, or the manifest cannot be written.
-        ConfigError: see `list_objects` and `choose_chunk_bytes`; also if there are no urls.
+        ConfigError: see `list_objects` and `choose_chunk_bytes`; no urls, or a library of the format is not installed.
         StoreError: the store failed.
     """
     options = options or BuildOptions()

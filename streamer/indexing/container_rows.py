@@ -145,6 +145,7 @@ async def index_container(
     Raises:
         ManifestError: the indexer failed, an object cannot be examined, or it is a pointer of Git LFS.
         StoreError: the reader failed.
+        ConfigError: a library of the format is not installed.
     """
     found = await asyncio.to_thread(container.log.read) if container.log else LoggedSamples()
     blocks: list[Block] = []

@@ -68,7 +68,7 @@ class _CheckedExaminer(_CheckedReader):
     """Does the same, and also lets a recoder count samples."""
 
     async def examine(self, asked: Examine) -> Examined:
-        """Recodes an object as one block, and counts its samples; raises ManifestError for a pointer, too."""
+        """Recodes an object as one block; raises as `Examiner.examine`, and ManifestError for a pointer, too."""
         if asked.object.size < POINTER_BYTES:
             await self.read(Extent(asked.object, 0, asked.object.size))
         assert isinstance(self._reader, Examiner)
@@ -109,6 +109,7 @@ async def survey_objects(
     Raises:
         ManifestError: the survey failed, leaves no object, or names an object twice or one that was not listed.
         StoreError: the reader failed.
+        ConfigError: a library of the format is not installed.
     """
     reader = refuse_pointers(reader)
     listing = listed.listing
@@ -213,6 +214,7 @@ async def examine(asked: Examine, reader: RangeReader) -> Examined:
     Raises:
         ManifestError: the reader has no recoders, or the object cannot be decoded.
         StoreError: the object cannot be read.
+        ConfigError: the format, or a library of it, is not installed.
     """
     if not isinstance(reader, Examiner):
         raise ManifestError(f"{asked.object.url} can be indexed by an engine only: it has to be unpacked")

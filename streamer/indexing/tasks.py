@@ -207,6 +207,7 @@ class TaskReader:
         Raises:
             ManifestError: the object cannot be decoded.
             StoreError: the object cannot be read.
+            ConfigError: the format, or a library of it, is not installed.
         """
         async with self._one_object:
             content = await self.read(Extent(asked.object, 0, asked.object.size))
@@ -261,7 +262,13 @@ class TaskLister:
         self._options = options
 
     async def list(self, url: str) -> AsyncIterator[Page]:
-        """Yields pages as `ObjectStore.list` does, but perhaps in another order; raises StoreError."""
+        """Yields pages as `ObjectStore.list` does, but perhaps in another order.
+
+        Raises:
+            ConfigError: see `UrlPattern.parse`.
+            StoreError: the store failed.
+            Exception: another error of a task, see `run_all` of `executors/runner.py`.
+        """
         pattern = UrlPattern.parse(url)
         max_pages = _FIRST_PAGES if pattern.single and self._fetcher.lists_from(url) else None
         pages = await self._fetcher.list(url, enough=lambda found: len(found) == max_pages)

@@ -137,7 +137,7 @@ def pack_in_order(hashes: NDArray[np.uint64], sizes: Int64Array, chunk_bytes: in
 
     A chunk that has half of `chunk_bytes`, or 256 objects, ends before the next object whose hash is below a limit,
     which grows with the size of that object. It ends at 1.5 `chunk_bytes` or 512 objects in any case. So a new object
-    moves the cuts behind it only up to the next object with such a hash. An object larger than `chunk_bytes` is alone.
+    mostly moves only a few of the cuts behind it. An object larger than `chunk_bytes` is alone.
 
     Args:
         hashes: uint64, shape (n,): result of `hash_keys`.

@@ -57,7 +57,11 @@ class BinaryColumn(msgspec.Struct, frozen=True):
 
 
 def encode_text(text: str) -> bytes:
-    """Encodes a name or a version as UTF-8; bytes of a file's name that are no UTF-8 become what they were."""
+    """Encodes a name or a version as UTF-8; bytes of a file's name that are no UTF-8 become what they were.
+
+    Raises:
+        UnicodeEncodeError: the text has other surrogates than those of `os.fsdecode`.
+    """
     return text.encode("utf-8", "surrogateescape")
 
 

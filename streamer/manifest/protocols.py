@@ -291,6 +291,7 @@ class Examiner(Protocol):
         Raises:
             ManifestError: the object cannot be decoded.
             StoreError: the object cannot be read.
+            ConfigError: the format, or a library of it, is not installed.
         """
         ...
 

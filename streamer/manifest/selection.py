@@ -1,7 +1,7 @@
 """Selects samples of a manifest, and keeps their ordinals in a mapped file with a digest of its own: a selection.
 
-`loader/members/selections.py` makes selections by a user's conditions, `batches/samples/opened.py` opens them in every
-process that reads samples.
+`loader/members/` makes selections by a user's conditions, `batches/samples/opened.py` opens them in every process that
+reads samples, and `tools/audit_states.py` to audit a run.
 """
 
 from __future__ import annotations

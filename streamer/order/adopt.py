@@ -55,11 +55,11 @@ class _Left(msgspec.Struct, frozen=True):
 def adopt(saved: Mapping[str, object], request: MixRequest, sources: Sequence[MixSource], batch_size: int) -> Adopted:
     """Continues a run with other weights, members, batching or length of epochs.
 
-    The next epoch begins, or if the state is at the start of an epoch, that one. A member with the same name and order
-    goes on where it was, or with its next pass if its data or its order has changed. A new member begins with its first
-    pass. At the end of an epoch that is exact: uses of two samples of a member differ by one at most. Inside an epoch,
-    the lanes of a member are not at the same place: in that pass up to 4 samples per lane of a stratified mix come
-    twice, else more (see the notes).
+    The next epoch begins, or if the state is at the start of an epoch, that one. A member with the same name goes on
+    where it was, or with its next pass if its data or its order has changed. A new member begins with its first pass.
+    At the end of an epoch that is exact: uses of two samples of a member differ by one at most. Inside an epoch, the
+    lanes of a member are not at the same place: in that pass up to 4 samples per lane of a stratified mix come twice,
+    else more (see the notes).
 
     Args:
         saved: state of a mix, or of a dataset that is a member now.

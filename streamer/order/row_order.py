@@ -28,7 +28,7 @@ Inner = TypeVar("Inner", bound=SampleOrder)
 
 
 class OuterOrder(Generic[Inner]):
-    """A `SampleOrder` that gives the answers of another order; subclasses change some of them.
+    """Gives the answers of another order; subclasses change some, and add the rest of a `SampleOrder`.
 
     Attributes:
         inner: the other order, of rows or samples, which are called rows below.
@@ -113,7 +113,7 @@ class RowOrder(OuterOrder["EpochOrder | MixOrder | GrowingOrder"]):
         return chunks.astype(np.int64), passes[place]
 
     def chunk_lanes(self, chunks: int) -> Integers:
-        """Returns the lane of each chunk's set, (M,), or -1 for a chunk without documents. Not for a mix.
+        """Returns the lane of each chunk's set, (M,), or -1 for a chunk without documents. For one dataset only.
 
         Args:
             chunks: M, number of chunks of the dataset.
