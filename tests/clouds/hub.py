@@ -24,7 +24,10 @@ _FILE = re.compile(rf"/datasets/{REPOSITORY}/resolve/([^/]+)/(.+)")
 
 
 class Hub:
-    """Both hosts.
+    """Stands for the Hugging Face Hub and the host to which it redirects reads of files.
+
+    Like them, it wants the token, lists trees by commit, and gives signed urls that end. It has one
+    repository, one page of a listing, and takes no uploads.
 
     Attributes:
         commits: the files as of each commit, oldest first; `main` is the last one.
@@ -72,11 +75,13 @@ def _oid(number: int) -> str:
 
 
 class _Handler(BaseHTTPRequestHandler):
+    """Answers one request a connection, for either host."""
+
     protocol_version = "HTTP/1.0"  # no connection is kept, which would be waited for at the end
     hub: Hub
 
     def log_message(self, *_: object) -> None:
-        """Nothing."""
+        """Writes no log of requests."""
 
     def reply(self, status: int, body: bytes = b"", **headers: str) -> None:
         self.send_response(status)
@@ -92,6 +97,8 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 class _HubHandler(_Handler):
+    """Answers as the hub: revisions, trees, and redirections of files."""
+
     def do_GET(self) -> None:
         parts = urlsplit(self.path)
         path, query = unquote(parts.path), parse_qs(parts.query)
@@ -131,6 +138,8 @@ class _HubHandler(_Handler):
 
 
 class _DeliveryHandler(_Handler):
+    """Answers as the content delivery network: ranges of files by signed urls."""
+
     def do_GET(self) -> None:
         parts = urlsplit(self.path)
         at, _, path = unquote(parts.path).lstrip("/").partition("/")
@@ -151,7 +160,7 @@ class _DeliveryHandler(_Handler):
 
 @contextmanager
 def running_hub() -> Iterator[Hub]:
-    """Both hosts, on ports of their own."""
+    """Serves both hosts on ports of their own, in threads of this process."""
     hub = Hub()
     servers = []
     for kind in (_HubHandler, _DeliveryHandler):

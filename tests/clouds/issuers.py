@@ -64,7 +64,7 @@ class Issuer:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def issue(self) -> tuple[str, str, str, datetime]:
-        """New keys: id, secret, token, end. The earlier ones stay good."""
+        """Returns new keys: id, secret, token, end. The earlier ones stay good."""
         with self._lock:
             self.issued += 1
             key, token = f"ASIA{self.issued:016}", f"token-{self.issued}"

@@ -58,13 +58,13 @@ class ShortLived(Issuer):
     _ends: dict[str, float] = field(default_factory=dict)
 
     def issue(self) -> tuple[str, str, str, object]:  # type: ignore[override]
-        """See Issuer.issue."""
+        """Issues keys as Issuer does, and remembers when they end."""
         key, secret, token, end = super().issue()
         self._ends[key] = end.timestamp()
         return key, secret, token, end
 
     def takes(self, headers: Mapping[str, str]) -> bool:
-        """See Issuer.takes."""
+        """Takes keys as Issuer does, until the moment at which they end."""
         key = headers.get("Authorization", "").partition("Credential=")[2].partition("/")[0]
         good = super().takes(headers) and time.time() < self._ends.get(key, 0.0)
         self.refused += not good
@@ -72,7 +72,10 @@ class ShortLived(Issuer):
 
 
 class _Bucket(_Handler):
-    """STS, and a bucket that takes its keys while they last."""
+    """Stands for STS and a bucket that takes its keys while they last; a third of STS's answers fail.
+
+    It compares key ids and times, and checks no signature.
+    """
 
     issuer: ShortLived
 

@@ -41,7 +41,7 @@ async def kind(cloud: Cloud) -> AsyncIterator[Kind]:
 
 
 class TestClouds(StoreContract):
-    """Each emulator, read by each client that can."""
+    """The contract of stores for each emulator, read by each client that can."""
 
     @pytest.mark.parametrize("length", [0, 1000, 20_000_000])
     async def test_a_file_becomes_an_object(

@@ -72,6 +72,8 @@ def issuing_tokens(seconds: float = 3600.0) -> Iterator[TokenIssuer]:
 
 
 class _Handler(BaseHTTPRequestHandler):
+    """Answers as the providers' token services; checks no assertion and no signature."""
+
     issuer: TokenIssuer
     protocol_version = "HTTP/1.1"
 

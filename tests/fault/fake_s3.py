@@ -39,7 +39,7 @@ CONFIG = FetchConfig(
 
 @dataclass
 class Act:
-    """What the server does with one GET instead of answering it well."""
+    """What the server does with one GET instead of answering it well: an error, a cut, a stall, a wait, a slow body."""
 
     status: int = 0
     code: str = "InternalError"
@@ -65,10 +65,13 @@ class Seen:
 
 
 class FakeS3:
-    """A bucket named `bucket`; `script(request number)` says what goes wrong.
+    """Stands for S3 with a bucket named `bucket`, and misbehaves as `script(seen, request number)` says.
+
+    Like S3 it serves ranges over HTTP with ETags that change with the object, and refuses with S3's error documents.
+    It lists nothing, takes no writes, and checks no signature.
 
     Args:
-        client: who reads it.
+        client: the client that reads the server.
     """
 
     def __init__(self, client: str = "curl") -> None:
@@ -85,11 +88,11 @@ class FakeS3:
         return ObjectRecord(f"s3://bucket/{key}", len(self.objects[key]), f"etag:{key}-{self.versions.get(key, 0)}")
 
     def replace(self, key: str, content: bytes) -> None:
-        """Another version."""
+        """Replaces an object by another version of it."""
         self.objects[key], self.versions[key] = content, self.versions.get(key, 0) + 1
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
-        """One GET."""
+        """Answers one GET, as the script says."""
         key = request.match_info["key"]
         found = re.fullmatch(r"bytes=(\d+)-(\d+)", request.headers["Range"])
         assert found is not None
@@ -192,7 +195,7 @@ async def fetching(
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Waits for what nobody announces: a gauge, or what the server saw."""
+    """Waits until a condition without an event holds: a gauge, or what the server has seen."""
     while not condition():  # noqa: ASYNC110
         await asyncio.sleep(0.002)
 
@@ -220,6 +223,6 @@ def once(act: Act, on: int = 1) -> Callable[[Seen, int], Act | None]:
 
 
 def at(start: int, *acts: Act) -> Callable[[Seen, int], Act | None]:
-    """Misbehaves on the first requests from the byte `start`, on each in its own way: whoever else asks meanwhile."""
+    """Misbehaves on the first requests from the byte `start`, on each in its own way, whatever other requests come."""
     left = list(acts)
     return lambda seen, number: left.pop(0) if seen.start == start and left else None

@@ -10,7 +10,7 @@ from typing import Any
 
 
 class JsonProcess:
-    """Starts it.
+    """A process of a program that speaks JSON, and its pipes.
 
     Args:
         command: the program and its arguments.
@@ -23,20 +23,20 @@ class JsonProcess:
         )
 
     def tell(self, request: Mapping[str, Any]) -> None:
-        """Sends a request."""
+        """Sends a request to the program."""
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(request) + "\n")
         self._process.stdin.flush()
 
     def answer(self) -> dict[str, Any]:
-        """What it says next; waits for it."""
+        """Waits for the program's next answer and returns it."""
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         assert line, "the process failed; its traceback is above"
         return dict(json.loads(line))
 
     def close(self, *, kill: bool = False) -> None:
-        """Ends it."""
+        """Ends the program, by SIGKILL where asked, and waits for its end."""
         if kill:
             self._process.kill()
         self._process.communicate()

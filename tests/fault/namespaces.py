@@ -100,7 +100,7 @@ class Namespaces:
                     threading.Thread(target=_copy, args=(one, other), daemon=True).start()
 
     def close(self) -> None:
-        """Removes all of it."""
+        """Removes all namespaces and the bridge."""
         if self._listener is not None:
             self._listener.shutdown(socket.SHUT_RDWR)
             self._listener.close()

@@ -254,7 +254,7 @@ class Fleet:
         return self.store.sent_since(), answers
 
     def total(self, name: str) -> float:
-        """Of all engines."""
+        """The sum of a counter over all engines."""
         return sum(float(engine.statistics()[name]) for engine in self.engines if engine.process is not None)
 
     def kept_share(self) -> float:
@@ -268,7 +268,7 @@ class Fleet:
 
     @staticmethod
     def wait_for(reached: Callable[[], bool], seconds: float = 60.0) -> None:
-        """Asks until it is so."""
+        """Asks ten times a second until the condition holds."""
         deadline = time.monotonic() + seconds
         while not reached():
             assert time.monotonic() < deadline, "it does not happen"

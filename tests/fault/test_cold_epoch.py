@@ -24,7 +24,7 @@ BATCHES = 30
 
 
 class Counted(LocalStore):
-    """Local files; notes what is asked for and sent, and lets everything arrive in another order than asked."""
+    """Stands for a store: local files, whose reads end in another order than asked; counts ranges and sent bytes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ class Counted(LocalStore):
 
 
 class Rank:
-    """Reads its chunks in its own order, a batch at a time, and leaves."""
+    """Stands for a rank: reads chunks in an order of its own, a batch at a time, and closes its session."""
 
     def __init__(self, engine: Engine, digest: str, job: str, seed: int) -> None:
         self.errors: list[Exception] = []

@@ -44,7 +44,7 @@ if "streamer.service" in sys.orig_argv:
 
 
 class Saboteur:
-    """Makes engines crash; counts them."""
+    """Makes real engines crash by a `sitecustomize` module, and counts their starts."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self._folder = folder / "sabotage"

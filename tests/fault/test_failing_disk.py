@@ -45,7 +45,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @dataclass
 class Run:
-    """Jobs on one failing disk."""
+    """Jobs of `failing_disk_job.py` on a disk whose reads fail by a preloaded library."""
 
     shim: Path
     data: Path

@@ -34,7 +34,7 @@ FOR_EVER = 2**62
 
 
 class Link(LocalStore):
-    """Local files behind a link that moves when it is told to, in the order of the requests."""
+    """Stands for a store behind a link: local files, of which each tick serves the oldest requests."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ class Link(LocalStore):
 
 
 class Trainer:
-    """A session with one chunk a step."""
+    """Stands for a rank: a session of the real engine that needs one chunk a step and reads no bytes."""
 
     def __init__(self, engine: Engine, digest: str, job: str, start: int = 0) -> None:
         self.waited = 0
@@ -77,11 +77,11 @@ class Trainer:
         return self.step >= self.chunks
 
     def greedy(self) -> None:
-        """Takes what is there at once and asks for everything."""
+        """Finishes at once all chunks that are ready, and asks for every other one."""
         self.session.advance(self.session.progress.last_ready_step() + 1, FOR_EVER)
 
     def modest(self, tick: int) -> None:
-        """A step every few ticks, two batches ahead; counts the ticks at which it stood still."""
+        """Makes a step every few ticks, two batches ahead; counts the ticks at which it waits."""
         if tick % PERIOD == 0 and not self.over:
             if self.session.progress.last_ready_step() >= self.step:
                 self.session.advance(self.step + 1, self.step + 3)
@@ -91,7 +91,7 @@ class Trainer:
 
 
 async def at_rest(engine: Engine, link: Link) -> None:
-    """Nothing happens any more before the next tick: every flight is at the link or waits for its turn."""
+    """Waits until the engine does nothing before the next tick: all flights are at the link or wait for their turn."""
     still = 0
     while still < 3:
         await asyncio.sleep(0)

@@ -47,7 +47,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 class Reader:
-    """Reads the chunks of an engine in order, and compares their bytes."""
+    """Stands for a rank: reads the chunks of an engine in order, and compares their bytes with the files."""
 
     def __init__(self, engine: Engine, digest: str, folder: Path) -> None:
         self._engine, self._folder = engine, folder
@@ -91,7 +91,7 @@ class Reader:
 
 
 async def until(reached: Callable[[], bool], seconds: float = 60.0) -> None:
-    """Waits for something that has no event."""
+    """Waits until a condition without an event holds."""
     async with asyncio.timeout(seconds):
         while not reached():  # noqa: ASYNC110
             await asyncio.sleep(0.01)

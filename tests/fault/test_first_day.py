@@ -223,7 +223,7 @@ class Web(ThreadingHTTPServer):
         return f"http://127.0.0.1:{self.server_address[1]}/{{00..{len(self.objects) - 1:02}}}.tar"
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """A client that left is no news."""
+        """Ignores the errors of clients that have left."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -237,7 +237,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(body=True)
 
     def log_message(self, *arguments: object) -> None:
-        """Nothing."""
+        """Writes no log of requests."""
 
     def _answer(self, *, body: bool) -> None:
         if (left := self.server.silent_until - time.monotonic()) > 0:
@@ -269,7 +269,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def web() -> Iterator[Web]:
-    """480 samples of 40 kB in 20 tars."""
+    """A web server of 480 samples of 40 kB in 20 tars."""
     objects = {}
     for number in range(20):
         file = BytesIO()

@@ -44,7 +44,7 @@ def stores() -> Iterator[list[KeyedS3]]:
 
 
 class Job:
-    """Launches of the program, with the same environment."""
+    """Starts `grow.py` as processes with the same environment, and reads what they write."""
 
     def __init__(self, root: Path) -> None:
         self.root = root

@@ -62,7 +62,7 @@ TRAINER = """
 
 
 class Job:
-    """A trainer that goes on where it was killed."""
+    """A trainer in a process of its own, which goes on from its last state when it is started again."""
 
     def __init__(self, folder: Path, name: str, workers: int, tag: str) -> None:
         (folder / "trainer.py").write_text(textwrap.dedent(TRAINER))

@@ -26,7 +26,10 @@ KEYS = {"web": {"key": "one"}, "books": {"key": "two"}}
 
 
 class Bucket(LocalStore):
-    """A folder that only its own key opens; `refuses` says which requests are answered with "slow down"."""
+    """Stands for a store with credentials: local files that are read with their folder's key alone.
+
+    `refuses` says which requests are answered with "slow down"; no request is signed, and nothing is sent over sockets.
+    """
 
     def __init__(self, options: Mapping[str, object], refuses: Callable[[str], bool]) -> None:
         super().__init__()
@@ -44,7 +47,7 @@ class Bucket(LocalStore):
 
 
 class World:
-    """Two folders, and which of them refuses requests now."""
+    """Two folders of files, engines that read them, and the name of the folder that refuses requests now."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -80,7 +83,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
 
 
 class Reader:
-    """Takes chunks of both members in turn, one a step."""
+    """Stands for a rank on a mix: takes chunks of both members in turn from the engine, one a step; reads no bytes."""
 
     def __init__(self, engine: Engine, parts: list[Part]) -> None:
         self.errors: list[StreamerError] = []

@@ -37,7 +37,7 @@ TEMPORARY = "".join(f"{kind}_temp_path {kind};\n" for kind in ("client_body", "p
 
 
 class Bucket:
-    """s3sim with one bucket."""
+    """s3sim with one bucket, as a process of its own; it counts the objects read and the bytes sent."""
 
     def __init__(self, root: Path) -> None:
         self.root = root

@@ -38,7 +38,9 @@ PROGRAM = Path(__file__).with_name("pack_samples.py")
 
 
 class Failing:
-    """WSGI middleware: answers uploads with 503 as `script` says, and counts them.
+    """Stands for a store under load: WSGI middleware that answers uploads with 503 as `script` says.
+
+    It counts the uploads that it passes on.
 
     Args:
         application: the store.
@@ -61,7 +63,7 @@ class Failing:
 
 
 class Store:
-    """A bucket behind `Failing`."""
+    """The bucket of moto's server behind `Failing`, with a client for what tests compare."""
 
     def __init__(self, endpoint: str, failing: Failing) -> None:
         self.options = {"key": "testing", "secret": "testing", "client_kwargs": {"endpoint_url": endpoint}}
@@ -80,7 +82,7 @@ class Store:
         return {name: bytes(obstore.get(self.client, name).bytes()) for name in sorted(names)}
 
     def names(self) -> set[str]:
-        """Of all objects."""
+        """The names of all objects."""
         return {meta["path"] for page in obstore.list(self.client) for meta in page}
 
     def empty(self) -> None:
@@ -91,7 +93,7 @@ class Store:
 
 @pytest.fixture(scope="module")
 def bucket() -> Iterator[Store]:
-    """A server in this process."""
+    """moto's server in a thread of this process, with an empty bucket."""
     from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
     from werkzeug.serving import WSGIRequestHandler, make_server
 
@@ -119,7 +121,7 @@ def bucket() -> Iterator[Store]:
 
 @pytest.fixture
 def store(bucket: Store) -> Store:
-    """Empty, and without faults."""
+    """The bucket, empty and without faults."""
     bucket.failing.script = lambda path: False
     bucket.empty()
     bucket.failing.written.clear()

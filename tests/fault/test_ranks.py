@@ -27,13 +27,16 @@ OBJECTS = {f"train/{number:03}.bin": bytes([number]) * 30_000 for number in rang
 
 
 class StubbornStore(BaseHTTPRequestHandler):
-    """A bucket of which one object is answered `failure` (or nothing at all) whatever is tried."""
+    """Stands for S3 with a bucket of which one object is always answered with `failure`, or never.
+
+    It lists, and serves ranges with ETags; it checks no signature and has one page of a listing.
+    """
 
     protocol_version = "HTTP/1.1"
     failure = 500
 
     def do_GET(self) -> None:
-        """A listing, or a range."""
+        """Answers a listing or a range."""
         key = self.path.partition("?")[0].removeprefix("/bucket").lstrip("/")
         if key not in OBJECTS:
             self._answer(200, _listing().encode(), {})
@@ -56,7 +59,7 @@ class StubbornStore(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, *arguments: object) -> None:
-        """Says nothing."""
+        """Writes no log of requests."""
 
 
 def _etag(key: str) -> str:

@@ -47,7 +47,7 @@ HELLO = encode(Hello(PROTOCOL, "test", os.getpid()))
 
 
 class Service:
-    """An engine with its socket on a loop in a thread of its own."""
+    """The real engine and server on a socket, on a loop in a thread and not in a process of their own."""
 
     def __init__(self, root: Path, limits: ServiceLimits | None) -> None:
         self.root = root
@@ -121,7 +121,7 @@ def data(tmp_path) -> str:
 
 @contextlib.contextmanager
 def connections(path: Path, count: int, first: bytes = HELLO) -> Iterator[list[socket.socket]]:
-    """So many peers that have said something and then do nothing, not even read."""
+    """Stands for clients that send some bytes and then do nothing, not even read: so many sockets."""
     with contextlib.ExitStack() as stack:
         found = []
         for _ in range(count):
@@ -342,7 +342,7 @@ class Leaser:
 
 @contextlib.contextmanager
 def sipping(readers: list[socket.socket]) -> Iterator[list[int]]:
-    """Each in turn reads a little: a hundred times a second, 64 kB at most. Yields how often they did."""
+    """Reads a little from each client in turn, a hundred times a second, 64 kB at most; yields the number of reads."""
     stop, sips = threading.Event(), [0]
 
     def sip() -> None:

@@ -52,7 +52,7 @@ asyncio.run(main())
 
 @pytest.fixture
 def _resolver() -> Iterator[None]:
-    """Takes questions and says nothing."""
+    """Stands for a name server that takes questions and never answers."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as silent:
         try:
             silent.bind((RESOLVER, 53))

@@ -95,7 +95,7 @@ def test_threads_per_worker_is_refused():
 
 @dataclass(frozen=True)
 class FailsOnce(FakeRecipe):
-    """Cannot be opened by the first worker that tries."""
+    """A source that the first worker that tries cannot open."""
 
     mark: str = ""
 
@@ -108,6 +108,8 @@ class FailsOnce(FakeRecipe):
 
 
 class Unlucky(FakeDataset):
+    """A dataset whose source fails to open once."""
+
     mark: str
 
     def prepare(self, batch_size: int, last_batch):
@@ -130,7 +132,7 @@ def test_a_worker_that_cannot_open_its_source_is_given_nothing(tmp_path, kind):
 
 
 class Slow(FakeDataset):
-    """Is ready only when a worker process runs."""
+    """A dataset that is made ready only after a worker process has started."""
 
     loader: StreamingDataLoader
 
@@ -151,6 +153,8 @@ def test_workers_start_while_the_data_set_is_made_ready():
 
 
 class Bad(FakeDataset):
+    """A dataset that cannot be made ready."""
+
     def prepare(self, batch_size: int, last_batch):
         raise ConfigError("no such bucket", field="url")
 

@@ -92,6 +92,8 @@ class Successors(FakeRecipe):
 
 
 class Gated(FakeDataset):
+    """A dataset whose workers open `Successors`."""
+
     folder: str
 
     def prepare(self, batch_size: int, last_batch):

@@ -56,6 +56,8 @@ OBJECTS = {
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):
+    """Stands for S3: lists and serves objects and ranges with ETags; checks no signature and takes no writes."""
+
     reads: list[str]
 
     def do_GET(self) -> None:
@@ -106,7 +108,7 @@ def _listing(prefix: str) -> bytes:
 
 
 class Bucket:
-    """s3://golden, the same in every run.
+    """The bucket s3://golden on that server, the same in every run.
 
     Attributes:
         options: storage options for it.
@@ -120,7 +122,7 @@ class Bucket:
 
 @contextmanager
 def bucket() -> Iterator[Bucket]:
-    """Serves it."""
+    """Serves the bucket in a thread of this process."""
     reads: list[str] = []
     handler = type("Handler", (_Handler,), {"reads": reads})
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
@@ -238,7 +240,7 @@ def frames() -> dict[str, object]:
 
 
 def write(folder: Path) -> None:
-    """Everything of this version."""
+    """Writes all files of this version."""
     with bucket() as store, tempfile.TemporaryDirectory(prefix="g-") as name:
         cache = Path(name, "cache")
         states: dict[str, object] = {"version": VERSION, "global_batch": GLOBAL_BATCH}

@@ -56,7 +56,7 @@ DATASETS: dict[str, dict[str, bytes]] = {
 
 
 class Golden:
-    """Stands for an object store: lists and reads a dataset from memory, with versions that are fixed."""
+    """Stands for an object store: lists and reads a dataset from memory, with versions that follow from the bytes."""
 
     def __init__(self, objects: dict[str, bytes]) -> None:
         self.objects = objects

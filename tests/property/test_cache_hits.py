@@ -49,7 +49,7 @@ def block(count: int) -> Order:
 
 
 class World:
-    """A policy over one dataset of `CHUNKS` chunks of 0.5 to 1.5 MiB and a limit that is a share of it."""
+    """A cache policy over one dataset of `CHUNKS` chunks of 0.5 to 1.5 MiB, with a limit that is a share of it."""
 
     def __init__(self, share: float, count: int = CHUNKS) -> None:
         self.cost = charge_each(sizes(count))
@@ -72,7 +72,7 @@ class World:
         return Simulation(self.policy, plans, on_tick=self.within_limit).run()
 
     def bound(self) -> float:
-        """(C - S) / D."""
+        """The bound of warm hits: (C - S) / D."""
         return (self.limit - self.policy.statistics().staging_bytes) / float(self.cost.sum())
 
 

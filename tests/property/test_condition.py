@@ -80,7 +80,7 @@ def text_of(tree: tuple) -> str:
 
 
 def truth(tree: tuple, row: dict[str, object]) -> bool | None:
-    """By Python, with None for what is not known."""
+    """Evaluates a condition by Python, with None for what is not known."""
     match tree:
         case ("flag",):
             return row["flag"]

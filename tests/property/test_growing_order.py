@@ -57,7 +57,7 @@ class Rows(msgspec.Struct, frozen=True):
     counts: np.ndarray
 
     def documents(self, number: int) -> np.ndarray:
-        """Those of a set."""
+        """The documents of a set."""
         return np.concatenate([np.arange(*self.first[[c, c + 1]]) for c in self.sets.chunks(number).astype(int)])
 
 

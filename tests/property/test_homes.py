@@ -12,7 +12,7 @@ CHUNKS = 1200
 
 
 def members_of(count: int, seed: int) -> list[PeerMember]:
-    """With random ids."""
+    """So many members with random ids."""
     words = np.random.default_rng(seed).integers(0, 1 << 63, (count, 2))
     return sorted(PeerMember(f"{first:016x}{second:016x}") for first, second in words.tolist())
 

@@ -36,7 +36,7 @@ class Fleet:
         return split_lanes(self.spec.lanes, self.per_lane, room, held)
 
     def plan(self, rank: int, held: np.ndarray | None) -> RankPlan:
-        """With a table, or without one."""
+        """A rank's plan, with a table or without one."""
         order = EpochOrder(self.spec, np.array(self.sizes), 1)
         if held is None:
             return RankPlan(order, self.batch, self.world, rank, "fill", start=self.start)

@@ -27,7 +27,7 @@ quick = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 class Drawn:
-    """A recoder that gives what was drawn, block by block."""
+    """Stands for a recoder: gives the drawn heads, parts and ranges block by block, and ignores what it is given."""
 
     def __init__(self, blocks: list[tuple[list[bytes], list[bytes], list[list[list[int]]]]]) -> None:
         self._blocks = iter(blocks)

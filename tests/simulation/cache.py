@@ -65,11 +65,11 @@ class JobRun(msgspec.Struct):
 
     @property
     def running(self) -> bool:
-        """False: done, or hanging."""
+        """Whether the job is neither done nor hanging."""
         return self.place < len(self.uses) and self.place != self.plan.hang_at
 
     def hit_rates(self, weights: NDArray[np.int64]) -> list[float]:
-        """Per epoch, in bytes."""
+        """Hit rates of each epoch, in bytes."""
         cost = weights[self.uses].reshape(self.plan.epochs, -1)
         fetched = np.where(self.missed.reshape(self.plan.epochs, -1), cost, 0)
         return [float(rate) for rate in 1.0 - fetched.sum(axis=1) / cost.sum(axis=1)]
@@ -130,7 +130,7 @@ class Simulation:
             self.policy.publish(self._fetching.popleft()[1])
 
     def _step(self, job: JobRun) -> bool:
-        """One use of one job; False: it waits."""
+        """Makes one use of one job; False: the job waits."""
         name, place = job.plan.name, job.place
         self._start_epoch(job)
         self._request(job)

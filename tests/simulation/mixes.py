@@ -55,7 +55,7 @@ class MixUses(msgspec.Struct):
         return len(self.at)
 
     def hit_rate(self, from_epoch: float) -> float:
-        """In chunks, from an epoch on."""
+        """Share of uses from an epoch on that hit, in chunks."""
         return 1.0 - float(self.missed[self.at >= from_epoch].mean())
 
     def peak_misses(self, from_epoch: float, share: float = 0.02) -> float:

@@ -72,7 +72,7 @@ class PeerSimulation:
         self.change(range(0), nodes)
 
     def change(self, stay: Sequence[int], new: int) -> None:
-        """Other engines: those that stay, in this order, and new ones with empty caches."""
+        """Replaces the engines: keeps some in this order, and adds new ones with empty caches."""
         added = [Node(self._made + number, self._limit, self.keys) for number in range(new)]
         self._made += new
         self.nodes = [self.nodes[index] for index in stay] + added
@@ -115,7 +115,7 @@ class PeerSimulation:
         node.policy.publish(answer.key)
 
     def _bring(self, node: Node, chunk: int, key: bytes, counts: Counts) -> None:
-        """As `engine.peers.routes` has it, with all members up."""
+        """Brings a chunk as `engine.peers.routes` does with all members up."""
         home, *rest = (self._node(member) for member in node.homes.order(key))
         if home is node:
             sender = next((other for other in rest if other.policy.is_local(key)), None)

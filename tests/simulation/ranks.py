@@ -68,7 +68,7 @@ class SimulatedJob(msgspec.Struct, frozen=True):
 
 
 class VirtualLoop:
-    """Calls functions in order of their times, without waiting."""
+    """Stands for an event loop: calls functions in order of their times, without waiting; has no sockets."""
 
     def __init__(self) -> None:
         self._now = 0.0
@@ -80,11 +80,11 @@ class VirtualLoop:
         return self._now
 
     def call_soon(self, call: Callable[..., object], *arguments: object) -> None:
-        """Calls it after what is due now."""
+        """Calls a function after all that is due now."""
         self.call_later(0.0, call, *arguments)
 
     def call_later(self, seconds: float, call: Callable[..., object], *arguments: object) -> None:
-        """Calls it after so many seconds."""
+        """Calls a function after so many seconds."""
         heapq.heappush(self._events, (self._now + seconds, next(self._numbers), call, arguments))
 
     def run_while(self, busy: Callable[[], bool]) -> None:
@@ -101,7 +101,7 @@ class VirtualLoop:
 
 
 class _Dataset:
-    """What the engine asks of a dataset, without a manifest."""
+    """Stands for an engine's dataset: chunks with keys and lengths, without a manifest, samples or bytes."""
 
     def __init__(self, job: SimulatedJob) -> None:
         random = np.random.default_rng(1)
@@ -121,7 +121,7 @@ class _Dataset:
 
 
 class _Link:
-    """Stands for the chunks in flight: requests share the rate in order, each after its delay."""
+    """Stands for the engine's chunks in flight and its store: requests share the rate in order, each after its delay."""
 
     def __init__(self, engine: SimulatedEngine) -> None:
         self._engine = engine
@@ -312,7 +312,7 @@ def count_together(schedules: list[EpochSchedule], cost: NDArray[np.int64]) -> i
 
 
 class _Rank:
-    """A rank: its session, its workers, and the batches that they have made."""
+    """Stands for a rank: the real session, simulated workers, and the batches that they have made."""
 
     def __init__(self, engine: SimulatedEngine, rank: int) -> None:
         self._engine = engine
@@ -329,7 +329,7 @@ class _Rank:
 
     @property
     def made(self) -> int:
-        """The first step that is not made."""
+        """The first step whose batch is not made."""
         return min(self._at_work, default=self._begun)
 
     def begin(self) -> None:
@@ -337,7 +337,7 @@ class _Rank:
         self.session.advance(0, self._engine.job.span)
 
     def go_on(self) -> None:
-        """The trainer has taken a batch."""
+        """Takes the next batch, as the trainer does."""
         self._begin_batches()
 
     def _on_ready(self, through: int, rejects: int) -> None:
