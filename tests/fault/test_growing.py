@@ -1,4 +1,4 @@
-"""Growing datasets over slow links, on several ranks, and through kills of everything."""
+"""Growing datasets over slow links, on several ranks, and through kills; ranks, workers and engines are processes."""
 
 from __future__ import annotations
 
@@ -237,8 +237,8 @@ def kill(kind: str, trainer: int, tag: str, chance: random.Random) -> int:
 def test_a_link_of_a_quarter_of_the_rate_is_enough(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
-    """A link of a quarter of the training rate is enough for a growing dataset with reuse 5: no step waits for it.
-    Once the cache is full, the link brings a fifth of what is trained.
+    """A link of a quarter of the training rate is enough for a growing dataset: steps wait for it 1 % of the time.
+    Once the cache is full, the link carries a fifth of what is trained, as each sample is used five times.
     """
     samples, length, batch, reuse, rate = 600, 16384, 8, 5, 4e6
     monkeypatch.setenv("STREAMER_RUNTIME_DIR", str(tmp_path / "r"))

@@ -1,4 +1,4 @@
-"""One session over two stores: other credentials, other faults."""
+"""Mixes: one session of a real engine over two stores (fakes), each with credentials and faults of its own."""
 
 from __future__ import annotations
 

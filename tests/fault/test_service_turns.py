@@ -230,7 +230,7 @@ def turns(monkeypatch) -> list[float]:
     ids=["braces", "prefix", "chunks", "missing"],
 )
 def test_a_million_objects_let_nobody_wait(turns, make_service, url, size, is_refused):  # noqa: F811
-    """A request for a million objects holds up no other client, from the first page of the list to the session:
+    """A request for a million objects holds up another client for less than a second, from the list to the session:
     all of that is made of one message of 40 letters. Where the objects are large, each of them is a chunk.
     """
     service = make_service(LIMITS)

@@ -154,7 +154,7 @@ def test_a_cold_epoch_looks_as_far_ahead_as_a_warm_one() -> None:
 
 
 def test_two_jobs_on_one_dataset_do_not_wait_for_each_other() -> None:
-    """Two jobs on one dataset each reach 0.95 of the bound of hits, and wait in at most 5 % of the ticks."""
+    """Two jobs on one dataset each reach 0.95 of the bound of hits, and wait at most 5 ticks for 100 uses."""
     world = World(0.5, count=1000)
     first = world.plan(fresh(1000, 11), 4, "first")
     second = world.plan(fresh(1000, 12), 4, "second")

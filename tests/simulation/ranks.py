@@ -121,7 +121,7 @@ class _Dataset:
 
 
 class _Link:
-    """Stands for the engine's chunks in flight and its store: requests share the rate in order, each after its delay."""
+    """Stands for the engine's chunks in flight and its store: requests share the rate in order, each after a delay."""
 
     def __init__(self, engine: SimulatedEngine) -> None:
         self._engine = engine
@@ -337,7 +337,7 @@ class _Rank:
         self.session.advance(0, self._engine.job.span)
 
     def go_on(self) -> None:
-        """Takes the next batch, as the trainer does."""
+        """Begins further batches, as the trainer has taken one."""
         self._begin_batches()
 
     def _on_ready(self, through: int, rejects: int) -> None:
