@@ -6,7 +6,8 @@
 | labels | int64 (n,): 0 to classes - 1, in the order of the category ids |
 | area | float32 (n,) |
 | iscrowd | uint8 (n,) |
-| image_id, height, width | numbers of the image |
+| image_id | int64 of the image; texts if an id of the file is a text |
+| height, width | int32 of the image, in pixels |
 | category_ids | int64 (n,): as the file has them |
 | keypoints | float32 (n, k, 3): x, y, visibility |
 | segmentation | a list: polygons or run lengths of each object, as the file has them |
@@ -132,7 +133,7 @@ class _Objects:
         """Adds some objects, in the order of the file.
 
         Raises:
-            RecodeError: an object is of no image or category, or lacks a value of a wanted field.
+            RecodeError: an object is of no image or category, or a value of a wanted field is missing or out of range.
         """
         try:
             numbers = [self._images[each.image_id] for each in some]

@@ -1,6 +1,7 @@
 """Defines the options of annotations: `Annotations`, which the user gives, and what their parsers get and return.
 
-Used by the datasets, packs and commands that take `annotations=`, and by the parsers (`parse.py`, `coco.py`).
+Used by the datasets, packs and commands that take `annotations=`, by the engine and the recoders, which make the tables
+(`engine/manifests/`, `recode/`), and by the parsers (`parse.py`, `coco.py`).
 """
 
 from __future__ import annotations
@@ -46,9 +47,9 @@ class Annotations:
     Args:
         url: url of the file; it is read with the storage options of the dataset.
         key: Column of a table with the names of the samples, by default "file_name".
-        fields: the columns that samples get. By default all of a table, and of COCO "boxes", "labels", "area",
-            "iscrowd", "image_id", "height", "width", or "captions". Others of COCO: "segmentation", "keypoints",
-            "category_ids".
+        fields: the columns that samples get. By default all of a table but the key. Of COCO "boxes", "labels", "area"
+            and "iscrowd", or "captions"; with either "image_id", and "height" and "width" if the images have them.
+            Others of COCO: "segmentation", "keypoints", "category_ids".
         missing: What becomes of a sample without a row. With "error" it is an error. With "none" the sample has None
             for numbers and texts, and arrays of no items. With "drop" it is left out (for datasets of files).
         sample_field: Field of the sample with its name, for records whose "__key__" is only a number. By default

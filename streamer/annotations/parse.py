@@ -45,7 +45,8 @@ class AnnotationRecoder:
 
         Raises:
             RecodeError: the file cannot be read, has no rows, or two of its rows have the same key.
-            ConfigError: it lacks the column of keys or a field that the user names.
+            ConfigError: it lacks the column of keys or a field that the user names, has one of them twice, or is
+                COCO's and another key is named.
         """
         if is_pointer(content):
             raise RecodeError(f"it {POINTER_ADVICE}")

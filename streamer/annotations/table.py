@@ -5,7 +5,8 @@
 
 A row is a record (see `formats.table.records`). A lookup is a binary search for the hash of the key and a comparison of
 the keys: no index is held in memory. `parse.py` makes the content in a recoder, `recode/annotations.py` publishes the
-folder, and `join.py` looks the keys of samples up.
+folder, and `join.py` looks the keys of samples up. The engine maps tables (`engine/manifests/manifest_store.py`) and
+writes lost ones again (`engine/engine.py`); `loader/` and `shards/` read their fields.
 """
 
 from __future__ import annotations
@@ -111,7 +112,8 @@ class AnnotationHead(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def other_names(self, key: str, base: str) -> Iterator[str]:
         """Yields the less likely names of a sample in this table, after that which `name` returns.
 
-        They are paths that begin above the dataset's folder, and the same names in composed and decomposed letters.
+        They are the likeliest name behind a slash, paths that begin above the dataset's folder, and all these names in
+        composed and decomposed letters.
 
         Args:
             key: key of the sample.
@@ -166,7 +168,7 @@ class AnnotationTable:
 
     @classmethod
     def open(cls, path: Path) -> Self:
-        """Opens the table in a folder, which must stay on the disk while the result lives.
+        """Opens the table in a folder, which stays on the disk while the result lives.
 
         Raises:
             ManifestError: the folder or its annotations.json is missing.
@@ -255,7 +257,8 @@ def publish_table(head: AnnotationHead, rows: Table, place: Path, root: Path, *,
         durable: whether it returns only when the disk has everything.
 
     Raises:
-        ManifestCorruptError: another writer was first, and its folder is broken.
+        ManifestError: the folder cannot get its name, and there is no intact one.
+        OSError: a file cannot be written, or a broken folder cannot be removed.
     """
     # Imported here: an engine that starts does not need it.
     from streamer.manifest.arrow_ipc.writer import write_table

@@ -41,7 +41,7 @@ class RayExecutor(Executor):
 
         Args:
             wait: waits for the calls that still run.
-            cancel_futures: cancels these calls, also those that have begun.
+            cancel_futures: cancels these calls, also those that have begun, and does not wait.
         """
         if cancel_futures:
             for reference in list(self._running.values()):

@@ -71,7 +71,7 @@ class StreamingDataLoader(LoaderViews):
     look ahead into it. The constructor starts the fork server of the workers, which imports their modules meanwhile,
     and does no other I/O; the first `iter()` starts the workers and, if there is none, the engine. One iterator at a
     time: a new one ends the last, whose `next` then raises; for two iterators make two loaders. Used by one thread.
-    Close it, or use it as a context manager; garbage collection closes it too.
+    Close it, or use it as a context manager; garbage collection closes it too. Closed or forked, it raises ClosedError.
 
     Args:
         dataset: Samples that are read. Several loaders may iterate over it at the same time.
@@ -197,10 +197,12 @@ class StreamingDataLoader(LoaderViews):
 
     @name_limits()
     def __iter__(self) -> Iterator[object]:
-        """Begins the next epoch, or continues from a loaded state. Collective, the first time and after a load.
+        """Begins the next epoch, or continues from a loaded state.
+
+        Collective the first time, after a load, and after the data changed; always with `Index(on_change="refresh")`.
 
         Raises:
-            StreamerError: dataset, order or state do not match; on every rank if torch.distributed is initialised.
+            StreamerError: dataset, order or state do not match or cannot be read; on all ranks of torch.distributed.
         """
         self._check_usable()
         if (requested := self._source.take_epoch()) is not None:
@@ -236,7 +238,7 @@ class StreamingDataLoader(LoaderViews):
         return iterator
 
     def set_epoch(self, epoch: int) -> None:
-        """Sets the epoch of the next `iter()`; a loaded state inside it is kept."""
+        """Sets the epoch of the next `iter()`, 0 to 2^32 - 1; a loaded state inside it is kept."""
         self._cursor.set_epoch(check_epoch(epoch))
 
     def state_dict(self) -> dict[str, object]:
@@ -255,8 +257,9 @@ class StreamingDataLoader(LoaderViews):
             strict: Whether the order must be the same; for a `MixedDataset`, see its `load_state_dict`.
 
         Raises:
-            StateError: the state is of another dataset, order or seed. With several ranks, the next `iter()` raises it,
-                on all of them.
+            StreamerError: the state is of another dataset, order or seed (StateError), or the dataset cannot be opened.
+                With several ranks, the next `iter()` raises it, on all of them.
+            StateError: `state` is no state.
         """
         self._check_usable()
         check_state(state)

@@ -208,6 +208,7 @@ class StreamingDataset(FixedArguments, EpochDataset):
         Raises:
             IndexError: there is no such sample.
             ConfigError: the index is not a whole number.
+            Exception: the error of opening the dataset, of reading or decoding the sample, or of the transform.
         """
         with self._single_reads.read():
             return self._member.look(self.epoch, checks.index(index))
@@ -220,6 +221,7 @@ class StreamingDataset(FixedArguments, EpochDataset):
 
         Raises:
             KeyError: no sample has this key.
+            Exception: see `__getitem__`.
         """
         return self._member.look(self.epoch, self._member.find(key))
 

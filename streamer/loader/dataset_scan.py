@@ -212,7 +212,9 @@ class ScanRecipe(Discreet, msgspec.Struct, frozen=True):
         """Opens the dataset in this process, and yields its samples in the order of `ordinals`, those of the manifest.
 
         Raises:
-            StreamerError: the dataset, or one of the samples, cannot be read.
+            ManifestError: this process finds other data than the one that has made the recipe.
+            StreamerError: the dataset cannot be opened; else as `SampleScan.read`.
+            FileNotFoundError: see `SampleScan.read`.
         """
         with self._open() as scan:
             yield from scan.read(ordinals)

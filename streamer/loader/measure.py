@@ -67,7 +67,7 @@ def measure_lengths(
     Reads the whole dataset once through the cache, in the order of its objects, in this process, in several, or in
     tasks. With on_error="skip" a sample that cannot be made gets -1, and is in no row; so does one without annotations
     that leaves the dataset. The global random generators are not seeded for the transform: a length must not depend on
-    them. A call that is interrupted leaves what it has counted in `PATH.partial.npy`.
+    them. A call that is interrupted leaves what it has counted of whole chunks in `PATH.partial.npy`.
 
     Args:
         dataset: Dataset of which all samples are counted, with the transform that training uses; `packing` and
@@ -77,20 +77,22 @@ def measure_lengths(
             takes.
         num_workers: Number of processes that read, or 0 for this one. An executor has its own.
         resume_from: File of an earlier call with the same count and transform, which may be that of `path`, and which
-            may have been interrupted: only the chunks of samples that it does not have are read. Keeps
-            `PATH.chunks.npy` beside it.
+            may have been interrupted: only the chunks of samples that it does not have are read. It needs the
+            `PATH.chunks.npy` that each call writes beside its file.
         executor: Executor of tasks, as "processes:8", "dask:tcp://scheduler:8786", "ray:auto" or an object. Each
             task reads a run of chunks through the cache of its machine. By default this process.
-        on_progress: Function that is called now and then with the number of samples that were read, and in all.
+        on_progress: Function that is called now and then with the number of samples read, and of all to be read.
 
     Returns:
         The numbers, as in the file.
 
     Raises:
         ConfigError: the dataset is a selection, whose samples have no numbers in the whole; `count` is no count or no
-            field; `path` cannot be written; or `resume_from` is no file of this function.
+            field; `path` is no .npy or cannot be written; `resume_from` is no file of this function; or `num_workers`
+            and `executor` are both given.
         ManifestError: a task has found other objects below the url.
-        StreamerError: a sample cannot be read.
+        StreamerError: a sample cannot be read, or more cannot be made than the budget of `on_error` allows.
+        Exception: the error of `count` or of the transform.
     """
     if not isinstance(dataset, StreamingDataset):
         raise ConfigError(f"measure_lengths({type(dataset).__name__}): give a StreamingDataset", field="dataset")

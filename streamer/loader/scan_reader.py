@@ -88,7 +88,7 @@ class SampleScan:
             ordinals: Numbers of the samples in the manifest, in the order in which they are read.
 
         Raises:
-            StreamerError: the engine's error, or that of a sample.
+            StreamerError: the engine's error, or that of a sample, such as a chunk that is still wrong.
             PackError: the transform has failed, or returns no dict.
             FileNotFoundError: a chunk is still missing after it was leased again.
         """

@@ -1,7 +1,7 @@
 """Copies batches to a device: synchronously, or on a separate CUDA stream.
 
-A batch whose tensors are contiguous in one slot of the ring is copied in one piece, and split on the device. Used by
-`prefetcher.py`, and by `loader/epoch.py`, which makes the `Mover` of a loader.
+On that stream a batch whose tensors are contiguous in one slot of the ring is copied in one piece, and split on the
+device. Used by `prefetcher.py`, and by `loader/epoch.py`, which makes the `Mover` of a loader.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class SlotRange(msgspec.Struct, frozen=True):
     def find(cls, batch: object) -> SlotRange | None:
         """Returns the range of a batch, or None if it is better copied tensor by tensor.
 
-        That is so if the batch is not in a slot, has fewer than two tensors, a tensor that is empty, elsewhere or not
-        contiguous, or much between the tensors.
+        That is so if the batch is not in a slot, has fewer than two tensors, a tensor that is empty, elsewhere, not
+        contiguous or not aligned, or much between the tensors.
         """
         if not isinstance(batch, Delivery) or batch.memory is None:
             return None
@@ -98,8 +98,10 @@ class SlotRange(msgspec.Struct, frozen=True):
 def map_tensors(batch: object, change: Callable[[torch.Tensor], torch.Tensor], *, encoded: bool = False) -> object:
     """Returns a batch of the same structure with every tensor changed; other objects stay as they are.
 
+    A mapping whose class does not take a dict becomes a dict.
+
     Args:
-        batch: Tensors in mappings, sequences, named tuples, `Ragged` or a `Delivery`.
+        batch: Tensors in mappings, lists, tuples, named tuples, `Ragged` or a `Delivery`.
         change: Returns the changed tensor.
         encoded: Whether the tensors of encoded files in a `Ragged` are changed, too; for a copy they stay on the CPU.
     """

@@ -45,7 +45,12 @@ class DaliSource:
         return f"DaliSource({self._loader!r}, {self._fields})"
 
     def __iter__(self) -> Iterator[tuple[Output, ...]]:
-        """Yields a tuple of the outputs of each batch of the next epoch; raises what the loader raises."""
+        """Yields a tuple of the outputs of each batch of the next epoch, the numbers of a field as an array (n, 1).
+
+        Raises:
+            KeyError: a batch has no such field.
+            Exception: what the loader raises.
+        """
         for batch in self._loader:
             assert isinstance(batch, Mapping), "only samples that are dicts have fields"
             self._held.append(batch)

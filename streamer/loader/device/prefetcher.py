@@ -57,7 +57,11 @@ class Normalize:
         self._layout = layout
 
     def __call__(self, batch: object) -> object:
-        """Returns the batch with its images normalised, as NCHW: a tensor, a new dict, or a list for a sequence."""
+        """Returns the batch with its images normalised, as NCHW: a tensor, a new dict, or a list for a sequence.
+
+        Raises:
+            ConfigError: a dict has no field `key`, or several images that `key` may mean.
+        """
         if self._key is None:
             assert isinstance(batch, torch.Tensor)
             return self._normalise(batch)
@@ -100,7 +104,7 @@ def check_device(device: str | torch.device | None) -> torch.device | None:
     """Returns the device of a name, "cuda" as the current CUDA device, or None for None.
 
     Raises:
-        ConfigError: there is no such device here.
+        ConfigError: torch does not know the name, or it is of a CUDA device and torch finds none.
     """
     if device is None:
         return None
@@ -118,7 +122,7 @@ def check_device(device: str | torch.device | None) -> torch.device | None:
 class DevicePrefetcher:
     """Iterates over batches that are copied to a device in advance.
 
-    Takes any iterable of batches: tensors in mappings, sequences, named tuples; other objects are passed on
+    Takes any iterable of batches: tensors in mappings, lists, tuples, named tuples; other objects are passed on
     unchanged. On the CPU the same code runs without streams. Each `iter()` is one pass over `batches`.
 
     Args:
@@ -128,7 +132,7 @@ class DevicePrefetcher:
         transform: Called with each batch on the device, on the separate stream.
 
     Raises:
-        ConfigError: there is no such device, or `depth` is negative.
+        ConfigError: see `check_device`; or `depth` is negative.
     """
 
     @check_arguments("DevicePrefetcher")
@@ -168,7 +172,7 @@ class Prefetch:
         mover: Mover that copies and transforms the batches.
         ahead: Number of batches that are copied in advance, besides the one in use.
         transform: Called with each batch on the device, or None.
-        advance_source: Called when a batch of `batches` is copied and queued, so that `batches` may go on.
+        advance_source: Called when the copy of a batch of `batches` is begun and queued, so that `batches` may go on.
     """
 
     def __init__(
@@ -205,7 +209,8 @@ class Prefetch:
 
         Raises:
             StopIteration: there is none.
-            Exception: the error of `batches` or of the transform in the place of that batch; the next call goes on.
+            Exception: the error of `batches`, of the copy or of the transform in the place of that batch; the next
+                call goes on.
         """
         self._queue_last()
         while len(self._coming) <= self._ahead and not self._exhausted:

@@ -104,7 +104,7 @@ class Feeder:
     Attributes:
         ring: Slots in shared memory for finished batches.
         counters: Counts of batches, bytes and times.
-        broken: Error that ended the thread, or None while it runs.
+        broken: Error that ended the thread, a ClosedError after `close`, or None while it runs.
     """
 
     def __init__(self, plan: FeedPlan) -> None:
@@ -147,7 +147,7 @@ class Feeder:
     # ------------------------------------------------------------ the trainer's side
 
     def start(self) -> None:
-        """Starts the thread, and with it the first worker process; idempotent."""
+        """Starts the thread, and with it the first worker if workers are processes; idempotent."""
         if self._thread.ident is None:
             self._thread.start()
 
@@ -159,7 +159,7 @@ class Feeder:
             rules: Rules by which workers make batches.
 
         Raises:
-            ConfigError: the transform or collate function cannot be sent to the workers.
+            ConfigError: the transform or collate function cannot be sent to the workers, or there is no memory for it.
         """
         self._pool.configure(prepared.recipe(), rules)
         self._configured = prepared, rules

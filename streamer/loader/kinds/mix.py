@@ -131,6 +131,9 @@ class MixOrdering(Ordering):
         request: The order that is asked for.
         sources: Name, size and shuffle of each member, for the order.
         global_batch: Samples of a batch over all ranks.
+
+    Raises:
+        ConfigError, ManifestError: see `MixRequest.spec`.
     """
 
     follows = True

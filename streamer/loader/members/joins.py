@@ -169,6 +169,7 @@ class JoinMaker:
         Raises:
             ManifestError: a sample lacks a row, or has several, where it must not; keys cannot be compared; or the
                 table cannot be written.
+            StreamerError: the keys cannot be read.
             ConfigError: the names of the fields are needed and not known.
         """
         left = self._left

@@ -105,7 +105,8 @@ class KeyReader:
         Samples outside the selection have missing keys. Chunks of which none is selected are not read, and left out.
 
         Raises:
-            ManifestError: keys are neither texts nor whole numbers, or a sample lacks the field.
+            ManifestError: keys are neither texts nor whole numbers, or a sample lacks the field or is damaged.
+            StreamerError: the error of the engine, where the keys are read from the data.
         """
         for first, keys in self._read_all():
             if self.selection is not None:
@@ -223,7 +224,8 @@ def keep(what: str, side: KeyReader, open_path: Callable[[Path], Opened], write:
         write: Writes the files of the table into an empty folder.
 
     Raises:
-        ManifestError: keys are neither texts nor whole numbers, or the table cannot be written.
+        ManifestError: see `KeyReader.batches`; or the table cannot be written.
+        StreamerError: see `KeyReader.batches`.
     """
 
     def make(folder: Path) -> None:
@@ -251,7 +253,7 @@ def find_key(side: KeyReader, key: str, *, reads: bool = True) -> int:
     Raises:
         KeyError: no sample has the key.
         ConfigError: the samples would have to be read.
-        ManifestError: see `KeyReader.batches`.
+        ManifestError, StreamerError: see `KeyReader.batches`.
     """
     table = side.kept.open(name_table("keys", side.unselected), KeyTable.open)
     if table is not None:

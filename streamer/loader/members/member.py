@@ -230,7 +230,7 @@ class DatasetMember:
             rules: Rules of making samples, or None for those of the dataset.
 
         Raises:
-            IndexError: there is no such sample.
+            IndexError: there is no such sample. Errors of reading, of decoders and of the transform pass.
         """
         if not -self.open().samples <= index < self.open().samples:
             raise IndexError(f"sample {index} of {self.open().samples}")
@@ -351,7 +351,7 @@ class DatasetMember:
         return ManifestAsk(self.options.manifest_request(rank_config), self._announcer, self._announcer.note)
 
     def describe_wait(self) -> str:
-        """Returns a text about what the opening waits for, on any thread, or "" if another process logs it."""
+        """Returns a text about what the opening waits for; "" if another process or the client logs it. Any thread."""
         options = self.options
         rank = self.rank_config()
         worker = get_worker_info()

@@ -114,7 +114,7 @@ def pick(ordinals: Ordinals, indices: Indices) -> Ordinals:
         indices: Slice, whole numbers, or one bool for each ordinal.
 
     Raises:
-        ConfigError: an index is out of range, or the number of bools is wrong.
+        ConfigError: they are no indices, one is out of range, or the number of bools is wrong.
     """
     if isinstance(indices, slice):
         return ordinals[indices]
@@ -160,7 +160,8 @@ def new_fields(manifest: Manifest, began: Collection[str]) -> frozenset[str]:
 def select_by_annotations(manifest: Manifest, rules: JoinRules | None) -> tuple[Choice, ...]:
     """Returns the selection of the samples that have annotations, if the others are left out; else nothing.
 
-    Looks all keys up in any case, so that the errors of `find_matches` are raised before a sample is read.
+    Looks the keys up in any case, if they are known, so that the errors of `find_matches` are raised before a sample is
+    read.
 
     Args:
         manifest: Manifest of the dataset.

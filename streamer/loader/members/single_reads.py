@@ -37,7 +37,7 @@ class SlowReads:
 
     @contextmanager
     def read(self) -> Iterator[None]:
-        """Counts the read in its block. Among the workers of a plain DataLoader, only the first one warns."""
+        """Counts the read in its block, unless that raises. Of a plain DataLoader's workers, only the first warns."""
         started = time.perf_counter()
         yield
         self._seconds += time.perf_counter() - started

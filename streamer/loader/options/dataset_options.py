@@ -220,7 +220,11 @@ class DatasetOptions(StreamOptions):
 
 
 def table_request(annotations: Annotations) -> GetManifest:
-    """Returns the request for the table of annotations, which the engine finds or makes."""
+    """Returns the request for the table of annotations, which the engine finds or makes.
+
+    Raises:
+        ConfigError: see `absolute`.
+    """
     options = {"key": annotations.key, "fields": None if annotations.fields is None else list(annotations.fields)}
     return GetManifest(0, [absolute(annotations.url)], ANNOTATIONS, format_options=msgspec.json.encode(options))
 

@@ -48,7 +48,8 @@ class LoaderSettings(msgspec.Struct, frozen=True, kw_only=True):
         poison: Whether freed slots are overwritten; for tests.
 
     Raises:
-        ConfigError: an invalid interval of the reports, or a function for reports that are never made.
+        ConfigError: `report_every` is no time above 0, `on_report` is no function, or is one for reports that are
+            never made.
     """
 
     batch_size: int
@@ -86,7 +87,10 @@ class LoaderSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def ring_limits(self) -> Limits:
-        """The limits of the ring: usually two slots per worker; while a batch is late, one for each begun batch."""
+        """The limits of the ring: usually two slots per worker; while a batch is late, one for each begun batch.
+
+        Each has `HELD_SLOTS` more for the trainer.
+        """
         assert self.workers is not None
         limit = self.span + HELD_SLOTS
         return Limits(min(2 * self.workers.workers + HELD_SLOTS, limit), limit, self.ring_bytes)

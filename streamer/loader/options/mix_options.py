@@ -73,7 +73,7 @@ def check_names(names: Sequence[object]) -> tuple[str, ...]:
     """Returns the names of the members, checked.
 
     Raises:
-        ConfigError: there are none or too many, or one is no text.
+        ConfigError: there are none or too many, or one is no text or is empty.
     """
     if not 1 <= len(names) <= MAX_PARTS:
         raise ConfigError(f"members has {len(names)} entries; a mix has 1 to {MAX_PARTS}", field="members")
@@ -87,7 +87,8 @@ def check_members(members: Mapping[str, DatasetOptions]) -> None:
     """Checks the options of the members, by name.
 
     Raises:
-        ConfigError: a member has an option that belongs to the mix, or two members differ in one that must be equal.
+        ConfigError: a member has an option of the whole mix or one that no member may have, or two members differ in
+            one that must be equal.
     """
     for name, options in members.items():
         options.growing.check_member(name)

@@ -64,7 +64,9 @@ class AuditRecords:
         return {**state, **write_records(self._records)}
 
     def log(self, state: dict[str, object], position: tuple[int, int]) -> None:
-        """Writes the loader's state with the records to the log, once for a position.
+        """Writes the loader's state with the records to the log, at level INFO and once for a position.
+
+        Does nothing before the loader has delivered a batch since `load`.
 
         Args:
             state: State of the loader.

@@ -6,5 +6,6 @@ advice.py    finds the bottleneck, and the advice against it
 growth.py    the same for a growing dataset and its link
 reporter.py  logs a report at intervals, and sends it to the engine
 
-Used by `loader/dataloader.py`, `loader/loader_views.py` and `loader/epoch.py`.
+Used by `loader/dataloader.py`, `loader/loader_views.py` and `loader/epoch.py`; `loader/feed/` and `loader/kinds/` make
+some of the statistics.
 """

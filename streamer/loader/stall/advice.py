@@ -64,7 +64,8 @@ class Straggler(msgspec.Struct, frozen=True):
         kind: Whether it is a worker or a sample.
         number: Number of the worker, or code of the sample.
         seconds: Median time of a batch of the worker, or time of the sample.
-        times: Time of its batch, divided by the median time of other batches.
+        times: Median time of a batch of the worker, divided by that of the other workers; or time of the batch of the
+            sample, divided by the median time of all batches.
     """
 
     kind: Literal["worker", "sample"]

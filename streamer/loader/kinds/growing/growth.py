@@ -79,7 +79,7 @@ class Offers:
         return f"Offers({self._place}, offered for round {self._offered})"
 
     def agree_on(self, number: int, cohorts: int) -> int | None:
-        """Returns the smallest offer of all ranks for a round, or None if not all have offered yet.
+        """Returns the smallest offer of all ranks for a round, or None if this rank does not know it yet.
 
         Asks the store at most once in `POLL_SECONDS`. The first offer of a rank for a round counts; rounds come in
         order.
@@ -152,7 +152,8 @@ class Growth:
         global_batch: Samples of a batch over all ranks.
 
     Raises:
-        ConfigError: several ranks cannot agree, because torch.distributed is not initialised or has other ranks.
+        ConfigError: several ranks cannot agree, because torch.distributed is not initialised or has other ranks; or an
+            error of `Cohorts` or of `AdmissionLog`.
 
     Attributes:
         manifest: Manifest of the dataset.
