@@ -172,7 +172,7 @@ if rank == 0:
         agree(gather, {}, None)
     except StreamerError as error:
         print(error)
-dist.destroy_processprocess_group()
+dist.destroy_process_group()
 """
 
 
@@ -189,6 +189,7 @@ def test_two_real_ranks_get_the_same_errors(tmp_path: Path):
         for rank in range(2)
     ]
     told = [rank.communicate(timeout=240)[0].splitlines() for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0]
     assert [len(lines) for lines in told] == [3, 2]
     assert told[0][2].startswith("ranks [1] of 2")
     for rank, lines in enumerate(told):

@@ -165,7 +165,7 @@ def fail(epoch: int, ordinal: int) -> object:
     raise ValueError("unreadable")
 
 
-def test_videos_are_add_decode_advice_on_where_decoding_limits_the_training():
+def test_advice_on_videos_is_given_where_decoding_limits_the_training():
     """Where decoding is the bottleneck, the advice names the clips that throw most frames away, and what is cheaper.
 
     Nothing is computed for other bottlenecks.
