@@ -218,7 +218,7 @@ class EngineConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class RankConfig:
-    """The place of this process among the ranks of a training job; a rank that is not below `world_size` is refused.
+    """The place of this process among the ranks of a training job; one not below `world_size` is a ConfigError.
 
     Attributes:
         rank, world_size: number of this process, and number of all.

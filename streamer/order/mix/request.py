@@ -140,7 +140,7 @@ class MixRequest(msgspec.Struct, frozen=True):
         return self.spec_from(sources, batch_size, MixStart() if like is None else MixStart.from_spec(like))
 
     def spec_from(self, sources: Sequence[MixSource], batch_size: int, start: MixStart) -> MixSpec:
-        """Does what `spec` does, with what a run that goes on has left."""
+        """Does what `spec` does, with what a run that goes on has left; raises as `spec`."""
         _check_sources(sources, batch_size)
         unshuffled = [source.name for source in sources if source.shuffle == "none"]
         if unshuffled and len(unshuffled) < len(sources):

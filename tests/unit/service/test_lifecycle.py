@@ -74,7 +74,7 @@ async def test_an_error_of_the_drain_ends_the_service(tmp_path: Path) -> None:
 async def test_a_secret_that_a_new_configuration_names_is_watched(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its revoked keys stayed in use: only the files that were named at the start, or by the change before, were."""
+    """A file of secrets that a reloaded configuration names is watched from then on; its revoked keys stayed in use."""
     monkeypatch.setattr(lifecycle, "LOOK_SECONDS", 0.01)
     first, second = tmp_path / "first", tmp_path / "second"
     second.write_text("old")
