@@ -1,7 +1,8 @@
 """Makes chunks of blocks, which are bytes that can only be decoded together: cuts, hints and keys.
 
-Formats that have blocks make `Block`s, `indexing/rows.py` makes chunks of them, and `recode/` reads their hints. A
-chunk of blocks is recoded once, between fetch and publish: see `formats.base.Recoder`.
+Formats that have blocks make `Block`s (`formats/`, `tables/`, `media/`), `indexing/` makes chunks of them, and
+`recode/` and formats read their hints. `manifest/validation.py` computes their keys again, and `peers/client.py` asks
+for the limits. A chunk of blocks is recoded once, between fetch and publish: see `formats.base.Recoder`.
 """
 
 from __future__ import annotations

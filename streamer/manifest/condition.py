@@ -1,7 +1,8 @@
 """Parses and evaluates conditions on columns, such as "width >= 256 and lang == 'en'", and holds a column's values.
 
-`manifest/selection.py` selects samples by them (`where=` of a user), and `loader/members/` finds the columns that they
-name. A condition is parsed as a Python expression, of which only these parts are allowed; it is never executed.
+`manifest/selection.py` selects samples by them (`where=` of a user), `loader/members/` finds the columns that they
+name, and `manifest/column_files.py` keeps columns. A condition is parsed as a Python expression, of which only these
+parts are allowed; it is never executed.
 
     and, or, not, ( )                      of conditions
     == != < <= > >=, also 0 < width < 9    of columns, numbers and texts

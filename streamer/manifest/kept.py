@@ -4,9 +4,10 @@
     <digest>-<digest>.<question>.<ending>   what was made of two manifests
 
 Used for selections, columns, tables of keys, joins, rows and costs (`manifest/`, `loader/members/`, `batches/`), for
-what a survey remembers (`indexing/survey.py`), and by the engine's store of manifests, which removes orphans. The
-question says what was asked of the manifest, in words or as a hash. The files lie in the folder of the manifests, or in
-a fallback folder if that one is read-only for the process that makes them. What is damaged is made again.
+what a survey remembers (`indexing/survey.py`), and by the engine's store of manifests, which removes orphans;
+`indexing/index_log.py` has its hash. The question says what was asked of the manifest, in words or as a hash. The files
+lie in the folder of the manifests, or in a fallback folder if that one is read-only for the process that makes them.
+What is damaged is made again.
 """
 
 from __future__ import annotations

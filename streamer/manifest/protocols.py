@@ -1,8 +1,9 @@
 """Interfaces between indexing, formats and stores: what an index asks for, what it finds, and what it reports.
 
-Every format is an `Indexer`, and `indexing/build.py` ("the builder" here) runs it. The builder knows neither stores nor
-formats: it is given a `Lister`, a `RangeReader` and an `Indexer`, by the engine, `indexing/source.py` or `shards/`. A
-survey and an index are generators: they yield what they need, and get the bytes by `send`.
+Every format is an `Indexer`, `indexing/build.py` ("the builder" here) runs it, and `recode/` answers `Examine`. The
+builder knows neither stores nor formats: it is given a `Lister`, a `RangeReader` and an `Indexer`, by the engine,
+`indexing/source.py` or `shards/`. A survey and an index are generators: they yield what they need, and get the bytes by
+`send`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Proves that each sample of an epoch came once: makes digests of samples, and compares them with those of an order.
 
 Workers tally the samples of each batch (`batches/workers/batch_maker.py`), ranks keep records in states and logs
-(`loader/rank/audit_records.py`), and `streamer audit` compares them (`tools/audit_command.py`). Pure, no I/O.
+(`loader/rank/audit_records.py`), and `streamer audit` compares them (`tools/audit_command.py`) with those of an order
+(`tools/audit_states.py`). Pure, no I/O.
 
 The digest of samples is the sum, modulo 2^64, of a hash of (epoch, code) of each. It depends on which samples came and
 how often, not on their order and not on who got them. So the sums of all ranks can be compared with the one that the

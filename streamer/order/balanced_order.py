@@ -69,7 +69,11 @@ class BalancedOrder(OuterOrder["RowOrder | EpochOrder | MixOrder"]):
         return self._turns * self._spec.batch
 
     def ordinals(self, positions: Integers) -> Integers:
-        """Returns the rows at some positions: (N,). Positions from `samples` on repeat rows, as in the inner order."""
+        """Returns the rows at some positions: (N,). Positions from `samples` on repeat rows, as in the inner order.
+
+        Raises:
+            ConfigError: a negative position.
+        """
         real = real_positions(np.asarray(positions, dtype=np.int64), self.samples, self.lanes)
         return self.inner.ordinals(self._sources(real))
 

@@ -98,7 +98,11 @@ class EpochOrder:
         )
 
     def open_epoch(self, epoch: int, shift: int = 0) -> EpochOrder:
-        """Returns the order of another epoch, which shares with this one what does not change between epochs."""
+        """Returns the order of another epoch, which shares with this one what does not change between epochs.
+
+        Raises:
+            ConfigError: a negative epoch.
+        """
         first = self.chunk_first
         words = self._chunk_words
         other = EpochOrder(self.spec, self.chunk_samples, epoch, chunk_first=first, shift=shift, chunk_words=words)

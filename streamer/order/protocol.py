@@ -1,7 +1,7 @@
 """Defines the interface of an order, `SampleOrder`, and the chunks that a run of batches needs of it.
 
 Orders have it: `EpochOrder`, `MixOrder`, `GrowingOrder`, and those around them (`order/row_order.py`,
-`order/balanced_order.py`). `order/plan.py` asks any of them.
+`order/balanced_order.py`). `order/plan.py` and `loader/kinds/growing/session.py` ask them, and `batches/` opens them.
 """
 
 from __future__ import annotations
@@ -92,7 +92,11 @@ class SampleOrder(Protocol):
         ...
 
     def open_epoch(self, epoch: int) -> SampleOrder:
-        """Returns the order of another epoch, which shares with this one what does not change between epochs."""
+        """Returns the order of another epoch, which shares with this one what does not change between epochs.
+
+        Raises:
+            ConfigError: an epoch before the first one.
+        """
         ...
 
     def find_known(self, position: int) -> tuple[int, int]:

@@ -1,7 +1,8 @@
 """Decides which rank takes which sample of a global batch.
 
-`order/plan.py` splits batches by it, all orders map padding by `real_positions`, and `loader/rank/sharing.py` makes the
-table for nodes that share caches. B is the global batch, R the number of ranks, L that of lanes.
+`order/plan.py` splits batches by it, all orders map padding by `real_positions`, `loader/rank/sharing.py` makes the
+table for nodes that share caches, and `order/quality.py` and `batches/rows/explain.py` predict by it. B is the global
+batch, R the number of ranks, L that of lanes.
 
 A batch has the positions [a, a+B), and position p is in lane p mod L. Sorted by (lane, position) they are dealt in R
 equal runs, so a rank draws from few lanes and needs the chunks of few lanes. The batch does not depend on R.

@@ -1,7 +1,8 @@
 """Defines what fixes the order of one dataset: manifest, seed, shuffle, lanes and window, not ranks, nodes or cache.
 
-`loader/kinds/` makes an `OrderSpec` of the user's options, `order/epoch.py` orders by it, and `order/state.py` keeps
-it. Specs of a mix and of a growing dataset contain it, and answer the same questions.
+`loader/kinds/` makes an `OrderSpec` of the user's options, which `loader/options/` reads by `shuffle_mode`;
+`order/epoch.py` orders by it, and `order/state.py` keeps it. `tools/` and `batches/rows/explain.py` make one to
+predict. Specs of a mix and of a growing dataset contain it, and answer the same questions.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Divides a growing dataset into cohorts, the parts in which it admits its samples.
 
-`order/growing/log.py` and `order/growing/order.py` ask which samples a cohort has, `loader/kinds/growing/` asks which
-chunks. A dataset has n samples in L lanes; a piece is a run of samples of one chunk in one lane.
+`batches/samples/opened.py` makes them, `order/growing/log.py` and `order/growing/order.py` ask which samples a cohort
+has, and `loader/kinds/growing/` asks which chunks. A dataset has n samples in L lanes; a piece is a run of samples of
+one chunk in one lane.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Keeps the log of admissions, which says how many cohorts each round adds, and so fixes a growing dataset's order.
 
-`loader/kinds/growing/growth.py` admits cohorts, `order/growing/order.py` looks positions up, and a state keeps the log.
+`loader/kinds/growing/` admits cohorts and sends rounds to workers, which keep them as `KnownRounds`
+(`order/kinds/growing.py`). `order/growing/order.py` looks positions up, and a state keeps the log.
 
 Round r trains the cohorts a(r-k)..a(r)-1, each sample once: a(r) is the number of cohorts that are admitted when the
 round begins, and k is `reuse`.

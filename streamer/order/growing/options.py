@@ -1,7 +1,7 @@
 """The options with which a user says how a dataset grows (`growing=`), and what cannot be combined with them.
 
-`loader/dataset.py` reads them; `loader/options/`, `loader/members/` and `batches/rows/balance.py` ask them what they
-refuse.
+`loader/dataset.py` reads them, `loader/kinds/growing/` makes the rounds by them, and other files of `loader/` and
+`batches/rows/balance.py` ask them what they refuse.
 """
 
 from __future__ import annotations

@@ -150,6 +150,7 @@ class GrowingOrder:
         """Returns the codes of the samples at some positions: (N,). Positions from `samples` on repeat samples.
 
         Raises:
+            ConfigError: a negative position.
             IndexError: a position is in a round that is not known.
         """
         real = real_positions(np.asarray(positions, dtype=np.int64), self.samples, self.lanes)

@@ -1,7 +1,7 @@
 """Orders a mix of several datasets: says which member, and which of its samples, comes at which position.
 
-`order/kinds/mix.py` makes the orders of a mix. `loader/` makes its spec of what the user says (`mixed_dataset.py`,
-`options/mix_options.py` and `kinds/mix.py` there), and `order/adopt.py` changes it. Pure functions, no I/O.
+`order/kinds/mix.py` makes the orders of a mix. `loader/mixed_dataset.py`, `loader/options/mix_options.py` and
+`loader/kinds/mix.py` make its spec of what the user says, and `order/adopt.py` changes it. Pure functions, no I/O.
 
 shares.py   proportions as a user says them
 request.py  from the proportions and the members' sizes to the spec

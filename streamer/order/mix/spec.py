@@ -1,7 +1,7 @@
 """Defines what fixes the order of a mix, as numbers: equal specs give equal orders on any machines, for every epoch.
 
-`order/mix/request.py` makes a `MixSpec` of what the user says, the other modules of `order/mix/` order by it, and a
-state keeps it (`order/state.py`). L is the number of lanes.
+`order/mix/request.py` makes a `MixSpec` of what the user says, the other modules of `order/mix/` order by it, a state
+keeps it (`order/state.py`), and `order/adopt.py` and `loader/kinds/mix.py` read it. L is the number of lanes.
 
 The amount of each member is exact over any number of epochs, and a whole number of units in each (`MixSpec.unit`). A
 binary tree halves the list of members until one is left. Each node splits its units between its two halves by one
