@@ -38,8 +38,8 @@ from streamer.manifest.table import Manifest
 def refuse_pointers(reader: RangeReader) -> RangeReader:
     """Returns a reader that raises ManifestError if a read shows that an object is a pointer of Git LFS.
 
-    A read shows it from byte 0 on, if it has the pointer's first words. Else it reads the same as the given reader, and
-    bounds memory and examines objects if that one does.
+    A read shows it if it begins at byte 0 and has the pointer's first 23 bytes. Else the result reads what the given
+    reader does, and bounds memory and examines objects if that one does.
     """
     return _CheckedExaminer(reader) if isinstance(reader, Examiner) else _CheckedReader(reader)
 

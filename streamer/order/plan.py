@@ -55,6 +55,8 @@ class RankPlan:
             in equal runs.
 
     Attributes:
+        order, last_batch, start: the same.
+        rank_split: the rank's place in every batch.
         batches: number of batches of the epoch.
 
     Raises:
