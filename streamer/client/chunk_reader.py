@@ -1,9 +1,10 @@
 """Reads samples from chunks' files in the cache folder, and compares every byte that is used with its checksum.
 
-The readers of samples use it (`batches/samples/`, `loader/scan_reader.py`). A file's checksums are read once and kept
-for a while, also if another file replaces it meanwhile: other bytes would not match. Files are not mapped: reading cold
-pages through a mapping holds the GIL for 13-15 ms at a time. Nor are they kept open: an open costs 8 us, and an evicted
-file that is still open would occupy space that the cache counts as free.
+The readers of samples use it (`batches/samples/`, `loader/scan_reader.py`); `loader/rank/sharing.py` asks
+`find_chunks`. A file's checksums are read once and kept for a while, also if another file replaces it meanwhile: other
+bytes would not match. Files are not mapped: reading cold pages through a mapping holds the GIL for 13-15 ms at a time.
+Nor are they kept open: an open costs 8 us, and an evicted file that is still open would occupy space that the cache
+counts as free.
 
 A read that fails or is wrong is repeated at once, because many failures of a disk pass. Then it is an IntegrityError,
 upon which the caller rejects the chunk and gets another copy.

@@ -1,7 +1,8 @@
 """Connects to an engine's socket, checks which user listens there, and sends and receives messages.
 
-`client/launcher.py` makes the connections of clients. `read_statistics` and `report` make one of their own for a single
-request: they open no session, start no engine, and may be called from any thread, while the job's client waits.
+`client/launcher.py` makes the connections of clients, `client/runtime_folder.py` one to each engine that it lists.
+`read_statistics` and `report` make one of their own for a single request: they open no session, start no engine, and
+may be called from any thread, while the job's client waits.
 
 The usual folder of sockets, `/tmp/streamer-UID`, has a name that every user knows, in a folder that all may write to.
 Without the check, a user who makes it first, or puts a link there, would be told a job's keys and the engine's token.
@@ -74,6 +75,7 @@ class Connection:
         EngineUnavailableError: another user answers there, or the engine does not admit this one.
         ProtocolVersionError: the engine speaks another version.
         ConfigError: this process cannot wait for descriptors, or has none left.
+        StreamerError: another reason for which the engine refuses, or what answers is no engine.
     """
 
     def __init__(
@@ -277,7 +279,7 @@ def read_statistics(settings: ClientSettings, timeout_seconds: float) -> Mapping
 
     Args:
         settings: which engine.
-        timeout_seconds: time for the greeting, and for everything together.
+        timeout_seconds: time for each step of connecting, and from the call on for the statistics.
 
     Returns:
         The statistics by name (`engine/statistics.py`). None if no engine answers in time, or it refuses.
@@ -305,7 +307,7 @@ def report(
     Args:
         settings: which engine, and the job.
         session: session of the loader.
-        timeout_seconds: time for the greeting.
+        timeout_seconds: time for each step of connecting and sending.
         what: the finding, without its session, or the error.
 
     Returns:

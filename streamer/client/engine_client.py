@@ -112,7 +112,8 @@ class EngineClient:
         """Yields the folder of each manifest as this process sees it, in order; asks for a few at a time.
 
         Raises:
-            ManifestError, StoreError, ConfigError: the engine's error for the first manifest that cannot be had.
+            StreamerError: the engine's error for the first manifest that cannot be had, mostly a ManifestError, a
+                StoreError or a ConfigError.
         """
         options = self.settings.encode_options()
         sent, answered = itertools.tee(asks)

@@ -1,9 +1,10 @@
 """Connects to the engine of a cache folder, and starts it if none runs: one engine, however many ranks start at once.
 
-Used by `client/engine_client.py`. To start an engine, a process takes `spawn.lock` and connects once more, because
-another rank may have been faster. Then it starts the engine and waits until the engine writes a ready line to a pipe.
-The engine is a process of its own, which ends after its last connection; with `engine="inline"` it is a thread here. An
-engine that crashes is started again a few times (`Restarts`).
+Used by `client/engine_client.py`; `loader/members/member.py` asks where the log is. To start an engine, a process takes
+`spawn.lock` and connects once more, because another rank may have been faster. Then it starts the engine and waits
+until the engine writes a ready line to a pipe. The engine is a process of its own, which ends after its last
+connection; with `engine="inline"` it is a thread here. An engine that crashes is started again a few times
+(`Restarts`).
 """
 
 from __future__ import annotations

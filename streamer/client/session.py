@@ -44,8 +44,8 @@ class Session:
 
     Steps are consecutive integers over all epochs of the session. The engine keeps the chunks of the steps from the
     first one that is not done to the last one that is ready on this machine. If the engine is replaced, the client
-    opens the session again at the same step. After `close`, the methods that tell the engine something raise
-    ClosedError.
+    opens the session again at the same step. The methods that tell the engine something raise the errors of
+    `EngineClient.post`, and ClosedError after `close`.
 
     Args:
         transport: the client.

@@ -1,6 +1,6 @@
 """Holds the settings with which a client finds or starts its engine, and derives the engine's socket from them.
 
-Every client has one (`client/engine_client.py`); the loader's options and the commands make it.
+Every client has one (`client/engine_client.py`); the loader's options, the commands and `streamer doctor` make it.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 Used by the engine and its fetch processes (`engine/`), and by all that reads or writes objects otherwise (`indexing/`,
 `recode/`, `shards/`). Peers (`peers/`) share its gates, memory limits, hedges, pauses and clock. The service
-(`service/`) uses its gate and counters, tasks (`executors/`) its rule of what is worth a repetition.
+(`service/`) uses its gate, memory limit and counters, `tools/` its ranges, tasks (`executors/`) its rule of what is
+worth a repetition.
 
 Decisions without I/O:
 ranges.py           which ranges a chunk needs

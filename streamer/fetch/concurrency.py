@@ -1,6 +1,6 @@
 """Decides how many requests one endpoint gets at once: its window. It has no clock of its own and does no I/O.
 
-The window is never above `FetchLimits`, of which each fetch process of an engine has a share.
+The window is never above `FetchLimits`, of which each fetch process of an engine has a share (`engine/processes/`).
 
 Each endpoint has a `WindowControl` (`fetch/endpoint.py`). It decides after each interval in which at least half of the
 requests ended while others waited for a place. The window grows by half until the latency first exceeds twice that of

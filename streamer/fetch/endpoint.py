@@ -248,7 +248,7 @@ class Endpoint:
         return self.control.inflation_at(self.time()) > LATENCY_INFLATION
 
     def may_be_in_queue(self, started_at: float, within_seconds: float) -> bool:
-        """Whether the store may have queued a request without a first byte: it serves others, but none sent later.
+        """Whether the store may have queued a request without a first byte: it serves others, none sent 0.25 s later.
 
         If such a request were given up, it would be sent again to the end of the queue, and its answer would still fill
         the link: after a fivefold drop that took half of the link (2026-11-20). False after `outage_seconds`.
@@ -317,7 +317,7 @@ class Endpoint:
     async def is_denied_for_good(self, error: AccessDeniedError, first_refused_at: float, tally: RequestTally) -> bool:
         """Whether a refusal is final: it concerns one object or kind of request only, or has lasted for too long.
 
-        A probe may find that out. If the refusal is not final, this renews the credentials before it returns.
+        A probe may find that out. If the refusal is not final, this calls `refresh` before it returns.
 
         Args:
             error: the refusal.

@@ -1,7 +1,7 @@
 """Reads chunks, ranges and listings from any store, and writes objects, bounded in requests and bytes: the fetcher.
 
 The engine gets fetchers from `fetch/fetcher_set.py`; `indexing/`, `recode/` and `shards/` are given one or make one of
-their own.
+their own. `peers/` hold what they receive in `Fetched`.
 """
 
 from __future__ import annotations
@@ -191,7 +191,7 @@ class Fetcher:
             self._memory.release(extent.length)
 
     def lists_from(self, url: str) -> bool:
-        """Whether `list` accepts `after` for this url. Opens its store if necessary."""
+        """Whether `list` accepts `after` for this url. Opens its store; raises ConfigError and ClosedError."""
         return isinstance(self._endpoint(url).store, OrderedLister)
 
     async def list(
@@ -254,6 +254,7 @@ class Fetcher:
 
         Raises:
             StoreError, ConfigError, ClosedError: as `put`.
+            OSError: the file cannot be read (`ObjectStore.put_file`).
         """
         endpoint = self._endpoint(url)
         call = WholeCall(endpoint, self._config, self.tally, long=True)
@@ -281,7 +282,7 @@ class Fetcher:
         return sum(endpoint.control.size for endpoint in self._endpoints.values())
 
     def parts_keeper(self, url: str) -> PartsKeeper | None:
-        """Returns the store of a url if it can list and remove unfinished uploads, else None."""
+        """Returns the store of a url if it lists unfinished uploads, else None. Raises as `lists_from`."""
         store = self._endpoint(url).store
         return store if isinstance(store, PartsKeeper) else None
 

@@ -1,6 +1,7 @@
 """Decides after which time a slow request gets a duplicate or is abandoned, and how many duplicates. No clock, no I/O.
 
 Used by `fetch/endpoint.py`, `fetch/request.py` and `fetch/transfer.py`, and for requests to peers by `peers/peer.py`.
+`fetch/statistics.py` computes percentiles with it.
 
 A request without a first byte after 1.5 times the p95 of its size class is sent a second time, as long as duplicates
 are at most 3 % of the requests and bytes, the link is not full and the store does not limit the rate. The factor 1.5
@@ -65,8 +66,8 @@ class Sampled(msgspec.Struct):
 
     Attributes:
         values: the last `MOST_SAMPLES` values.
-        quantiles: their quantiles, or None below `LEAST_SAMPLES` values. They are computed at each 32nd sample only,
-            because sorting 512 values costs as much as a request.
+        quantiles: their quantiles, or None below `LEAST_SAMPLES` values. They are computed at the 20th sample, then
+            at each 32nd, because sorting 512 values costs as much as a request.
     """
 
     values: deque[float] = msgspec.field(default_factory=lambda: deque(maxlen=MOST_SAMPLES))

@@ -1,7 +1,8 @@
 """Bounds the memory for chunks that are being fetched, and keeps the buffers that they are fetched into.
 
 The fetchers of one process share a budget (`fetch/fetcher.py`, `fetch/fetcher_set.py`); chunks from peers count, too
-(`peers/client.py`). Other rooms only ask how much memory a part of the engine should take (`budget_bytes`).
+(`peers/client.py`). `recode/` and `service/` only ask how much memory a part of the engine should take
+(`budget_bytes`).
 
 Bodies come in pieces of about 256 KiB in the memory of the store's client. Pieces that are kept until the chunk is
 written fragment the heap and fault in page by page: 2.1 GB resident for 0.5 GB of chunks in flight, and 86,000-145,000

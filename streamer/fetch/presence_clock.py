@@ -16,8 +16,8 @@ from collections.abc import Callable
 logger = logging.getLogger(__name__)
 
 # The period of the beat, and the lateness from which on it counts as absence. At most the sum of both passes on the
-# clock during an absence; the shortest default timeout is 1.5 s. The timer runs only while requests wait: 20 timers a
-# second are 0.01 % of a core (2026-11-20).
+# clock during an absence; the shortest times that are set on it are 0.25 s. The timer runs only while requests wait:
+# 20 timers a second are 0.01 % of a core (2026-11-20).
 BEAT_SECONDS = 0.05
 LATE_SECONDS = 0.05
 # Timers of an event loop may be early by this: uvloop's have a resolution of milliseconds.

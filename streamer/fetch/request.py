@@ -88,11 +88,12 @@ class Request:
     async def receive(self) -> None:
         """Receives the body, and tells the endpoint how long it took.
 
-        A request that `claim` refuses stores and records nothing; its caller cancels it.
+        A request that `claim` refuses stores nothing and tells the endpoint nothing; its caller cancels it.
 
         Raises:
             StoreTimeoutError: no first byte or too little progress in time.
-            StoreError: the store's own error, or it sent more bytes than were asked for.
+            StreamerError: the store's own error (`ObjectStore.get`). A StoreError, too, if it sent more bytes than were
+                asked for.
         """
         spec = self._spec
         self._started = spec.endpoint.time()
@@ -267,7 +268,7 @@ class HedgedAttempt:
         """Receives the extent. When this returns or raises, none of its requests is left.
 
         Raises:
-            StoreError: this try failed. The `received` bytes are good, and another try may ask for the rest only.
+            StreamerError: this try failed. The `received` bytes are good, and another try may ask for the rest only.
         """
         self._task = asyncio.current_task(self._spec.endpoint.clock.loop)
         self._spec.endpoint.budget.earn(self._spec.extent.length)

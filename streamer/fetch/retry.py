@@ -136,7 +136,7 @@ class Failing(msgspec.Struct, frozen=True):
     Attributes:
         tries: number of tries in a row that failed without progress.
         idle_seconds: seconds since the last progress, or since the first try began.
-        silent: whether the last try timed out without an answer, although the link is not full.
+        silent: whether the last try timed out without an error of the store, although the link is not full.
         isolated: whether the failure concerns this range only (`Endpoint.concerns_one_request`).
         quiet_seconds: seconds for which the endpoint has served nothing although it was asked.
         permanent: whether waiting cannot help (`Endpoint.is_permanent`).

@@ -103,8 +103,8 @@ class RangeTransfer:
         """Fetches the range into the memory.
 
         Raises:
-            StoreError: the store's error of the last try, with the number of tries and the time. Its details have url,
-                attempts and elapsed_seconds.
+            StreamerError: the error of the last try. A StoreError names the number of tries and the time, and its
+                details have url, attempts and elapsed_seconds.
         """
         clock = self._endpoint.clock
         watch = self._endpoint.watch
@@ -124,7 +124,7 @@ class RangeTransfer:
         """Makes one try, once it has a place in the window; returns the seconds to wait before the next.
 
         Raises:
-            StoreError: there is no next try.
+            StreamerError: there is no next try.
         """
         gate = self._endpoint.gate
         self._attempts += 1
@@ -197,7 +197,7 @@ class RangeTransfer:
         It tells the endpoint of the failure, and may renew credentials or send a probe.
 
         Raises:
-            StoreError: there is no other try.
+            StreamerError: there is no other try.
         """
         self._endpoint.outcomes.failed += self._attempts == 1
         self._count_failure()

@@ -104,7 +104,7 @@ class PeerClient:
         tls_folder: folder of certificate, key and authority (`tls`). "" means plain HTTP.
 
     Attributes:
-        recovered: gets address and facts of each peer that is up again.
+        recovered: gets address and facts of each peer that is up again; at most 256 wait there, others are left out.
     """
 
     def __init__(self, me: str, token: str, memory: MemoryBudget, tls_folder: str = "") -> None:

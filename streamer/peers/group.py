@@ -297,7 +297,8 @@ def _read_configured_token(config: PeersConfig) -> str:
 async def follow_members(lookup: Lookup, client: PeerClient, me: PeerFacts) -> AsyncIterator[tuple[PeerMember, ...]]:
     """Yields the other members: first when each listed address was asked once, then at each change, without an end.
 
-    It looks the list up every 10 s, asks addresses for their facts, and lets the client forget members that are gone.
+    It looks the list up every 10 s or sooner, asks addresses for their facts, and lets the client forget members that
+    are gone.
 
     Args:
         lookup: returns the addresses. If it fails, the members stay, and a warning is logged.
@@ -357,7 +358,7 @@ class MissingManifests:
         self._missing: asyncio.Queue[tuple[str, str]] = asyncio.Queue(_MOST_MISSING)
 
     def record_question(self, digest: str, member: str) -> None:
-        """Records that a peer asked for a chunk of a dataset whose manifest is not here.
+        """Records that a peer asked for a chunk of a dataset whose manifest is not here, once a minute for each.
 
         Args:
             digest: digest of the manifest.

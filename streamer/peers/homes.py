@@ -1,8 +1,10 @@
 """Decides which of several engines keeps a chunk: its home, which fetches it from the store for all. No clock, no I/O.
 
-`peers/group.py` and `peers/by_job.py` make the homes of the present members, and `peers/source.py` asks by them. Homes
-are a function of the chunk's key and the members, so that engines that know the same members agree without a message.
-An engine that knows other members asks the wrong peer, which answers 404, and then the store: that costs only bytes.
+`peers/group.py` and `peers/by_job.py` make the homes of the present members, and `peers/source.py` asks by them.
+`service/long_requests.py` reads the members of a job, and `streamer warm` (`cli/warming.py`) finds its chunks by them.
+Homes are a function of the chunk's key and the members, so that engines that know the same members agree without a
+message. An engine that knows other members asks the wrong peer, which answers 404, and then the store: that costs only
+bytes.
 
 Keys are divided into 2^18 cells by a hash, and each cell has a first and a second member, by rendezvous hashing
 (Thaler, Ravishankar, 1998). Each pair of a cell and a member has a score of its own, and the member with the best score

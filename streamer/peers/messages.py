@@ -1,6 +1,7 @@
 """Defines the messages between an engine and its process that answers peers, one msgpack datagram each.
 
-The engine's end is `peers/server_process.py` (its answers come from `peers/serving.py`), the other `peers/server.py`.
+The engine's end is `peers/server_process.py` (its answers come from `peers/serving.py`, the first message from
+`peers/group.py`), the other `peers/server.py`.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 `peers/client.py` has one for each address; `peers/watch.py` records when requests are late.
 
-    up --a connection fails, or requests lose against the store for 1 s--> down
-    down --a probe is not answered: the pause to the next one doubles, from 1 s up to 60 s--> down
+    up --a connection or a token fails, or requests lose against the store for 1 s--> down
+    down --a probe is not answered: the pause to the next one doubles, up to 60 s--> down
     down --a probe is answered--> up
 
 One outage counts once: a failure of a request that was sent before it changes nothing. When each of eight requests
@@ -96,7 +96,7 @@ class Breaker(msgspec.Struct):
         return now - self._lost_since >= _LOST_SECONDS and self.record_failure(asked_at, now)
 
     def record_answer(self) -> None:
-        """Records that the peer answered a request to its end: requests that lost before do not count any more."""
+        """Records that the peer answered a request: requests that lost before do not count any more."""
         self._lost_since = inf
 
     def record_probe(self, answered: bool, now: float) -> None:

@@ -5,7 +5,7 @@
     GET /v1/peer                                           200 PeerFacts as JSON
     GET /v1/chunks/<key>?dataset=<digest>[&wait=1][&held=1]
         Streamer-Member: <id>    Streamer-Due-Ms: <milliseconds until a reader needs it>
-        200 the chunk file      202 it is being fetched: ask again with wait=1     404 fetch it yourself
+        200 the chunk file      202 not yet: ask again with wait=1     404 fetch it yourself
     GET /v1/manifests/<digest>/<file>                      200 a file of a manifest   404 it is not here
     always
         400 not such a request   401 no token, or another one   405 another method   503 busy or leaving
@@ -29,7 +29,7 @@ MEMBER_HEADER: Final = "Streamer-Member"
 DUE_HEADER: Final = "Streamer-Due-Ms"
 MANIFEST_PATH: Final = "/v1/manifests/"
 BEARER: Final = "Bearer "
-# A request with wait=1 is answered within this time, by which the client waits longer for the answer.
+# A request with wait=1 waits at most this long for the fetch, and for its turn. The client waits longer by as much.
 WAIT_SECONDS: Final = 0.5
 
 _KEY = re.compile(r"[0-9a-f]{32}")
@@ -65,8 +65,8 @@ class ChunkRequest(msgspec.Struct, frozen=True, array_like=True):
         key: key of the chunk, 16 bytes.
         dataset: digest of the dataset's manifest.
         member: id of the peer, as it names itself; its address if it names none.
-        wait: whether to answer only when the chunk is there, for at most `WAIT_SECONDS`. Otherwise a chunk that is
-            being fetched is answered 202.
+        wait: whether to wait for the chunk, and for its turn to be sent, at most `WAIT_SECONDS` each. Otherwise a chunk
+            that is being fetched is answered 202.
         held: whether to send the chunk only if it is on the disk, and not to fetch it.
         due_seconds: seconds until the peer's first reader needs it.
     """

@@ -61,7 +61,7 @@ class PeerServerProcess:
 
     Attributes:
         port: port that peers connect to, once entered.
-        restarts: number of times that the process ended by itself.
+        restarts: number of times that the process ended by itself, or could not be started.
     """
 
     def __init__(self, listen: str, start: ServerStart, serve: ServeChunk) -> None:

@@ -37,7 +37,7 @@ class SourceCounts(msgspec.Struct):
 
     Attributes:
         peer_chunks: number of chunks that came from peers.
-        peer_bytes: bytes of their samples.
+        peer_bytes: bytes of them as the cache stores them, without header and checksums.
         peer_hedge_losses: number of chunks that came from the store because the peer was late.
     """
 

@@ -103,8 +103,8 @@ class PeerTransfer(CurlRequest):
             multi: runs the transfer.
             url: url of the peer, such as "http://host:port/path".
             lines: lines of the request's head.
-            make_room: called once with the length of the body of an answer 200. The transfer pauses until it returns
-                the memory.
+            make_room: called once with the length of the body of an answer 200, unless it is 0. The transfer pauses
+                until it returns the memory.
             on_bytes: called as the answer arrives.
 
         Returns:

@@ -68,7 +68,7 @@ def open_store(
     Raises:
         ConfigError: the url is empty or has no bucket, the store has no such option, or `client` cannot serve the url
             or is not installed.
-        AccessDeniedError: the url leads to this machine, and `refuse_local` is set.
+        AccessDeniedError: `refuse_local` is set, and the url leads to this machine, or `guard.check` refuses it.
     """
     return open_root(StoreRoot.resolve(url, storage_options), client=client, refuse_local=refuse_local)
 

@@ -1,6 +1,7 @@
 """Defines the protocol of all stores: reads of ranges pinned to a version, listings, and writes.
 
 The stores of this folder implement it (`store/__init__.py` opens them), and `fetch/` sends requests through it.
+`shards/` removes unfinished uploads through `PartsKeeper`.
 """
 
 from __future__ import annotations
@@ -123,7 +124,7 @@ class ObjectStore(Protocol):
         ...
 
     async def put_file(self, url: str, path: Path) -> ObjectRecord:
-        """Writes a local file as an object, which appears as a whole or not at all. Raises the errors of `get`.
+        """Writes a local file as an object, which appears as a whole or not at all.
 
         Args:
             url: url of the object. One that exists is replaced.
@@ -131,6 +132,10 @@ class ObjectStore(Protocol):
 
         Returns:
             The object with size and version, as a listing shows it.
+
+        Raises:
+            StoreError, ConfigError: as `get`.
+            OSError: some stores pass it on if the file cannot be read.
         """
         ...
 
@@ -191,6 +196,7 @@ class PartsKeeper(Protocol):
 
         Raises:
             AccessDeniedError, StoreError: the store refuses to tell.
+            ConfigError: the answer is no such list.
         """
         ...
 

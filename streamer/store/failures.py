@@ -1,7 +1,8 @@
-"""Makes the errors of streamer for the answers of stores and issuers of credentials. Every store uses it.
+"""Makes the errors of streamer for the answers of stores and issuers of credentials.
 
-Messages name the url and what to check. They do not contain the text of a library's error, which may quote signed urls.
-That text, with secrets removed, stays in `__cause__`. Most functions only return an error, which the caller raises.
+Used by every store and by `credentials/`; `fetch/retry.py` reads its codes. Messages name the url and what to check.
+They do not contain the text of a library's error, which may quote signed urls. That text, with secrets removed, stays
+in `__cause__`. Most functions only return an error, which the caller raises.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class StoreAnswer(msgspec.Struct, frozen=True):
         status: HTTP status, or None if there was no answer.
         code: the store's error code, such as "SlowDown", or "". Messages show it.
         retry_after_seconds: pause that the store asked for, or None.
-        message: the store's own sentence, or "". Messages show it if the request was refused.
+        message: the store's own sentence, or "". Messages show it if the status is 400, 401 or 403.
         region: region of the bucket according to the store, or "".
     """
 

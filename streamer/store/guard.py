@@ -44,7 +44,7 @@ _PREFIX_BYTES = (6, 7, 8)
 def is_own(host: str) -> bool:
     """Whether a host, an IP address or a name, is this machine, on its link, or the server of its cloud's credentials.
 
-    Names are not resolved: of these only localhost is.
+    Names are not resolved: of these only localhost, and names below it, are.
     """
     with suppress(ValueError):
         found = _readings(ip_address(host.partition("%")[0]))
@@ -83,8 +83,8 @@ def check(root: StoreRoot, *, is_curl: bool) -> None:
         is_curl: whether libcurl reads the root. Only its stores check each connection.
 
     Raises:
-        AccessDeniedError: the root or an option is a local file, the address is this machine's, or the client chooses
-            an address whose connections would not be checked.
+        AccessDeniedError: the root or an option is a local file, only fsspec could read the root, the address is this
+            machine's, or the client chooses an address whose connections would not be checked.
     """
     if root.scheme == "file":
         raise refusal(root.url, "it is a local file")

@@ -47,7 +47,7 @@ class HubStore(FsspecStore):
         self._finding = asyncio.Lock()
 
     async def get(self, asked: Get, take: Take) -> None:
-        """Reads a range (see `ObjectStore.get`); the first read of a repository asks the Hub for its address."""
+        """Reads a range (see `ObjectStore.get`); the first read of a repository may ask the Hub for its address."""
         target = asked.target
         if not target.version.startswith(versions.COMMIT):
             await super().get(asked, take)

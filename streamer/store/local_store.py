@@ -158,7 +158,7 @@ def files_below(start: str) -> Iterator[str]:
     """Yields the paths of all files below a folder, in no order. Links to folders are followed.
 
     A link to a folder that contains the link is not followed, which is a warning in the log. A folder that several
-    links name is walked for each of them, as ImageFolder does. A cache folder of streamer is left out.
+    links name is walked for each of them, as ImageFolder does. A cache folder of streamer below it is left out.
 
     Raises:
         StoreError: links lead to one folder from more than `MOST_VISITS` places.

@@ -1,8 +1,9 @@
 """Translates the user's storage options, which are those of fsspec, for obstore and libcurl, and checks their names.
 
-`store/root.py` translates the options of each root; `store/__init__.py` checks them when it opens a store. It does no
-I/O. A misspelt option is an error that names the nearest one, before a request is made. An option without a counterpart
-is listed, so that the whole root is read through fsspec, and the option is not dropped.
+`store/root.py` translates the options of each root, and `store/__init__.py` checks them when it opens a store;
+`places.py` and `credentials/web_login.py` read the translation. It does no I/O. A misspelt option is an error that
+names the nearest one, before a request is made. An option without a counterpart is listed, so that the whole root is
+read through fsspec, and the option is not dropped.
 """
 
 from __future__ import annotations
@@ -370,8 +371,9 @@ def check_options(root: str, kind: str, given: Options, variables: Mapping[str, 
         variables: environment, which may name an endpoint.
 
     Raises:
-        ConfigError: an option does not exist (the message names the nearest one), a key has no secret or a secret no
-            key, an endpoint is not a url, or `pin` or `redirects` have a wrong value.
+        ConfigError: an option does not exist (the message names the nearest one, or the usual ones), a key has no
+            secret or a secret no key, an endpoint is not a url or has a login, or `pin` or `redirects` have a wrong
+            value.
     """
     for name, known in _list_names(kind, given):
         if name not in known:

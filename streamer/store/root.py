@@ -1,7 +1,8 @@
 """Resolves what the url and the storage options of a root mean: where its requests go, and what signs them.
 
-A root is the part of a url that one client serves: a bucket, a container, a server, a file system. The engine makes a
-`StoreRoot` for each (`engine/url_allowlist.py`). The stores read and sign by it, and messages describe it by it.
+A root is the part of a url that one client serves: a bucket, a container, a server, a file system. The engine
+(`engine/url_allowlist.py`), `store/__init__.py` and `tools/` make a `StoreRoot` for each. The stores read and sign by
+it, and messages describe it by it.
 """
 
 from __future__ import annotations
@@ -140,7 +141,12 @@ class StoreRoot:
         return _AWS_HOST.search(urlsplit(self.find_place(region).base).hostname or "") is not None
 
     def ask_region(self, region: str | None) -> str:
-        """Asks AWS for the bucket's region, "" if it tells none (`places.ask_region`); `region` as in `find_place`."""
+        """Asks AWS for the bucket's region, "" if it tells none; `region` as in `find_place`.
+
+        Raises:
+            ConfigError: as `find_place`.
+            OSError: as `places.ask_region`.
+        """
         place = self.find_place(region)
         return ask_region(place.base, self.settings.ca_file or place.ca_file)
 
@@ -148,7 +154,8 @@ class StoreRoot:
         """Makes `find_place` give the place in a region that the store has named, from now on.
 
         Returns:
-            Whether it does. False if the store had named the region before, or the keys are not valid there.
+            Whether it does. False if the store had named the region before, it is no region, or the keys are not valid
+            there.
         """
         partitions = {partition(place.region) for place in self._places.values()}
         if region in self._moved or not is_region(region, own_endpoint=False) or partitions != {partition(region)}:
@@ -191,7 +198,9 @@ class StoreRoot:
     # ------------------------------------------------------------ what signs its requests
 
     def make_keyring(self) -> AnyRing | None:
-        """Returns the ring of its credentials; None if requests are not signed, or the options have what signs them.
+        """Returns the ring of its credentials; None if no look for them is needed.
+
+        That is so if requests are not signed, or what signs them is in the options, for Azure also in the environment.
 
         The ring begins to look for credentials when it is first asked.
         """

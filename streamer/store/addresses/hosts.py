@@ -1,9 +1,10 @@
 """Decides by grammar whether names and addresses are those of a cloud, and which redirects are followed. No I/O.
 
-The stores check names before they open anything (`store/__init__.py`, `store/root.py`, `store/guard.py`), and
-`store/curl/` follows redirects by it. Account, container, bucket and region become parts of a host name or of a path. A
-sign that ends a host name in a url (# / @ : ?) would lead the request, and the credentials with it, to another host.
-Therefore names are always compared with the grammar that their clouds publish, and the address made of them is checked.
+The stores check names before they open anything (`options.py`, `places.py`, `root.py`, `guard.py` and `__init__.py` of
+`store/`), and `store/curl/` follows redirects by it. Account, container, bucket and region become parts of a host name
+or of a path. A sign that ends a host name in a url (# / @ : ?) would lead the request, and the credentials with it, to
+another host. Therefore names are always compared with the grammar that their clouds publish, and the address made of
+them is checked.
 
 A web server may redirect its clients anywhere: it serves data of others, and gets no keys. An S3 endpoint that is a
 cluster of caches (AIStore, Alluxio) redirects to its own servers. Any other S3 endpoint redirects to another region,

@@ -1,6 +1,6 @@
 """Splits a url into its scheme, its root (the part that one client serves, such as a bucket) and its key.
 
-Used wherever urls are handled: by the stores, the fetcher, the engine, indexing and the commands.
+Used wherever urls are handled: by the stores, `fetch/`, `engine/`, `indexing/`, `shards/` and `tools/`.
 """
 
 from __future__ import annotations

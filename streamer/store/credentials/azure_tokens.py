@@ -27,7 +27,7 @@ _TOKEN = "/metadata/identity/oauth2/token?api-version=2018-02-01&resource=https:
 
 
 def add_variables(options: Mapping[str, object], variables: Mapping[str, str] = os.environ) -> Mapping[str, object]:
-    """Returns the storage options with account and key of the environment (the variables of the Azure CLI).
+    """Returns the storage options with connection string, or account and key, of the environment, as the Azure CLI.
 
     Options that name an account or credentials are returned as they are: a key of the environment must not be sent to
     an account that the options name. obstore reads other variables by itself.
@@ -65,7 +65,8 @@ def find(root: str, config: Mapping[str, object], variables: Mapping[str, str] =
 
     Raises:
         AccessDeniedError: there are no credentials, or their issuer refuses.
-        StoreError: the issuer could not be reached; another try may succeed.
+        StoreError: the issuer could not be reached; another try may succeed. The key ring makes StoreErrors of other
+            errors of Azure's library, too.
     """
     try:
         from azure.core.exceptions import ClientAuthenticationError

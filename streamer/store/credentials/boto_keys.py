@@ -1,7 +1,8 @@
 """Finds AWS credentials as boto does: environment, profiles, sso, web identity, container, instance.
 
 `store/root.py` passes `find` to the key ring of a bucket; the clients of stores read the keys in options
-(`store/obstore_clients.py`, `store/curl/access.py`). obstore's own search does not read profiles, and libcurl has none.
+(`store/obstore_clients.py`, `store/curl/access.py`). `streamer doctor` shows which keys they are. obstore's own search
+does not read profiles, and libcurl has none.
 """
 
 from __future__ import annotations

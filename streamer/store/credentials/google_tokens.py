@@ -65,7 +65,7 @@ def find(
 
     Returns:
         The token with its end. The token is None if obstore finds credentials by itself: there is a key of a service
-        account, or google-auth is not installed.
+        account, the options name a file, or google-auth is not installed.
 
     Raises:
         ConfigError: credentials of this type are not taken from the options, a file of them is invalid, or google-auth

@@ -1,9 +1,10 @@
 """Explains why no credentials were given: maps the errors of the clouds' libraries, and asks the metadata server.
 
 Used by the modules that look for credentials (`store/credentials/`), and for errors of stores that look by themselves
-(`store/fsspec_errors.py`, `store/obstore_clients.py`). Messages do not contain the text of a foreign error, which may
-quote the output of a program or a token. The text, with secrets removed, stays in `__cause__`. The libraries mistake a
-metadata server that is busy or not ready for a machine without a role, so the server is asked for the reason.
+(`store/fsspec_errors.py`, `store/obstore_clients.py`). Messages quote what an issuer of AWS answers, with secrets
+removed, but no other text of a foreign error: it may have the output of a program or a token, and stays, with secrets
+removed, in `__cause__`. The libraries mistake a metadata server that is busy or not ready for a machine without a role,
+so the server is asked for the reason.
 
 Sources: AWS, "Use the Instance Metadata Service to access instance metadata". Google, "Troubleshoot GKE authentication"
 (the metadata server of a node takes some seconds after a pod's start). Azure, "How to use managed identities for Azure
@@ -138,7 +139,7 @@ class MetadataAnswer(msgspec.Struct, frozen=True):
 
 
 def ask_metadata(url: str, headers: Mapping[str, str], method: str = "GET") -> MetadataAnswer:
-    """Sends one request to a metadata server, without a proxy. Blocking, for a few seconds at most. Raises nothing."""
+    """Sends one request to a metadata server, without a proxy. Blocking. A failure is an answer without status."""
     import http.client  # slow, and rarely needed
 
     parts = urlsplit(url)

@@ -1,7 +1,7 @@
 """Holds credentials that expire, and renews them in threads of their own while the last ones are still valid.
 
-`store/root.py` makes the `KeyRing` of a root; each store by obstore or libcurl has one. A look is one attempt to find
-credentials: it reads files and asks their issuer.
+`store/root.py` makes the `KeyRing` of a root, for its store by obstore or libcurl, if credentials must be looked for. A
+look is one attempt to find credentials: it reads files and asks their issuer.
 """
 
 from __future__ import annotations

@@ -371,7 +371,7 @@ class CurlStore(ObstoreStore):
         self._forget()
 
     async def aclose(self) -> None:
-        """Closes connections; idempotent. Requests in flight end with ClosedError.
+        """Closes connections; idempotent. Reads in flight end with ClosedError, other requests with CancelledError.
 
         The child of a fork closes nothing: it would shut down its parent's connections.
         """

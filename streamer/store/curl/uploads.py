@@ -23,7 +23,7 @@ async def upload(url: str, prefix: str, content: BinaryIO, ask: Callable[..., Aw
         ask: makes a request, given a url, `method` and `content`; raises StoreError for a refusal.
 
     Raises:
-        StoreError: the server refuses.
+        StoreError: the server refuses, or a request fails.
     """
     try:
         await ask(url, method="PUT", content=content)
