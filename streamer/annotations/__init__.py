@@ -6,6 +6,6 @@ coco.py     parses COCO's JSON for parse.py
 table.py    the rows by key, in files that all processes of a machine map
 join.py     finds the samples that have a row, and the fields of a sample's row
 
-Used by `recode/` and `engine/manifests/`, which make and keep the tables, and by `loader/`, `batches/samples/` and
-`shards/`, which join their rows.
+Used by `recode/` and `engine/`, which make and keep the tables, and by `loader/`, `batches/samples/`, `shards/` and
+`streamer show`, which join their rows.
 """

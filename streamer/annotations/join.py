@@ -255,7 +255,8 @@ def find_matches(manifest: Manifest, rules: JoinRules) -> npt.NDArray[np.bool_] 
     left out, and how many rows are of no sample.
 
     Raises:
-        ManifestError: a sample without a row must have one, a row is of two samples, or no row is of any sample.
+        ManifestError: the table cannot be opened, a sample without a row must have one, a row is of two samples, or no
+            row is of any sample.
         ConfigError: a column has the name of a field of the samples.
     """
     table = AnnotationTable.open(rules.table)

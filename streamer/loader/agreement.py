@@ -125,7 +125,7 @@ def agree(gather: Gather, facts: Mapping[str, Detail], failure: StreamerError | 
 
     Raises:
         StreamerError: the failure of the lowest rank that failed, on every rank.
-        StateError: ranks disagree (names the facts and the first two ranks that differ), or some did not take part.
+        StateError: a rank has other facts than rank 0 (names both, and the facts), or some did not take part.
     """
     facts_of = _exchange_outcomes(gather, dict(facts), failure)
     for rank, found in enumerate(facts_of):

@@ -100,7 +100,7 @@ class StreamingDataLoader(LoaderViews):
             other argument the error names the replacement.
 
     Raises:
-        ConfigError: an invalid value, or `device="cuda"` without CUDA.
+        ConfigError: an invalid value, `device="cuda"` without CUDA, or workers that this system cannot start.
     """
 
     @check_arguments("StreamingDataLoader")

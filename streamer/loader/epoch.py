@@ -1,6 +1,7 @@
-"""Runs the epochs of a `StreamingDataLoader` (`dataloader.py`), which makes one of each class for itself.
+"""Runs the epochs of a `StreamingDataLoader` (`dataloader.py`).
 
-`EpochCursor` finds where the next epoch begins, `SupplyOwner` has the workers of all, and `Epoch` iterates over one.
+Each loader makes one `EpochCursor`, which finds where the next epoch begins, one `SupplyOwner`, which has the workers
+of all epochs, and for each `iter()` an `Epoch`.
 """
 
 from __future__ import annotations
@@ -159,6 +160,7 @@ class SupplyOwner:
 
         Raises:
             ConfigError: `ragged=` does not suit the stream, or code of the user cannot be sent to the workers.
+            StreamerError: without workers: the dataset cannot be opened in this process.
         """
         s = self.settings
         prepared.packing.check_ragged(s.ragged)
@@ -200,6 +202,9 @@ class SupplyOwner:
             epoch: Epoch of the batch.
             batch: Number of the batch in the epoch.
             batches: Returns the number of batches of an epoch.
+
+        Raises:
+            StreamerError: without workers: the engine cannot be reached, or refuses the session.
         """
         assert self.supply is not None
         if self._sent is not None and self._next is not None:
@@ -218,7 +223,7 @@ class SupplyOwner:
             clock: Measures the waiting.
 
         Raises:
-            Exception: the error of the batch, if it failed; the following batch is next then.
+            Exception: see `Supply.take`.
         """
         assert self.supply is not None
         if self._pinner is not None and self._feeder is not None and self._feeder.ring.fencing:
@@ -303,7 +308,7 @@ class Epoch:
     """Iterates over the batches of one epoch; `iter(loader)` returns it.
 
     `close()` of the loader ends it. After a later `iter()` of the loader `next` raises a ClosedError. If a batch has
-    failed, `next` raises the error of the batch, and then continues with the following batch.
+    failed, `next` raises its error, and then continues with the following batch unless the error has ended the run.
 
     Args:
         supply: Supply of the loader.

@@ -140,10 +140,10 @@ class EpochCell:
             return self._take() if ticket is None else self._join(ticket)
 
     def keep_rank(self, rank: int, world_size: int) -> None:
-        """Records as which rank the samples are read, and refuses another one if one was recorded before.
+        """Records as which rank the samples are read, and refuses it if another one was recorded.
 
         Raises:
-            StateError: the samples were read as another rank before.
+            StateError: the samples were read as another rank before. The new rank is recorded all the same.
         """
         with self._lock() as table:
             before = int(table["rank"]), int(table["world_size"])

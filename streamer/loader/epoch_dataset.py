@@ -55,7 +55,7 @@ class EpochDataset(IterableDataset[object]):
         """Makes the next `iter()` epoch `epoch`, also in persistent workers and in a StreamingDataLoader.
 
         Raises:
-            ConfigError: the epoch is negative.
+            ConfigError: it is not a whole number from 0 to 2^32 - 1.
         """
         epoch = checks.epoch(epoch)
         self._epochs.set(epoch)

@@ -118,6 +118,10 @@ class MixedDataset(EpochDataset):
         Args:
             batch_size: Samples of a batch over all ranks.
             nodes: Number of machines.
+
+        Raises:
+            ConfigError: the machines cannot share a batch equally.
+            StreamerError: a member cannot be opened.
         """
         return self._opening.explain(batch_size, nodes)
 
@@ -130,6 +134,8 @@ class MixedDataset(EpochDataset):
         Raises:
             KeyError: the mix has no such member.
             IndexError: there is no such sample.
+            ConfigError: the index is neither a text nor a whole number.
+            Exception: the error of opening the members, of reading or decoding the sample, or of the transform.
         """
         if isinstance(index, str):
             return self._members[index]

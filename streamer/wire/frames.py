@@ -20,7 +20,7 @@ from streamer.wire.store_options import StoreOptions
 
 _LENGTH = struct.Struct(">I")
 
-# A schedule of 200,000 chunks has 4 MB; longer ones are sent in several frames.
+# A schedule of 200,000 chunks has 4.8 MB at most; longer ones are sent in several frames.
 MAX_REQUEST_BYTES = 8 << 20
 # A Hello has a name of a job and a token; its sender is not admitted yet.
 MAX_HELLO_BYTES = 64 << 10

@@ -1,8 +1,9 @@
 """Defines the messages between client and engine: one frozen type per message, checked when it is decoded.
 
-`client/` makes requests and reads events, `service/` the other way round; `frames.py` encodes both as msgpack arrays. A
-field of the wrong type or out of range is a ProtocolError; nothing is unpickled. New fields go at the end, with a
-default: an older reader refuses the longer message. Any other change needs a higher PROTOCOL.
+`client/` sends requests and reads events, `service/` the other way round; `frames.py` encodes both as msgpack arrays.
+`loader/`, `batches/` and `cli/` make some requests, and `engine/` serves them. A field of the wrong type or out of
+range is a ProtocolError; nothing is unpickled. New fields go at the end, with a default: an older reader refuses the
+longer message. Any other change needs a higher PROTOCOL.
 """
 
 from __future__ import annotations
@@ -116,8 +117,7 @@ class OpenSession(Message, tag=3, frozen=True):
 
     Attributes:
         session: number chosen by the client, unique in its connection; it fills in job and options, too.
-        dataset: digest of the manifest; with `parts` a common name, by which sessions of one job and reports are
-            matched.
+        dataset: digest of the manifest; with `parts` a common name, the same in sessions of one job and reports.
         consumer: name for people: "rank 3" or "rank 3 worker 1 of 4".
         order_id, global_batch, world_size, start: must be equal in sessions of one job and stream, if not "" or 0.
         open_bytes: most bytes that are open at once in this session's schedule.
@@ -308,7 +308,7 @@ class ShareCache(Message, tag=11, frozen=True):
     Attributes:
         dataset: digest of the manifest.
         token: token that the engines show each other; never logged.
-        host: this machine's name for the other ones.
+        host: this machine's address for the others.
         sharers: all engines that share their caches, sorted by id; empty if they are not known yet.
         name: name of the selection of the dataset to which the lanes belong.
         lanes: the lane of each chunk, little-endian int16 each, -1 for none; empty if the chunks' keys decide.

@@ -1,7 +1,8 @@
 """Holds the schedule of an epoch in arrays, and converts it to and from the messages (`Extend`) that carry it.
 
-The readers in `loader/` and `cli/warming.py` make schedules, `client/session.py` sends them, `service/server.py` reads
-them, and the sessions of the engine fetch by them.
+The readers in `loader/`, `cli/warming.py` and `tools/planning/simulate.py` make schedules, `batches/samples/` adds the
+chunks of joins. `client/session.py` sends schedules, `service/server.py` reads them, and the engine's sessions fetch by
+them.
 """
 
 from __future__ import annotations

@@ -137,7 +137,7 @@ class Feeder:
 
     @property
     def session(self) -> StepSession | None:
-        """The session with the engine, or None before the first run and after the last; any thread may ask it."""
+        """The session with the engine, or None if none is open; any thread may ask it."""
         return self._run_state.session
 
     def describe_wait(self) -> str:

@@ -346,7 +346,7 @@ class RunState:
     def next(self, idle: bool) -> Pending | None:
         """Returns the batch to be made next, whose chunks are local, or None if there is none now.
 
-        Requests the chunks of `span` batches after it. An error of the engine becomes the outcome of the batch.
+        Requests the chunks of `span` batches after it. An error of the engine becomes its outcome, the final one.
 
         Args:
             idle: Whether the worker that gets it has no other batch.
@@ -418,7 +418,7 @@ class RunState:
 
     @property
     def session(self) -> StepSession | None:
-        """The session with the engine, or None before the first run and after the last; any thread may ask it."""
+        """The session with the engine, or None if none is open; any thread may ask it."""
         return self._session
 
     def _batches(self, epoch: int) -> int:

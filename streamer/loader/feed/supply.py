@@ -71,7 +71,11 @@ class Supply(ABC):
 
     @abstractmethod
     def begin(self, epoch: int, batch: int) -> None:
-        """Starts a run at this batch of an epoch, and ends the run before."""
+        """Starts a run at this batch of an epoch, and ends the run before.
+
+        Raises:
+            StreamerError: without workers: the engine cannot be reached, or refuses the session.
+        """
 
     @abstractmethod
     def take(self, arrived: Callable[[], None]) -> Delivery:
@@ -81,7 +85,8 @@ class Supply(ABC):
             arrived: Called when the batch is there.
 
         Raises:
-            Exception: the error of the sample, the batch or the engine; the next call returns the following batch.
+            Exception: the error of the sample or of the batch; the next call returns the following batch. Or one that
+                ends the run, such as the engine's with workers: further calls raise it, too, until `begin`.
         """
 
     @abstractmethod

@@ -110,6 +110,9 @@ class Ordering(ABC):
             global_batch: Samples of a batch over all ranks.
             nodes: Number of machines.
             cache_bytes: Limit of the cache, or None if it is not known.
+
+        Raises:
+            ConfigError: the machines cannot share a batch equally.
         """
 
     @abstractmethod
@@ -280,7 +283,7 @@ class StreamKind(ABC):
 
     @abstractmethod
     def members(self) -> Members:
-        """Returns the members; the first use opens them."""
+        """Returns the members; the first use opens them, and may raise a StreamerError."""
 
     @abstractmethod
     def forget(self) -> None:

@@ -70,7 +70,7 @@ class OneDataset(StreamKind):
         return Members([self.datasets[0].open()])
 
     def forget(self) -> None:
-        """See `StreamKind`: the dataset itself opens what is there now."""
+        """See `StreamKind`. Does nothing, since the member itself opens what is there now."""
 
     def rules(self) -> list[SampleRules]:
         """See `StreamKind`."""

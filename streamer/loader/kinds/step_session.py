@@ -1,8 +1,8 @@
 """Runs a consumer's session with the engine in steps: the batches of one process, numbered over all epochs.
 
 The chunks of steps are asked for, leased and given back. `kind.py` opens the sessions of a rank's stream, for a loader
-(`loader/feed/`) or a bare loop (`loader/rank/sample_iterator.py`); `loader/scan_reader.py` uses `read_leased` for
-packs.
+(`loader/feed/`) or a bare loop (`loader/rank/sample_iterator.py`); `loader/scan_reader.py` uses `read_leased` and
+`open_bytes` for packs.
 """
 
 from __future__ import annotations
@@ -182,6 +182,9 @@ class StepSession(ABC):
         Args:
             step: Number of the first step that is not consumed.
             flush: Whether the engine is told now, or else with the next `want`.
+
+        Raises:
+            StreamerError: the engine's error.
         """
 
     def rounds(self, step: int) -> tuple[tuple[int, ...], ...]:
@@ -189,7 +192,11 @@ class StepSession(ABC):
         return ()
 
     def reject(self, chunk: int, reason: str) -> None:
-        """Rejects a chunk that is missing or wrong; `ready` falls below its steps until it is leased again."""
+        """Rejects a chunk that is missing or wrong; `ready` falls below its steps until it is leased again.
+
+        Raises:
+            StreamerError: the engine's error.
+        """
         self._session.reject(chunk, reason)
 
     def fileno(self) -> int:
@@ -197,7 +204,11 @@ class StepSession(ABC):
         return self._client.fileno()
 
     def pump(self, timeout_seconds: float | None = 0.0) -> None:
-        """Receives the engine's messages; waits at most `timeout_seconds` for one, or without a limit for None."""
+        """Receives the engine's messages; waits at most `timeout_seconds` for one, or without a limit for None.
+
+        Raises:
+            StreamerError: the engine's error.
+        """
         self._client.pump(timeout_seconds)
 
     def engine_values(self, timeout_seconds: float) -> Mapping[str, object] | None:
@@ -325,12 +336,12 @@ class EpochSession(StepSession):
 
 
 def open_bytes(schedule: EpochSchedule, chunk_bytes: Integers, first_chunks: Sequence[int]) -> Integers:
-    """Returns the most bytes of each member that are open at the same time: int64, (members,).
+    """Returns the most bytes of each part that are open at the same time: int64, (parts,).
 
     Args:
-        schedule: Chunks of all members, with the first and the last step of each.
-        chunk_bytes: (chunks,) bytes of each chunk, member after member.
-        first_chunks: (members + 1,) number of the first chunk of each member.
+        schedule: Chunks of all parts, with the first and the last step of each.
+        chunk_bytes: (chunks,) bytes of each chunk, part after part.
+        first_chunks: (parts + 1,) number of the first chunk of each part.
     """
     sizes = chunk_bytes[schedule.chunk]
     owner = np.searchsorted(np.array(first_chunks), schedule.chunk, side="right") - 1
@@ -368,6 +379,7 @@ def read_leased(session: Leases, step: int, read: Callable[[], Found]) -> Found:
     Raises:
         FileNotFoundError, IntegrityError: a chunk is still missing or wrong after `REREADS` new leases, counted over
             all chunks of this call.
+        StreamerError: the engine's error.
         Exception: what else `read` raises.
     """
     rereads = 0

@@ -71,6 +71,9 @@ def narrow_manifest(
     Returns:
         The manifest of the fields. It is `manifest` itself if there are no fields or these are all, if the format
         cannot read them alone, or, with a warning, if they alone are no dataset or one of other objects.
+
+    Raises:
+        StreamerError: the engine's error, unless it is of making the manifest or of access.
     """
     if not fields or len(manifest.facts.fields) <= len(fields):
         return manifest
@@ -157,6 +160,7 @@ class SampleColumns:
         Raises:
             ConfigError: a column is not found, or is of a join by which samples have lists. The message names the
                 columns that there are, and how to have others.
+            ConfigError, StreamerError: see `find`.
         """
         found = dict(zip(names, self.find(names), strict=True))
         for join, find in joins:
@@ -183,6 +187,7 @@ class SampleColumns:
 
         Raises:
             ConfigError: see `read`; or a field of annotations whose keys are in the samples.
+            StreamerError: see `read`.
         """
         found = {name: self._read_annotations(name) or self._files.find(name) for name in names}
         missing = [name for name, column in found.items() if column is None and find_field(self._manifest, name)]

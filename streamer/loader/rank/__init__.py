@@ -1,4 +1,5 @@
 """Prepares and runs the stream of one rank: its order, its agreement with the other ranks, its sessions and states.
 
-Used by `loader/epoch_dataset.py`, `loader/dataloader.py`, `loader/epoch.py` and `loader/feed/`.
+Used by the datasets, mixes and loaders of `loader/` (`epoch_dataset.py`, `dataloader.py`, `epoch.py`) and by
+`loader/feed/`.
 """

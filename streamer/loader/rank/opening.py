@@ -100,7 +100,7 @@ class StreamOpening:
         self._read_as = os.getpid(), found
 
     def keep_rank(self, stream: RankStream) -> RankStream:
-        """Records as which rank a stream is read, and refuses another one from now on; returns the stream.
+        """Records as which rank a stream is read, and refuses it if another one was recorded; returns the stream.
 
         Raises:
             StateError: the dataset was read as another rank, in this process or in one that shares its epochs.
@@ -183,7 +183,11 @@ class StreamOpening:
             logger.warning("%s", caution)
 
     def explain(self, global_batch: int, nodes: int) -> str:
-        """Returns a text on the order and its cost, for batches of `global_batch` samples on `nodes` machines."""
+        """Returns a text on the order and its cost, for batches of `global_batch` samples on `nodes` machines.
+
+        Raises:
+            StreamerError: there is no such order; ConfigError if the machines cannot share a batch equally.
+        """
         members = self._kind.members()
         ordering = self._kind.plan_stream(members, global_batch, self.rank_config())
         return ordering.describe(members, global_batch, nodes, self._limit_bytes() or None)
@@ -200,6 +204,9 @@ class StreamOpening:
             epoch: Epoch of its random numbers.
             member: Number of the member.
             index: Number of the sample in the member.
+
+        Raises:
+            IndexError: there is no such sample. Errors of reading, of decoders and of the transform pass.
         """
         return self._datasets[member].look(epoch, index, self._kind.rules()[member])
 

@@ -260,7 +260,8 @@ class RankStream:
         }
 
     def share_caches(self, gather: Gather) -> None:
-        """Makes the engines of all ranks share their caches. This rank then reads what its node holds. Collective.
+        """Makes the engines of all ranks share their caches. Collective. With fixed lanes a rank reads what its node
+        holds.
 
         Args:
             gather: Collects one text of every rank.
@@ -310,7 +311,7 @@ class RankStream:
             The epoch and the number of its next batch.
 
         Raises:
-            StateError: the state is of another dataset, order or seed.
+            StateError: the state is no state, or of another dataset, order or seed.
         """
         return self._go_on(self._take_over(state))
 
@@ -338,7 +339,7 @@ class RankStream:
             The epoch and the number of its next batch.
 
         Raises:
-            StateError: the state is of another dataset, order or seed.
+            StateError: the state is no state, or of another dataset, order or seed.
         """
         saved = self._take_over(state)
         batch, start = divmod(saved.position, self.global_batch)

@@ -76,6 +76,7 @@ class SampleIterator(Iterator[object]):
     Raises:
         ClosedError: by `next`, in a process that was forked from the one that made it.
         StreamerError: by `next`, the error of the engine or of a sample.
+        Exception: by `next`, what a decoder or the transform raises.
     """
 
     _session: StepSession | None = None  # also where __init__ fails

@@ -1,6 +1,6 @@
 """Lets the engines of a job's nodes act as one cache, for share_caches="auto".
 
-`rank_stream.py` calls it once for each loader, when its ranks compare what they train on. Ranks find each other by
+`rank_stream.py` calls it whenever the ranks of a loader compare what they train on. Ranks find each other by
 torch.distributed:
 
 1. Each rank says which engine it uses. Ranks of one engine are one node, and the first of them speaks for it.
