@@ -131,7 +131,7 @@ class DatasetScan:
 
     @property
     def transform(self) -> Transform | None:
-        """Transform of the dataset, or None if its fields are read as they are stored."""
+        """The counter or the transform of the dataset, or None if its fields are read as they are stored."""
         return self._member.options.transform
 
     def describe(self) -> dict[str, object]:
