@@ -260,8 +260,7 @@ class RankStream:
         }
 
     def share_caches(self, gather: Gather) -> None:
-        """Makes the engines of all ranks share their caches. Collective. With fixed lanes a rank reads what its node
-        holds.
+        """Lets the engines of all ranks share caches. With fixed lanes a rank reads what its node has. Collective.
 
         Args:
             gather: Collects one text of every rank.
