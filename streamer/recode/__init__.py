@@ -1,6 +1,7 @@
 """Makes records of the blocks of fetched chunks, in processes of their own: the recoders.
 
 The engine (`engine/`) uses it for chunks and manifests, tasks of `indexing/` and `shards/` for work without an engine.
+`streamer doctor` (`tools/doctor/`) shows what the sandbox cannot restrict.
 
 pool.py       starts and ends recoders, and gives each one job after the other
 __main__.py   the program that a recoder runs

@@ -62,7 +62,8 @@ class Process:
     def _answer(self, job_bytes: int, descriptors: list[int]) -> Answer:
         """Recodes the job in the first `job_bytes` of the memory, and writes its records over it.
 
-        Limits the address space of this process to what the job may take. Returns `RecodeRefused` for any error.
+        Limits the address space of this process to what the job may take. Returns `RecodeRefused` for any error of the
+        format.
 
         Args:
             job_bytes: length of the encoded job.

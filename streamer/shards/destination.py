@@ -1,6 +1,6 @@
 """Reads and writes the objects at the destination of a pack: shards, receipts, description and manifest.
 
-All of `shards/` works on a destination by it, and so do the commands for `folder_url`.
+All of `shards/` works on a destination by it. The commands `pack` and `verify` spell urls with `folder_url`.
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ class Destination:
             await self.fetcher.put(f"{self.url}{BESIDE}{name}", content)
 
     async def _receipt(self, record: ObjectRecord) -> Receipt | None:
-        """Reads a receipt; returns None if another pack of the same job is just writing it."""
+        """Reads a receipt; returns None if it is damaged, or another pack of the same job is just writing it."""
         try:
             return decode_receipt(await self._read(record))
         except (ObjectChangedError, ObjectNotFoundError):

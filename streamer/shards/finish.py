@@ -33,7 +33,7 @@ _READS_AT_ONCE = 16
 
 
 async def check_samples(destination: Destination, receipts: Sequence[Receipt], records: Sequence[ObjectRecord]) -> int:
-    """Reads one piece of each shard, chosen at random, and compares it with its checksum.
+    """Reads one piece of each shard that has samples, chosen at random, and compares it with its checksum.
 
     Args:
         destination: where the shards are.
@@ -120,6 +120,7 @@ async def manifest_of(destination: Destination, job: Job, receipts: Mapping[int,
         IntegrityError: there are further files of this format, or footers or index files tell another number of
             samples.
         ObjectChangedError: a shard differs from its receipt, or is gone.
+        ManifestError: a footer or index file is damaged, or the folder cannot be written.
         StoreError: the destination cannot be read.
     """
     chosen = chooser(job.output.format)
@@ -163,7 +164,7 @@ async def put_manifest(destination: Destination, job: Job, receipts: Mapping[int
     Raises:
         IntegrityError: see `manifest_of`.
         ObjectChangedError: a shard differs from its receipt, before or after the manifest is written.
-        ManifestError: the folder for temporary files cannot be written.
+        ManifestError: see `manifest_of`.
         StoreError: the destination cannot be read or written.
     """
     with open_temporary_folder("pack") as folder:

@@ -1,6 +1,6 @@
 """Reads the samples of a pack's source from the store, a batch at a time, and decodes blocks in this process.
 
-`sources.py` reads with it in each task.
+`sources.py` reads with it in each task. `prepared.py` makes the `SourceDataset`.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class ReadBatch(NamedTuple):
 
     Attributes:
         samples: returns an iterator over its samples in order. It decodes blocks, so it takes CPU time and is used in a
-            thread. It raises RecodeError if a block cannot be decoded.
+            thread. It raises RecodeError if a block cannot be decoded, and ConfigError if a library is not installed.
         close: returns the memory, after which the samples must not be used.
     """
 

@@ -78,7 +78,7 @@ def settle_shards(
     Raises:
         PackError: the transform has left out all samples.
         IntegrityError: shards have changed again in each of five rounds, or differ from their receipts.
-        ManifestError: the folder for temporary files cannot be written.
+        ManifestError: the manifest cannot be made; see `manifest_of`.
         StoreError: the destination cannot be read or written. Errors of `write` are raised unchanged.
     """
     for _ in range(_ROUNDS):
@@ -127,6 +127,9 @@ async def shards_there(job: Job, options: Mapping[str, object], shards: int) -> 
         job: the pack.
         options: storage options of the destination.
         shards: number of all shards.
+
+    Raises:
+        StoreError: the destination cannot be read.
     """
     async with Destination(job.url, options) as destination:
         records = await destination.records()

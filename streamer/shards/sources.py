@@ -49,6 +49,7 @@ class PackSource(ABC, Generic[Part]):
             options: storage options of the destination.
 
         Raises:
+            PackError: the disk for temporary files is full.
             StoreError: the destination cannot be written.
         """
 
@@ -123,6 +124,7 @@ class _Opening:
         Raises:
             DecodeError: a sample cannot be opened, or has no annotations and needs them.
             RecodeError: a block cannot be decoded.
+            ConfigError: a library of the format is not installed.
         """
         for read in batch.samples():
             where = f"sample {read.ordinal} of {shown(read.url)}"

@@ -43,7 +43,9 @@ def open_spool(folder: Path, number: int) -> Iterator[Path]:
         number: number of the shard.
 
     Raises:
-        PackError: the file cannot be created, or the disk is full, now or while the code inside runs.
+        PackError: the folder is another user's, the file cannot be created, or the disk is full, now or while the code
+            inside runs.
+        OSError: the folder cannot be created.
     """
     try:
         if folder.name.startswith(_PREFIX):
@@ -109,7 +111,10 @@ def spool_folder(job: Job) -> Path:
 
 
 def sweep_other_jobs() -> None:
-    """Removes the temporary files of killed packs of all jobs on this machine, since a job may never run again."""
+    """Removes what killed packs of this user have left below TMPDIR, of any job, since a job may never run again.
+
+    Files at local destinations stay until a pack writes there.
+    """
     for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
         if not is_own(folder, 0o022):  # another user's, in a folder that everyone may write to
             continue

@@ -71,7 +71,10 @@ def pack_shard(task: ShardTask) -> Receipt:
     Raises:
         PackError: a sample cannot be written, or the disk is full.
         DecodeError, RecodeError: a sample cannot be opened.
+        ManifestError: the table of annotations cannot be copied to this machine.
+        ConfigError: a library is not installed on this machine.
         StoreError: one of the stores failed.
+        StreamerError: a dataset of the loader cannot be read.
     """
     return asyncio.run(_pack_shard(task))
 

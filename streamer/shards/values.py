@@ -40,8 +40,9 @@ _MAGIC = {b"\xff\xd8\xff": "jpg", b"\x89PNG": "png", b"RIFF": "webp", b"GIF8": "
 def value_of(field: Field) -> tuple[str, object]:
     """Returns name and value of a field of a source.
 
-    Bytes of a file kind, such as a JPEG, stay bytes, and the name gets the extension of the kind if it lacks it. Nested
-    values become JSON. Bytes without a kind stay as they are. Other kinds are decoded.
+    Bytes of a file kind, such as a JPEG, stay bytes, and the name gets the extension of the kind if it lacks it; images
+    whose first bytes are not known keep their name. Nested values become JSON. Bytes whose kind has no decoder stay as
+    they are. Other kinds are decoded.
 
     Raises:
         DecodeError, ValueError: the decoder of the kind refuses the bytes.
@@ -104,7 +105,7 @@ def files_of(sample: Sample) -> Files:
 
 
 def key_of(sample: Sample, ordinal: int) -> str:
-    """Returns the key of a sample: its `__key__`, with "_" for the dots of its last part; `ordinal` if it has none.
+    """Returns the key of a sample: its `__key__`, with "_" for the dots of its last part; nine digits of `ordinal` if none.
 
     Raises:
         PackError: the key is not a text, or cannot be a name in a tar.

@@ -30,7 +30,7 @@ class Audio(Format, frozen=True, forbid_unknown_fields=True):
         StreamingDataset(url, format=Audio(seconds=10.0))
 
     Its fields are "audio", float32 [channels, n] from -1 to 1, "sample_rate" and "start_seconds". Rate and channels are
-    those of the file. The key is the path with the window: "a.wav#t=10,20".
+    those of the file. The key is the path with the window, "a.wav#t=10,20", or with all that a random window may have.
 
     Attributes:
         seconds: length of a window.

@@ -83,7 +83,7 @@ def read_recording(source: Source, stream_index: int | None = None) -> Reading[R
         stream_index: number of the track in files that have tracks. None means the first one with audio.
 
     Raises:
-        ManifestError: the file is empty or damaged, or windows are not cut out of such files.
+        ManifestError: the file is empty or damaged, has no such track, or windows are not cut out of such files.
     """
     record = source.record
     check_not_empty(record)

@@ -235,7 +235,7 @@ class Edged(Recording, frozen=True):
     def bounds(self, starts: Integers, stops: Integers) -> tuple[Integers, Integers]:
         """Returns ranges from the last edge before the samples and their lead to the next edge behind them.
 
-        If the samples after the last edge inside a range take at most fewer bytes (`max_bytes`), it ends after those.
+        A range ends before that edge if the samples after its last inner edge cannot reach so far (`max_bytes`).
         """
         bytes_, samples = (np.array([getattr(edge, name) for edge in self.edges]) for name in ("byte", "sample"))
         begin = np.maximum(np.searchsorted(samples, starts - self.lead, "right") - 1, 0)
@@ -244,7 +244,7 @@ class Edged(Recording, frozen=True):
         return bytes_[begin], np.minimum(np.minimum(bytes_[end], limit) + self.behind, bytes_[-1])
 
     def sample_at(self, byte: int) -> int:
-        """Returns the index of the first sample of an edge."""
+        """Returns the index of the first sample of the edge at `byte`."""
         return self.edges[bisect_left(self.edges, byte, key=lambda edge: edge.byte)].sample
 
 
@@ -260,7 +260,7 @@ class Packeted(Recording, frozen=True):
     played_at: float = 0.0
 
     def bounds(self, starts: Integers, stops: Integers) -> tuple[Integers, Integers]:
-        """Returns the byte ranges of the packets that have these samples and their lead."""
+        """Returns the byte ranges of the packets that have these samples and their lead; raises DamagedError if none do."""
         lower, upper = self.frames.between(starts, stops)
         return self.frames.offsets[lower], self.frames.offsets[upper - 1] + self.frames.sizes[upper - 1]
 

@@ -170,7 +170,7 @@ def encode_piece(lengths: Integers, packets: Sequence[memoryview | bytes]) -> by
 
 
 def packets_of(content: memoryview) -> list[memoryview]:
-    """Returns the packets of the pieces of a record; raises ValueError if they do not fill it."""
+    """Returns the packets of the pieces of a record; raises ValueError or struct.error if they do not fill it."""
     found = []
     at = 0
     while at < len(content):

@@ -390,7 +390,7 @@ def pack_columns(columns: Sequence[NDArray[np.int64]]) -> bytes:
 
 
 def unpack_columns(content: bytes, lengths: Sequence[int]) -> list[NDArray[np.int64]]:
-    """Returns the columns that `pack_columns` wrote; raises ValueError if they do not have these lengths."""
+    """Returns the columns that `pack_columns` wrote; raises ValueError for other lengths and damaged or huge ones."""
     total = 8 * sum(lengths)
     if min(lengths) < 0 or total > _MAX_COLUMN_BYTES:
         raise ValueError(f"a hint of columns of {lengths}")

@@ -100,7 +100,12 @@ def header(content: bytes | memoryview, at: int = 0) -> tuple[int, int | None, i
 
 
 def number_at(content: bytes | memoryview, at: int) -> tuple[int, int]:
-    """Reads a number whose first byte says its length; returns the number and that length. Raises DamagedError."""
+    """Reads a number whose first byte says its length; returns the number and that length.
+
+    Raises:
+        DamagedError: the number is cut off, or its length is not allowed.
+        IndexError: there is no byte `at`.
+    """
     count = 9 - content[at].bit_length()
     if count > 8 or at + count > len(content):
         raise DamagedError("a number is longer than what has it", at)
@@ -111,7 +116,7 @@ def elements(content: memoryview) -> Iterator[tuple[int, memoryview]]:
     """Yields ids and bodies of the elements in a body.
 
     Raises:
-        DamagedError: an element is longer than the body, or has no length.
+        DamagedError: an element is longer than the body, has no length, or has no valid header.
     """
     at = 0
     while at < len(content):

@@ -88,7 +88,7 @@ def check_order(packets: Sequence[memoryview], pts: Sequence[int], codec: TrackC
         gaps: numbers of the packets before which others are left out.
 
     Raises:
-        RecodeError: the times are those of decoding.
+        RecodeError: the times are those of decoding, or the headers of frames cannot be read.
     """
     if not max_reorder(codec) or any(later < time for time, later in pairwise(pts)):
         return
@@ -151,7 +151,7 @@ def check_key(packet: memoryview, codec: TrackCodec) -> None:
     """Refuses a packet that the file calls a key although decoding cannot begin with it, as with intra refresh.
 
     Raises:
-        RecodeError: it has no whole key frame. Only packets of H.264 and HEVC are looked at.
+        RecodeError: it has no whole key frame. Only packets of H.264 and HEVC with lengths are looked at.
     """
     if not has_lengths(codec):
         return

@@ -48,6 +48,7 @@ class ClipRecoder:
         Raises:
             RecodeError: the hint is damaged or does not fit the block, frames are shown in another order than their
                 times say, a key packet is none (intra refresh), or the table cannot be read.
+            ConfigError: pyarrow is not installed, which reads tables.
         """
         if samples < 0:
             with require_extra("Tables of segments are read with pyarrow", "parquet"):

@@ -1,4 +1,4 @@
-"""Reads the tables of a track in MP4 and QuickTime (stbl), and its edit list, for `movie.py`.
+"""Reads the tables of a track in MP4 and QuickTime (stbl), and its edit list, for `movie.py` and `fragments.py`.
 
 They say where the packets of the track are, when they are shown, and which are keys. `Packets` are what all readers of
 containers return, and what all users of videos in `media/` work with.
@@ -245,7 +245,7 @@ class Tables(msgspec.Struct):
         """Returns the columns of `Packets.from_columns`, for an object of `object_bytes`.
 
         Raises:
-            DamagedError: a table is missing, or they contradict each other.
+            DamagedError: a table is missing, or they contradict each other or the length of the object.
         """
         if not self.count:
             return [np.empty(0, np.int64)] * 6

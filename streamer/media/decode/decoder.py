@@ -63,7 +63,7 @@ def check_seconds(decoder: str, name: str, value: object, *, zero: bool = False)
         zero: whether 0 is allowed.
 
     Raises:
-        ConfigError: the value is not a finite number above 0.
+        ConfigError: the value is not a finite number above 0, nor 0 where that is allowed.
     """
     if (
         not isinstance(value, int | float | np.integer | np.floating)

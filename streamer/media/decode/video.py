@@ -95,7 +95,8 @@ class Frames(MediaDecoder):
             out: memory that is used for the result if it fits.
 
         Raises:
-            ValueError: a frame cannot be decoded, or has another size than the first one.
+            ConfigError: PyAV is not installed, or has no such decoder.
+            ValueError: a frame cannot be decoded, or has another size than the first one, or decoding takes too long.
         """
         frames = decode_frames(video, pts.tolist())
         first = frames[0]
@@ -206,7 +207,7 @@ class ClipAudioDecoder(MediaDecoder):
 
         Raises:
             ConfigError: PyAV is not installed, or has no such decoder.
-            ValueError, msgspec.MsgspecError: the record or its packets are damaged.
+            ValueError, struct.error, msgspec.MsgspecError: the record or its packets are damaged.
         """
         head, rest = read_head(content)
         if (audio := head.audio) is None or not 0 < audio.stored <= len(rest):
@@ -237,7 +238,11 @@ class ClipTimes(MediaDecoder):
     durations: bool = False
 
     def decode(self, content: memoryview, out: Array | None = None, draws: Draws | None = None) -> Array:
-        """Returns the times in a record; see `TargetDecoder.decode`. Equal `draws` give those of `Frames`."""
+        """Returns the times in a record; see `TargetDecoder.decode`. Equal `draws` give those of `Frames`.
+
+        Raises:
+            ValueError, struct.error, msgspec.MsgspecError: the record is damaged.
+        """
         head, _ = read_head(content)
         found = head.seconds(draws() if draws else None, durations=self.durations)
         made = memory_for(found.shape, np.float64, out)
@@ -265,6 +270,7 @@ def decode_frames(video: VideoPackets, wanted: Sequence[int]) -> list[VideoFrame
         A frame for each time, in their order.
 
     Raises:
+        ConfigError: PyAV has no such decoder.
         DisorderError: frames are shown in another order than the times say.
         ValueError: a frame cannot be decoded, or decoding takes too long.
     """

@@ -22,7 +22,7 @@ NAME = "meta/info.json"
 # Usual tolerance in seconds between the time of a row and its nearest frame, and between a time difference of a window
 # and whole frames.
 TOLERANCE = 1e-4
-# Columns that all data sets have, and which the recoder compares with the episodes.
+# Columns that all data sets have, and which the recoder compares with the tables of meta/.
 EPISODE = "episode_index"
 FRAME = "frame_index"
 TIME = "timestamp"
@@ -138,7 +138,8 @@ def read_info(record: ObjectRecord, content: memoryview) -> Info:
         content: its bytes.
 
     Raises:
-        ManifestError: it is not such a file, is of another version than v2 or v3, or lacks features.
+        ManifestError: it is not such a file, is of another version than v2 or v3, lacks features, or its fps is not
+            above 0.
     """
     try:
         info = msgspec.json.decode(content, type=Info)

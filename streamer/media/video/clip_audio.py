@@ -103,7 +103,8 @@ class ClipAudio(msgspec.Struct, frozen=True):
     def find(cls, track: Packeted, frames: FrameTable, samples: Samples, timescale: int) -> ClipAudio:
         """Finds the audio of the samples of a track of frames.
 
-        All clips get audio of one length: that of their frames at the median duration.
+        All clips get audio of one length: that of their frames at the distance of the pattern, which is in ticks or in
+        frames of the median duration.
 
         Args:
             track: the audio track.

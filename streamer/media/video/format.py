@@ -75,7 +75,7 @@ class Video(Format, frozen=True, forbid_unknown_fields=True):
             "sample_rate". Only mp4 and mov can have it.
 
     Raises:
-        ConfigError: options exclude each other.
+        ConfigError: options exclude each other, or `start="spread"` lacks `segments`.
     """
 
     name = "video"

@@ -1,6 +1,7 @@
 """Defines the interface of the outputs of a shard: what tars, Parquet and tokens have in common.
 
-The outputs beside it implement it. `shards/pack.py` and `shards/task.py` write shards by it.
+The outputs beside it implement it. `shards/prepared.py` describes the job by it, and `pack.py` and `task.py` write
+shards by it.
 """
 
 from __future__ import annotations
@@ -37,6 +38,8 @@ class SampleTaker(ABC):
 
 class ShardWriter(SampleTaker):
     """Writes the file of one shard. The same samples give the same bytes. Context manager, which closes the file.
+
+    All methods raise OSError if the file cannot be written.
 
     Attributes:
         filled: bytes of the samples so far, before compression.
@@ -97,6 +100,7 @@ class Output(ABC):
 
         Raises:
             ConfigError: a library cannot be imported.
+            OSError: the file cannot be opened.
         """
 
     @abstractmethod

@@ -91,7 +91,11 @@ def field_value(field: Field) -> tuple[str, object]:
 
 
 def to_given(value: object) -> object:
-    """Returns a value from `Output.field_value` as a transform receives it: JSON decoded, and no memoryview."""
+    """Returns a value from `Output.field_value` as a transform receives it: JSON decoded, and no memoryview.
+
+    Raises:
+        ValueError: the value is damaged JSON.
+    """
     if isinstance(value, JsonText):
         return json.loads(value)
     return bytes(value) if isinstance(value, memoryview) else value
@@ -106,6 +110,7 @@ def to_json(name: str, value: object) -> object:
 
     Raises:
         PackError: the bytes are not what the name says.
+        ValueError: the value is damaged JSON.
     """
     plain = _plain(name, value)
     return json.loads(plain) if isinstance(plain, JsonText) else plain

@@ -68,6 +68,7 @@ class ParquetShard(ShardWriter):
 
         Raises:
             PackError: a value does not fit into its column, a field has no column, or the sample is too long.
+            ConfigError: a column is JSON, which this pyarrow does not write.
         """
         values = plain_values(sample)
         if extra := values.keys() - self._names:
