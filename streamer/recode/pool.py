@@ -1,7 +1,8 @@
 """Runs the recoders of an engine: processes with one job at a time, of which more are started while jobs wait.
 
 The engine recodes chunks with it (`engine/bring.py`), the index of a dataset examines whole objects
-(`engine/manifests/index_resources.py`), and `recode/annotations.py` has files of annotations parsed.
+(`engine/manifests/index_resources.py`). Beside it, `annotations.py` has files of annotations parsed, and
+`recoded_chunks.py` recodes single chunks.
 """
 
 from __future__ import annotations
@@ -149,7 +150,7 @@ class RecodeStatistics(msgspec.Struct):
         record_bytes: bytes of their records and tables.
         recode_cpu_seconds: CPU time that their jobs took.
         recode_busy_seconds: time for which jobs had a recoder, until their records were used.
-        recode_failures: tries without a result; a job has up to two.
+        recode_failures: tries without a result, unless a library is missing; a job has up to two.
     """
 
     recoded_chunks: int = 0

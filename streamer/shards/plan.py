@@ -1,6 +1,7 @@
 """Plans the order of a pack's samples, their shards, and the batches in which a task reads them. Without I/O.
 
-`prepared.py` makes the plan. `reading.py` and `sources.py` read the batches. `task.py` takes keys of raw files from here.
+`prepared.py` makes the plan. `reading.py` and `sources.py` read the batches. `task.py` takes keys of raw files from
+here.
 """
 
 from __future__ import annotations

@@ -105,7 +105,7 @@ def files_of(sample: Sample) -> Files:
 
 
 def key_of(sample: Sample, ordinal: int) -> str:
-    """Returns the key of a sample: its `__key__`, with "_" for the dots of its last part; nine digits of `ordinal` if none.
+    """Returns the key of a sample: its `__key__`, with "_" for the dots of its last part, or nine digits of `ordinal`.
 
     Raises:
         PackError: the key is not a text, or cannot be a name in a tar.

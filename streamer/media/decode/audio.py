@@ -51,7 +51,7 @@ class WindowAudio(MediaDecoder):
     """Decodes the windows of `Audio`. Those of WAV need no library."""
 
     def check(self, codecs: Collection[str] = ()) -> None:
-        """Raises ConfigError if these codecs need PyAV; see `MediaDecoder`."""
+        """Raises ConfigError if PyAV is not installed or has no decoder for one of these codecs; see `MediaDecoder`."""
         if codecs:
             check_codecs(codecs)
 
@@ -59,7 +59,8 @@ class WindowAudio(MediaDecoder):
         """Decodes the record of a window; see `TargetDecoder.decode`. Zeros follow where the recording ends earlier.
 
         Raises:
-            DecodeError, ValueError: the record is damaged.
+            ConfigError: PyAV is needed and not installed, or has no such decoder.
+            DecodeError, ValueError, struct.error, av.FFmpegError: the record or its packets are damaged.
         """
         head, pieces = split_record(content)
         start = head.draw(draws() if draws else None)
@@ -215,7 +216,7 @@ class AudioClip(MediaDecoder):
         StreamingDataset(url, decode={"flac": AudioClip()})
 
     The value of the field is a dict as the fields of `Audio`: "audio", float32 [channels, n] from -1 to 1,
-    "sample_rate" and "start_seconds". WAV needs no other library; other files need PyAV, which reads what FFmpeg does.
+    "sample_rate" and "start_seconds". WAV of PCM needs no library; other files need PyAV, which reads what FFmpeg does.
 
     Attributes:
         seconds: length of the window, filled with zeros where the file is shorter. None means the whole file.
@@ -245,7 +246,7 @@ class AudioClip(MediaDecoder):
 
         Raises:
             ConfigError: PyAV is needed and not installed.
-            ValueError: the file is damaged, or of a kind that is not decoded.
+            ValueError, av.FFmpegError: the file is damaged, of a kind that is not decoded, or takes too long.
         """
         source = Source(ObjectRecord("", len(content), ""), chunk_bytes=_STRETCH_BYTES)
         try:

@@ -207,7 +207,7 @@ class ClipAudioDecoder(MediaDecoder):
 
         Raises:
             ConfigError: PyAV is not installed, or has no such decoder.
-            ValueError, struct.error, msgspec.MsgspecError: the record or its packets are damaged.
+            ValueError, struct.error, msgspec.MsgspecError, av.FFmpegError: the record or its packets are damaged.
         """
         head, rest = read_head(content)
         if (audio := head.audio) is None or not 0 < audio.stored <= len(rest):
@@ -238,11 +238,7 @@ class ClipTimes(MediaDecoder):
     durations: bool = False
 
     def decode(self, content: memoryview, out: Array | None = None, draws: Draws | None = None) -> Array:
-        """Returns the times in a record; see `TargetDecoder.decode`. Equal `draws` give those of `Frames`.
-
-        Raises:
-            ValueError, struct.error, msgspec.MsgspecError: the record is damaged.
-        """
+        """Returns the times in a record; see `TargetDecoder.decode`. Equal `draws` give those of `Frames`."""
         head, _ = read_head(content)
         found = head.seconds(draws() if draws else None, durations=self.durations)
         made = memory_for(found.shape, np.float64, out)
