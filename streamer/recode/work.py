@@ -1,7 +1,7 @@
 """Recodes a job: lets the format decode each block of a chunk, and writes the records and the table of their offsets.
 
 Recoders run it (`recode/__main__.py`), and tasks without an engine in their own process (`indexing/tasks.py`,
-`shards/reading.py`).
+`shards/reading.py`, and `recode/annotations.py` for packs).
 """
 
 from __future__ import annotations

@@ -81,8 +81,8 @@ def pack(
             they are, texts as `name.txt`, an int named "label" or "cls" as `cls`, arrays as `name.npy`, all other
             values together as one `json`. "__key__" is the sample's name.
         url: url of the shards, where nothing is yet, or an earlier run of the same pack.
-        transform: gets each sample as a dict of bytes with its "__key__", and returns a dict as above, or None to
-            leave the sample out. Samples of class folders have a "label".
+        transform: gets each sample as a dict with its "__key__", files as bytes and other values decoded. It returns a
+            dict as above, or None to leave the sample out. Samples of class folders have a "label".
         fields: names of the fields to write, a mapping from their names to new ones, or None for all fields.
         annotations: the url of a file with labels, boxes or texts, which samples get as fields. `Annotations` has its
             options, as for `StreamingDataset`. By default the metadata.csv, .jsonl or .parquet beside the files.
@@ -97,19 +97,20 @@ def pack(
             `Folder(extensions=["jpg"])`. "auto" finds it by the names of the objects.
         output_format: "webdataset" (tars, by default), "parquet" (columns follow from the first 64 samples), or
             "tokens" (the one field that is a list of integers, as Megatron's .bin and .idx). See docs/pack.md.
-        vocab_size: Number of different tokens. Below 65,500 they take 2 bytes, else 4. By default 4, or 2 if the
-            samples have arrays of 2 bytes. A token that is not below it is an error.
+        vocab_size: Number of different tokens. Below 65,500 they take 2 bytes, else 4. By default 4, or 2 if the first
+            samples have unsigned arrays of 1 or 2 bytes. A token that is not below it is an error.
         manifest: Url of the source's manifest. By default the source is indexed.
         executor: "processes" (one for each core), "processes:8", "dask:tcp://scheduler:8786", "ray:auto", or an object.
             A `StreamingDataset` is read through the engine and the cache of the machine of each process. An iterable
             is written by this process.
-        on_progress: called after each shard.
+        on_progress: called at the start and after each shard.
 
     Raises:
         ConfigError: an option is invalid, or the destination holds something else.
         PackError: a sample cannot be written (it is named), or the disk is full.
         IntegrityError: existing shards differ from those that were written.
         ManifestError, DecodeError, RecodeError, StoreError: the source or the destination failed.
+        Exception: errors of an iterable, of the engine and of the executor are raised unchanged.
     """
     _refuse_old_format(format, output_format)
     written = USUAL_OUTPUT if output_format is None else output_format
@@ -229,7 +230,7 @@ def _pack_samples(
         job: the pack.
         shard_bytes: length in bytes from which on a shard ends.
         options: storage options of the destination.
-        callbacks: `on_progress` is called after each shard.
+        callbacks: `on_progress` is called at the start and after each shard.
 
     Raises:
         ConfigError, PackError, IntegrityError, StoreError: as `pack`.

@@ -113,8 +113,8 @@ def read_ogg(record: ObjectRecord, chunk_bytes: int) -> Reading[Ogg]:
         chunk_bytes: distance of the places in bytes.
 
     Raises:
-        ManifestError: it has other or several streams, no audio in its first 16 MiB, no page at a place, or pages out
-            of order.
+        ManifestError: it has other or several streams, damaged heads, no audio in its first 16 MiB, no page at a place,
+            or pages out of order.
     """
     audio, skip, serial, begin, base = yield from _read_start(record)
     places = list(range(begin + chunk_bytes, record.size - 2 * PROBE_BYTES, chunk_bytes))
