@@ -1,7 +1,7 @@
 """Defines the messages between the engine and a recoder: one msgpack datagram each way per job.
 
-The engine makes the job of a chunk (`engine/bring.py`, `recoded_chunks.py`), `recode/pool.py` sends it, and `recode/__main__.py` answers.
-Tasks make such jobs for their own process (`shards/reading.py`, `recode/work.py`).
+The engine makes the job of a chunk (`engine/bring.py`, `recoded_chunks.py`), `recode/pool.py` sends it, and
+`recode/__main__.py` answers. Tasks make such jobs for their own process (`shards/reading.py`, `recode/work.py`).
 
 The job itself is in the shared memory, because its hints may be longer than a datagram. The fetched bytes of a short
 chunk follow the job there. For a longer chunk the datagram carries the descriptor of the memory with its bytes.
@@ -84,7 +84,7 @@ class RecodeJob(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def most_seconds(self) -> float:
-        """Seconds after which a recoder without an answer counts as hanging: a minute, and 1 s per MiB to read or write."""
+        """Seconds after which a recoder without an answer counts as hanging: a minute, and 1 s per MiB."""
         return 60.0 + (self.fetch_bytes + self.planned_bytes) / (1 << 20)
 
 

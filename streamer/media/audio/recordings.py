@@ -260,7 +260,7 @@ class Packeted(Recording, frozen=True):
     played_at: float = 0.0
 
     def bounds(self, starts: Integers, stops: Integers) -> tuple[Integers, Integers]:
-        """Returns the byte ranges of the packets with these samples and their lead; raises DamagedError if any lacks."""
+        """Returns the byte ranges of the packets with these samples and their lead; raises DamagedError if any lack."""
         lower, upper = self.frames.between(starts, stops)
         return self.frames.offsets[lower], self.frames.offsets[upper - 1] + self.frames.sizes[upper - 1]
 

@@ -66,7 +66,7 @@ class Frames(MediaDecoder):
         """Decodes the frames of a record, in the shape of its clips; see `TargetDecoder.decode`.
 
         Raises:
-            ConfigError: PyAV is not installed, or has no such decoder.
+            ConfigError, ImportError: PyAV has no such decoder, or is not installed (`check` tells it before).
             ValueError, msgspec.MsgspecError: the record or its packets are damaged.
         """
         try:
@@ -95,7 +95,7 @@ class Frames(MediaDecoder):
             out: memory that is used for the result if it fits.
 
         Raises:
-            ConfigError: PyAV is not installed, or has no such decoder.
+            ConfigError, ImportError: PyAV has no such decoder, or is not installed (`check` tells it before).
             ValueError: a frame cannot be decoded, or has another size than the first one, or decoding takes too long.
         """
         frames = decode_frames(video, pts.tolist())
@@ -165,7 +165,7 @@ class VideoClip(MediaDecoder):
         """Decodes a clip of a whole video; see `TargetDecoder.decode`.
 
         Raises:
-            ConfigError: PyAV is not installed, or has no such decoder.
+            ConfigError, ImportError: PyAV has no such decoder, or is not installed (`check` tells it before).
             ValueError: the video is damaged, too short or of a kind that is not decoded, or takes too long.
         """
         deadline = Deadline(len(content))
@@ -266,7 +266,7 @@ def decode_frames(video: VideoPackets, wanted: Sequence[int]) -> list[VideoFrame
         A frame for each time, in their order.
 
     Raises:
-        ConfigError: PyAV has no such decoder.
+        ConfigError, ImportError: PyAV has no such decoder, or is not installed.
         DisorderError: frames are shown in another order than the times say.
         ValueError: a frame cannot be decoded, or decoding takes too long.
     """
@@ -366,7 +366,7 @@ def read_video(content: memoryview, deadline: Deadline) -> tuple[VideoPackets, F
         deadline: limit of the time for decoding.
 
     Raises:
-        ConfigError: PyAV is not installed.
+        ImportError: PyAV is not installed.
         ValueError: the file is no video, or damaged, or takes too long.
     """
     if not is_movie(content):

@@ -96,7 +96,8 @@ class VideoPackets(msgspec.Struct, frozen=True):
         """Opens a decoder of FFmpeg (a context) that has decoded nothing.
 
         Raises:
-            ConfigError: PyAV is not installed, or has no such decoder.
+            ImportError: PyAV is not installed.
+            ConfigError: PyAV has no such decoder.
             ValueError: the codec is one of audio.
         """
         import av
@@ -217,7 +218,7 @@ def read_container(
         by_number: whether the whole video is decoded, because its times are known to be wrong.
 
     Raises:
-        ConfigError: PyAV is not installed.
+        ImportError: PyAV is not installed.
         ValueError: the file is no video, or damaged, or takes too long.
     """
     import av
