@@ -38,7 +38,7 @@ _RUN_BYTES = 4 << 20
 _RUN_PIECES = 1024
 # A folder in which every user may make folders, also one with the name of an engine's folder in memory.
 _SHARED_BY_ALL = "/dev/shm/"
-# Checksums of chunks of at most this many samples are kept, together 16 MiB: 40,000 chunks of 8 MiB in samples of
+# Checksums of chunks of at most this many samples are kept, together 16 MiB: 25,000 chunks of 8 MiB in samples of
 # 100 KB. Reading header and checksums again cost 3 us of 38 for each of those (2026-11-22).
 _KEPT_BYTES = 16 << 20
 _KEPT_SAMPLES = 16 << 10

@@ -1,8 +1,8 @@
 """Warns if the engine was started with other environment variables than this process has (credentials, proxies).
 
-An engine keeps the variables of the process that started it. It also serves other processes, and stays for some
-seconds after the last one: the next job may have other variables. `client/launcher.py` compares them at each
-connection, `client/engine_client.py` when the engine reports an error.
+An engine keeps the variables of the process that started it. It also serves other processes, and stays for some seconds
+after the last one: the next job may have other variables. `client/launcher.py` compares them at the first connection to
+each engine, `client/engine_client.py` when an engine reports an error.
 """
 
 from __future__ import annotations

@@ -114,8 +114,8 @@ class WindowControl:
 
     Attributes:
         climbing: whether the window is in slow start and grew after the last interval. True before the first one.
-        inflation: last measured ratio of the duration of requests to that on an idle link; `inflation_at` forgets it in
-            time.
+        inflation: last measured ratio of the duration of requests to that on an idle link, 1 before the first one;
+            `inflation_at` forgets it in time.
     """
 
     def __init__(self, start: int, min_window: int, max_window: int) -> None:

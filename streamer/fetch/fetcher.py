@@ -191,7 +191,11 @@ class Fetcher:
             self._memory.release(extent.length)
 
     def lists_from(self, url: str) -> bool:
-        """Whether `list` accepts `after` for this url. Opens its store; raises ConfigError and ClosedError."""
+        """Whether `list` accepts `after` for a folder in the bucket of this url; opens its store.
+
+        Raises:
+            ConfigError, ClosedError: as `fetch`.
+        """
         return isinstance(self._endpoint(url).store, OrderedLister)
 
     async def list(

@@ -141,7 +141,8 @@ async def join_peers(
 ) -> AsyncIterator[PeerGroup]:
     """Makes the engine ask peers before the store, and answer them, until the end of the `async with`.
 
-    If the configuration names the members, the block begins when each of them has been asked once for its facts.
+    If the configuration names the members, the block begins when each of them has been asked once for its facts. The
+    cache sets space aside for files that are being sent, also after the end.
 
     Args:
         engine: a running engine.

@@ -140,8 +140,8 @@ class Peer:
         breaker: decides whether the peer is up.
         budget: how often the store may be asked as well while the peer sends to others.
         count: counts of the requests to it.
-        first_byte: seconds until its last answers began.
-        sent_bytes: bytes of the bodies of all its answers.
+        first_byte: seconds until its last answers began, of requests without `wait`.
+        sent_bytes: bytes of the bodies of all its answers, up to 64 KiB of each left out.
         answers: number of answers that it began.
         idle: transfers that are not in use, with their connections.
         window: limits the requests for chunks at once.

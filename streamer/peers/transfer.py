@@ -37,7 +37,7 @@ _ALERT = " alert "
 # Waits for memory for a body of that many bytes and returns it; raises WrongError for a length that cannot be.
 MakeRoom = Callable[[int], Awaitable[memoryview]]
 # Called with 0 for each line of an answer's head, and with the number of bytes of the body that arrived since the last
-# call, at least `_REPORT_BYTES`.
+# call, at least `_REPORT_BYTES`; the rest at the end is not reported.
 OnBytes = Callable[[int], None]
 
 

@@ -96,7 +96,7 @@ class Watch:
         self._alarm = Alarm(clock, clock.time() + self._seconds + grace_seconds, self._check_progress)
 
     def record_bytes(self, count: int) -> None:
-        """Records that `count` bytes of the body arrived, or, with 0, a line of the answer's head."""
+        """Records that `count` bytes of the body arrived, or, with 0, a line of the answer's head (`OnBytes`)."""
         peer = self._peer
         peer.sent_bytes += count
         if not self._has_answer:

@@ -1,7 +1,7 @@
 """Reads, lists and writes objects of many kinds of url through one protocol, each read pinned to a version.
 
-The engine, its fetch processes, indexing and the tools open stores with `open_store` or `open_root`; the requests to
-them are sent by `fetch/`.
+The engine, its fetch processes, indexing, `streamer index` and the tools open stores with `open_store` or `open_root`,
+`shards/` through `StoreOpener` (`indexing/tasks.py`); the requests to them are sent by `fetch/`.
 
 base.py             the protocol of all stores
 root.py             what a url and its storage options mean, resolved once
