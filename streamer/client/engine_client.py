@@ -1,8 +1,8 @@
 """Sends requests to the engine and opens sessions with it: the client of every process that reads data.
 
-The loader (`loader/`) and the commands (`cli/`) use it. It has no event loop (Jupyter has one) and no thread: messages
-of the engine are read while its owner waits for something, or calls `pump`. If the engine has died, such a call
-connects to the next one and opens the sessions again.
+The loader (`loader/`), the commands (`cli/`) and `streamer doctor` use it. It has no event loop (Jupyter has one) and
+no thread: messages of the engine are read while its owner waits for something, or calls `pump`. If the engine has died,
+such a call connects to the next one and opens the sessions again.
 """
 
 from __future__ import annotations

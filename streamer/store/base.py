@@ -112,8 +112,8 @@ class ObjectStore(Protocol):
             url: a folder (all below it), an object, or a pattern with globs and braces.
 
         Raises:
-            ObjectNotFoundError: the bucket, the object or the folder does not exist, or an object that braces name. Some
-                stores yield nothing for a folder without objects.
+            ObjectNotFoundError: the bucket, the object or the folder does not exist, or an object that braces name.
+                Some stores yield nothing for a folder without objects.
             AccessDeniedError: the store refuses.
             ConfigError: this store cannot list such a url.
             StoreError: the store failed; another try may help.
