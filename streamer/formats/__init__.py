@@ -4,7 +4,8 @@
 
 A format finds the samples in the bytes of objects, and the fields in the bytes of a sample; it does no I/O. `BUILT_IN`
 is the table of formats: `formats/registry.py` finds a format in it by the name that the user writes, and
-`formats/detect.py` by the names of files (`format="auto"`). A class is imported when it is first used.
+`formats/detect.py` by the names of files (`format="auto"`). A class is imported when it is first used. The loader, the
+engine, `indexing/`, `shards/` and `cli/` compare names with `AUTO`.
 `docs/formats.md` explains the formats.
 """
 

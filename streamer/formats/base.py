@@ -133,6 +133,7 @@ class Recoder(Protocol):
 
         Raises:
             RecodeError: the bytes cannot be decoded, or hold another number of samples.
+            ConfigError: a library that decodes them is not installed.
         """
         ...
 

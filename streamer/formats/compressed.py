@@ -306,6 +306,7 @@ def index_compressed(inner: Format, source: Source, facts: Facts) -> Indexing:
 
     Raises:
         ManifestError: the file is empty, too large, damaged, or not of the inner format.
+        ConfigError: a library that decompresses it is missing.
     """
     record = source.record
     if record.size > MOST_FETCH_BYTES:
@@ -334,6 +335,7 @@ class CompressedRecoder:
 
         Raises:
             RecodeError: the file is damaged, decompresses to too many bytes, or has another number of samples.
+            ConfigError: a library that decompresses it is missing.
         """
         compression = hint.decode("ascii", "replace")
         if compression not in DECOMPRESSORS:

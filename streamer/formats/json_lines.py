@@ -31,7 +31,7 @@ LONGEST_LINE = 256 << 20
 
 
 class JsonLines(Format, frozen=True, forbid_unknown_fields=True):
-    """Reads JSON lines in UTF-8, also compressed (gzip, bzip2, xz, Zstandard). Empty lines are not samples."""
+    """Reads JSON lines in UTF-8, also compressed (gzip, bzip2, xz, Zstandard). Blank lines are not samples."""
 
     name = "jsonl"
 
@@ -51,11 +51,12 @@ class JsonLines(Format, frozen=True, forbid_unknown_fields=True):
         return Survey([Source(record) for record, doubt in zip(accepted, doubts, strict=True) if doubt == least])
 
     def index(self, source: Source, facts: Facts, start: int = 0) -> Indexing:
-        """Finds the lines of a file that are not empty; of a compressed file it yields one block.
+        """Finds the lines of a file that are not blank; of a compressed file it yields one block.
 
         Raises:
             ManifestError: the file is empty, has a line that is too long, is one JSON document, or is compressed and
-                its name does not say so.
+                its name does not say so. For a compressed file, as `index_compressed`.
+            ConfigError: a library that decompresses the file is missing.
         """
         record = source.record
         if folders := [part for part in source.key.split("/")[:-1] if "=" in part.strip("=")]:

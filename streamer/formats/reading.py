@@ -203,7 +203,8 @@ class Window:
     def reach(self, start: int, stop: int) -> Generator[Need, Answer, None]:
         """Moves forward until `[start, stop)` of the object is held, and asks for the bytes that are missing.
 
-        A gap of `JUMP_BYTES` before `start` is not read. After a request, bytes before `start` may be dropped.
+        `stop` must not be behind the end of the object, nor `start` before the first byte that is held. A gap of
+        `JUMP_BYTES` or more before `start` is not read. After a request, bytes before `start` may be dropped.
 
         Raises:
             ShortReadError: an answer has another length than was asked for.

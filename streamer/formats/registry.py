@@ -36,7 +36,7 @@ def find_format(name: str, options: Mapping[str, object] | None = None) -> Forma
         options: values as JSON has them, by the names that users write or those that are stored (`Format.options`).
 
     Raises:
-        ConfigError: there is no such format, its package cannot be imported, or it does not have such options.
+        ConfigError: there is no such format, it cannot be imported or is no `Format`, or it does not have such options.
     """
     place = BUILT_IN[name].place if name in BUILT_IN else None
     if place is None:

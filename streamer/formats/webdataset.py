@@ -68,7 +68,9 @@ class WebDataset(Format, frozen=True, forbid_unknown_fields=True):
         """Finds the samples of one tar from byte `start` on; of a compressed tar it yields one block.
 
         Raises:
-            ManifestError: the tar or its index file is damaged, or it is compressed in a way that is not read.
+            ManifestError: the tar or its index file is damaged, a sample has two fields of one name, or the tar is
+                compressed in a way that is not read.
+            ConfigError: a library that decompresses the tar is missing.
         """
         target = source.record
         if source.sidecar is not None:

@@ -352,7 +352,12 @@ class WindowRecoder:
         self._rows = rows
 
     def recode(self, content: memoryview, samples: int, hint: bytes) -> Records:
-        """Makes the records of the windows of a block; raises RecodeError if the bytes are not so many windows."""
+        """Makes the records of the windows of a block.
+
+        Raises:
+            RecodeError: the bytes are not so many windows, or the rows cannot be decoded.
+            ConfigError: a library that decodes rows is not installed.
+        """
         length, stride = self._window
         # Below, `rows` are the rows from the first window on: uint8, shape (rows, row_bytes).
         try:

@@ -1,4 +1,4 @@
-"""The format "zip": every entry of an archive is one sample, stored as it is or deflated.
+"""The format "zip": every file in an archive is one sample, stored as it is or deflated; hidden files are left out.
 
 `formats/registry.py` makes it for engine and workers. The index comes from the directory at the end of an archive. The
 bytes of a sample begin at the head of the entry, which has its name, and go on to the head of the next entry; the
@@ -108,7 +108,7 @@ class Zip(Format, frozen=True, forbid_unknown_fields=True):
         return Survey(sources, read_bytes=sum(directory.stop - directory.start for directory in found.values()))
 
     def index(self, source: Source, facts: Facts, start: int = 0) -> Indexing:
-        """Finds the entries by the directory. Hidden files are not samples.
+        """Finds the entries by the directory. Folders and hidden files are not samples.
 
         Raises:
             ManifestError: the directory is damaged, or an entry is encrypted, too long, or compressed by a method that

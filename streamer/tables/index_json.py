@@ -64,7 +64,7 @@ def read_indexes(
     that have index files, too.
 
     Args:
-        accepted: the shards, in the order of the urls.
+        accepted: the shards, at least one, in the order of the urls.
         others: the other objects, by url.
         decode: decodes an index file; raises msgspec.MsgspecError or ValueError.
         names: returns the paths of the shards that an index file lists.

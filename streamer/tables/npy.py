@@ -71,7 +71,7 @@ class Npy(RowFormat, frozen=True, forbid_unknown_fields=True):
         """Reads the headers of all files, at least one.
 
         Raises:
-            ManifestError: a file is not an array of numbers in C order, or has rows of another dtype or shape.
+            ManifestError: as `read_heads`, or a file has rows of another dtype or shape.
         """
         found = yield from read_heads(accepted)
         kind = found[0][1].kind
@@ -110,7 +110,7 @@ class RawArrays(RowFormat, frozen=True, forbid_unknown_fields=True):
     header_bytes: int = 0
 
     def __post_init__(self) -> None:
-        """Raises ConfigError for a dtype that is not of numbers, and for lengths that are not positive."""
+        """Raises ConfigError for a dtype that is not of numbers, and for a shape, header or window that cannot be."""
         super().__post_init__()
         if not is_dtype(self.dtype, "biufc"):
             raise ConfigError(f"RawArrays: dtype={self.dtype!r} is not a type of numbers", field="format")

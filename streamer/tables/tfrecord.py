@@ -115,7 +115,8 @@ class TFRecord(Format, frozen=True, forbid_unknown_fields=True):
         """Finds the records, by the index file or by their lengths; of a compressed file it yields one block.
 
         Raises:
-            ManifestError: the file is empty, damaged or compressed with zlib, or its index file is of another file.
+            ManifestError: as `walk` and `walk_sidecar`; the file is compressed with zlib, or as `index_compressed`.
+            ConfigError: a library that decompresses the file is missing.
         """
         record = source.record
         if is_compressed(record.url):
@@ -134,7 +135,11 @@ class TFRecord(Format, frozen=True, forbid_unknown_fields=True):
         return _ExampleRecoder(self, facts)
 
     def opener(self, facts: Facts) -> Opener:
-        """Returns what takes Examples apart; without `example` the format itself, which leaves records as they are."""
+        """Returns what takes Examples apart; without `example` the format itself, which leaves records as they are.
+
+        Raises:
+            ConfigError: a rule of `features` is empty.
+        """
         lists = msgspec.convert(facts.notes.get(_LISTS, ()), tuple[str, ...])
         return ExampleOpener(self.features, lists) if self.example else self
 
@@ -197,7 +202,11 @@ class ExampleOpener:
         self._kinds |= {name: _kind(name, rule) for name, rule in features.items()}
 
     def open(self, content: memoryview, name: SampleName) -> tuple[None, Sequence[Field]]:
-        """Returns no key, and a field for each feature; raises DecodeError if a feature does not have its kind."""
+        """Returns no key, and a field for each feature.
+
+        Raises:
+            DecodeError: the bytes are not an Example in its frame, or a feature does not have its kind.
+        """
         kinds = self._kinds
         payload = payload_of(content)
         try:

@@ -129,7 +129,7 @@ class TileColumn(msgspec.Struct, frozen=True):
         return kind_of_rows(self.dtype, self.shape[1:])
 
     def check(self) -> None:
-        """Raises ArraysError if the array has no rows of numbers, or impossible tiles."""
+        """Raises ArraysError if the array is a scalar, has rows of no bytes or no numbers, or impossible tiles."""
         if self.dtype.kind not in "biufc":
             raise ArraysError(f"it holds {self.dtype}, not numbers")
         if not self.shape or min(self.shape[1:], default=1) < 1:
@@ -188,7 +188,11 @@ _Piece = tuple[ObjectRecord | None, int, int]
 
 
 def common_rows(columns: dict[str, TileColumn]) -> int:
-    """Returns the number of rows that all arrays have; raises ArraysError if it differs, or an array has no rows."""
+    """Returns the number of rows of each array, of which there is one at least; it may be 0.
+
+    Raises:
+        ArraysError: the numbers differ, or an array cannot be read by rows (`TileColumn.check`).
+    """
     for name, column in columns.items():
         try:
             column.check()
@@ -224,7 +228,7 @@ def samples_of(columns: dict[str, TileColumn], chunk_bytes: int) -> Iterator[Spa
         chunk_bytes: bytes of a chunk, about those of a block as fetched.
 
     Raises:
-        ArraysError: the arrays have different numbers of rows, or long runs of rows were never written.
+        ArraysError: as `common_rows`, or more than 128 MiB of consecutive rows were never written.
     """
     rows = common_rows(columns)
     if not rows:
@@ -240,8 +244,8 @@ def samples_of(columns: dict[str, TileColumn], chunk_bytes: int) -> Iterator[Spa
 def blocks_of(columns: dict[str, TileColumn], rows: tuple[int, int], chunk_bytes: int) -> Iterator[Block]:
     """Yields blocks with the rows `[rows[0], rows[1])`, each of about `chunk_bytes` as fetched.
 
-    Blocks begin where tiles of the array with the longest rows begin. A tile of another array that goes on in the next
-    block is fetched twice. Raises ArraysError if a long run of rows was never written.
+    If the array with the longest rows has tiles, blocks begin where its tiles begin. A tile of another array that goes
+    on in the next block is fetched twice. Raises ArraysError if a long run of rows was never written.
     """
     fields = facts_of_columns(columns).fields
     row_bytes = sum(column.row_bytes for column in columns.values())

@@ -1,7 +1,7 @@
 """Makes columns of Arrow's arrays, and records of columns (see `formats/table/records.py`), without a loop over rows.
 
-Recoders of tables use it (`tables/parquet/`, `tables/arrow_ipc/`, `tables/litdata/`, `media/`, `annotations/`): only
-they have pyarrow.
+Recoders of tables use it (`formats/table/rows.py`, `tables/parquet/`, `tables/arrow_ipc/`, `tables/litdata/`, `media/`,
+`annotations/`): only they have pyarrow.
 """
 
 from __future__ import annotations
@@ -102,7 +102,8 @@ def bytes_column(values: pa.Array) -> Column:
 def numbers_of(values: pa.Array, kind: str) -> NDArray[np.generic]:
     """Returns the numbers of an array in the dtype of `kind`, with 0 for a null.
 
-    An array of fixed-size bytes holds float16, and decimals become float64. Times become integers in their unit.
+    An array of fixed-size bytes holds float16, of which a null gives what its buffer has. Decimals become float64, and
+    times integers in their unit.
     """
     dtype = find_dtype(kind)
     assert dtype is not None

@@ -94,7 +94,8 @@ class ArrowMessage(msgspec.Struct, frozen=True):
 def read_prefix(content: memoryview) -> int:
     """Returns the length of the metadata of the message at the beginning of `content`, or 0 for the end mark.
 
-    Raises DamagedError if no message begins there; struct.error if there are less than `PREFIX_BYTES`.
+    Raises DamagedError if no message begins there, or its metadata have more than 16 MiB; struct.error if there are less
+    than `PREFIX_BYTES`.
     """
     mark, length = _PREFIX.unpack_from(content)
     if mark == 0:
@@ -141,7 +142,7 @@ class BatchParts(msgspec.Struct, frozen=True):
 
 
 def find_parts(metadata: memoryview, counts: Sequence[tuple[int, int]], columns: Collection[int]) -> BatchParts:
-    """Finds the buffers of some columns in the body of a record batch; raises DamagedError.
+    """Finds the buffers of some columns in the body of a record batch; raises DamagedError or FlatbufferError.
 
     Args:
         metadata: The metadata of the batch's message.
@@ -198,7 +199,7 @@ def cut_batch(metadata: memoryview, parts: BatchParts) -> bytes:
 
 
 def schema_of(metadata: memoryview) -> Table:
-    """Returns the schema in the metadata of a message; raises DamagedError if it has none."""
+    """Returns the schema in the metadata of a message; raises DamagedError or FlatbufferError if it has none."""
     table = Table.root(metadata)
     if table.number(1, "<B") != SCHEMA or table.number(3, "<q"):
         raise DamagedError("the first message is not a schema")

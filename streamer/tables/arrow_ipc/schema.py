@@ -86,7 +86,7 @@ def read_schema(message: memoryview) -> Schema:
     """Parses the message of a schema, with its prefix.
 
     Raises:
-        UnreadError: the schema has a type that is not read, or big-endian numbers.
+        UnreadError: the schema has something that is not read: a type, big-endian numbers, two columns of one name.
         ValueError: the bytes are not the message of a schema.
     """
     table = schema_of(message[PREFIX_BYTES:])

@@ -2,7 +2,8 @@
 
 `tables/arrow_ipc/format.py` uses it. If all files have columns of the same types, the schema of the first file
 describes them. Otherwise the schemas are united as those of Parquet files are (`tables/parquet/unify.py`). A file
-without rows adds no columns. Neither does a file that cannot be read, which its index reports or leaves out.
+without rows adds no columns, unless no file has rows. A file that cannot be read adds none, and its index reports it or
+leaves it out.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ class FileHead(msgspec.Struct, frozen=True):
     Attributes:
         message: The message of the schema.
         footer: The footer of a file; empty for a stream.
-        has_rows: Whether there are rows. A stream that is longer than the first read counts as one with rows.
+        has_rows: Whether there are rows; true where the first reads do not tell (a long stream, batches before the last
+            64 KiB of a file).
     """
 
     message: bytes

@@ -43,7 +43,7 @@ Message: TypeAlias = tuple[int, Cursor]
 
 
 class Path(msgspec.Struct, frozen=True):
-    """A soft link: the path of another object; "" for a link to another file (an external link)."""
+    """A soft link: the path of another object; "" for a link to another file (external), or of an unknown kind."""
 
     path: str
 

@@ -43,10 +43,11 @@ def annotate(root: SchemaNode, metadata: Mapping[bytes, bytes]) -> None:
 
     Args:
         root: root of the schema, whose nodes are changed.
-        metadata: metadata of the footer. Without a schema of Arrow in them, nothing is changed.
+        metadata: metadata of the footer. Nothing is changed if they have no schema of Arrow, one of Arrow before 0.15,
+            or more than 10,000 columns.
 
     Raises:
-        UnreadError: a tensor has permuted dimensions, or is inside of a list.
+        UnreadError: a tensor is inside of a list, or `tensor_of` refuses it.
         DamagedError: the metadata do not have a schema of Arrow under its name.
     """
     # Arrow's schema of more columns is not read, because that would take longer than reading the footer.

@@ -53,7 +53,7 @@ class ColumnChunk(msgspec.Struct, frozen=True):
         dictionary_pages: number of pages, counted from the first, that need the dictionary, or None if it is not known.
             Once a dictionary is too large, a writer uses it for no further page.
         page_index: byte range of its offset index in the file, or None if it has none.
-        is_encrypted: whether its pages are encrypted.
+        is_encrypted: whether its pages are encrypted. If its metadata are, too, the numbers are 0 or None.
     """
 
     start: int
@@ -234,7 +234,7 @@ def read_end(record: ObjectRecord, known: bytes = b"") -> Reading[tuple[FileTail
         known: the end of the file, if a survey has read it (`FileTail.content`); else empty.
 
     Raises:
-        ManifestError: the file is damaged, encrypted, or has something that is not read.
+        ManifestError: the file is damaged, encrypted, or has something that is not read, or more than 32 MiB of footer.
     """
     content = known or bytes((yield from read_range(*_first(record), record)))
     tail = yield from _whole(record, content)

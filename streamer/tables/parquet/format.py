@@ -100,7 +100,8 @@ class Parquet(RowFormat, frozen=True, forbid_unknown_fields=True):
 
         Raises:
             ConfigError: `columns` names a field that no file has.
-            ManifestError: no file can be read, or the files belong to a table with a log of its valid rows.
+            ManifestError: no file can be read, the files belong to a table with a log of its valid rows, two fields
+                have one name, or a column has integers of 128 bits.
         """
         if found := table_log(others):
             raise ManifestError(refuse_table(*found), url=found[1])

@@ -2,7 +2,8 @@
 
 pyarrow reads the pages where they lie: it is given the footer of a made-up file that has only these pages. If all
 primitives have exactly the rows of the block, it is one file; otherwise (runs of pages) it is one file for each
-primitive, from whose table the rows are sliced. Long lists of numbers are read without pyarrow (`number_lists.py`).
+primitive, from whose table the rows are sliced. Long lists of numbers are read without pyarrow (`number_lists.py`), and
+the other primitives of their block from one file each.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Reads the schema of a Parquet file into a tree of nodes, and prunes it.
 
-All of `tables/parquet` uses the tree, and `tables/arrow_ipc` describes Arrow's schemas with it. A node is a primitive,
+`tables/parquet` uses the tree, and `tables/arrow_ipc` describes Arrow's schemas with it. A node is a primitive,
 which has values, or a group of nodes. The nodes right below the root are the columns. In a file the bytes of each
 primitive are apart.
 
@@ -190,7 +190,7 @@ class SchemaNode:
 
 
 def read_element(struct: Struct) -> Element:
-    """Parses a SchemaElement of a footer; raises DamagedError for a type or repetition that does not exist."""
+    """Parses a SchemaElement of a footer; raises DamagedError if a field is missing or has no possible value."""
     children = struct.integer(5, 0)
     kind = struct.integer(1, -1)
     if children:
@@ -245,7 +245,7 @@ def tree(elements: Sequence[Element], logicals: Mapping[int, str] | None = None)
         logicals: `SchemaNode.logical` by the place of the element; None for none.
 
     Raises:
-        DamagedError: the elements do not form a tree.
+        DamagedError: the elements do not form a tree, or are nested more than 32 deep.
         UnreadError: two nodes right below one have the same name.
     """
     rest = iter(elements)

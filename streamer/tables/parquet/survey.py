@@ -1,7 +1,8 @@
 """Surveys Parquet files: finds the fields of all files together, and the files that do not fit to the others.
 
 `tables/parquet/format.py` uses it. The footers of all files are read, unless an earlier survey has read them. A file
-without rows adds no columns. Neither does a damaged file, which its index reports or leaves out.
+without rows adds no columns, unless no file has rows. A damaged file adds none, and its index reports it or leaves it
+out.
 """
 
 from __future__ import annotations
@@ -64,7 +65,8 @@ def describe_files(
 
     Raises:
         ConfigError: no file has a column of a wanted name.
-        ManifestError: no file can be read, or the files belong to a table with a log of its valid rows.
+        ManifestError: no file can be read, the files belong to a table with a log of its valid rows, two fields have
+            one name, or a column has integers of 128 bits.
     """
     united = _United(columns, memory)
     keys = {} if base is None else {record.url: partition_key(record.url, base) for record in records}

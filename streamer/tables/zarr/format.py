@@ -93,7 +93,8 @@ class Zarr(RowFormat, frozen=True, forbid_unknown_fields=True):
         """Reads the metadata of all stores; the listing says which of their chunks exist.
 
         Raises:
-            ManifestError: there is no store, an array is missing or not read, or stores or lengths of arrays differ.
+            ManifestError: there is no store, an array is missing or not read, metadata are empty or too long, stores or
+                lengths of arrays differ, or no chunk was written.
         """
         nodes = nodes_of(others)
         if not nodes:
