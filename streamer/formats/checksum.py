@@ -1,9 +1,9 @@
 """Computes CRC-32, the checksum of chunk files, of zip archives and of packed shards.
 
 The cache (`cache/chunk_files.py`) computes it when it writes a chunk, the client (`client/chunk_reader.py`) when it
-reads one, `formats/zip.py` when it opens an entry, and `shards/` when it writes shards. The values are those of zlib. Where Intel's ISA-L is installed (package
-isal), it computes them with 0.04 CPU s/GB; zlib 1.2.13 needs 0.15 (one core of an AMD EPYC, 110 KB at a time,
-2026-11-20).
+reads one, `formats/zip.py` when it opens an entry, and `shards/` when it writes shards. The values are those of zlib.
+Where Intel's ISA-L is installed (package isal), it computes them with 0.04 CPU s/GB; zlib 1.2.13 needs 0.15 (one core
+of an AMD EPYC, 110 KB at a time, 2026-11-20).
 """
 
 from __future__ import annotations

@@ -4,9 +4,9 @@
 
 Recoders write these records (`formats/table/writer.py`), and workers open them (`TableOpener`). Most formats of
 `tables/` and `media/` use them, and so do `annotations/join.py` and `loader/members/columns.py`. `decode/` takes dtypes
-and codes of nested values from here. The fields are those of the dataset's facts, in order. A field is fixed if its kind is
-a number, or an array of which all lengths are known; all others are variable. A field of text that is named `__key__`
-is the key of the sample.
+and codes of nested values from here. The fields are those of the dataset's facts, in order. A field is fixed if its
+kind is a number, or an array of which all lengths are known; all others are variable. A field of text that is named
+`__key__` is the key of the sample.
 """
 
 from __future__ import annotations

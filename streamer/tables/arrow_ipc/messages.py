@@ -94,8 +94,8 @@ class ArrowMessage(msgspec.Struct, frozen=True):
 def read_prefix(content: memoryview) -> int:
     """Returns the length of the metadata of the message at the beginning of `content`, or 0 for the end mark.
 
-    Raises DamagedError if no message begins there, or its metadata have more than 16 MiB; struct.error if there are less
-    than `PREFIX_BYTES`.
+    Raises DamagedError if no message begins there, or its metadata have more than 16 MiB; struct.error if there are
+    less than `PREFIX_BYTES`.
     """
     mark, length = _PREFIX.unpack_from(content)
     if mark == 0:

@@ -106,8 +106,7 @@ class HDF5(RowFormat, frozen=True, forbid_unknown_fields=True):
         """Reads the headers of the datasets of the first file, which give the fields of all files.
 
         Raises:
-            ManifestError: the file is damaged, a dataset is missing or not read, or the datasets have different
-                numbers of rows.
+            ManifestError: the file is damaged, or a dataset is missing, not read, or has another number of rows.
         """
         if not accepted:
             return Survey([])
@@ -128,8 +127,7 @@ class HDF5(RowFormat, frozen=True, forbid_unknown_fields=True):
         """Finds the rows of one file, or of all its episodes.
 
         Raises:
-            ManifestError: the file is damaged, a dataset is missing or not read, the rows have not the dtypes and
-                shapes of those of the first file, or long runs of them were never written.
+            ManifestError: the file is damaged, or a dataset is not read or has other rows than in the first file.
         """
         groups = yield from self._find_columns(source, facts)
         with _errors_of(source.record, ()):
@@ -143,11 +141,7 @@ class HDF5(RowFormat, frozen=True, forbid_unknown_fields=True):
                     yield item
 
     def read_runs(self, source: Source, facts: Facts) -> Asking[list[list[RowPiece]]]:
-        """Finds the rows of each episode as a run, so that no window goes over the end of an episode.
-
-        Raises:
-            ManifestError: as `index_rows`.
-        """
+        """Finds the rows of each episode as a run, because no window goes over its end; raises as `index_rows`."""
         runs = []
         for columns in (yield from self._find_columns(source, facts)):
             pieces = RowPieces(source.chunk_bytes)
