@@ -43,7 +43,7 @@ _FORMS: tuple[Literal["NFC", "NFD"], ...] = ("NFC", "NFD")
 
 
 class TableBuffers(NamedTuple, Generic[B]):
-    """Holds the buffers of a table in the order in which a recoder returns them: the widest dtypes first, so aligned.
+    """Holds the buffers of a table in the order in which a recoder returns them.
 
     Attributes:
         hashes: `hash_of` each key, int64, ascending.

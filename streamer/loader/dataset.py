@@ -69,8 +69,8 @@ class StreamingDataset(FixedArguments, EpochDataset):
             listed and indexed, and what becomes of damaged or changed ones. By default it is found or built
             at first use.
         cache_dir: Folder of the chunks on this machine, by default $STREAMER_CACHE_DIR, else the XDG cache folder.
-        cache_bytes: Limit of the cache, as bytes or "200GB"; "auto" means 80 % of the free space. For an engine that
-            this process starts.
+        cache_bytes: Limit of the cache, as bytes or "200GB"; "auto" means 80 % of the free space and of what the cache
+            has already. For an engine that this process starts.
         engine: "unix:/path" of a running engine, or "inline", by which one that is started runs in a thread of this
             process. By default $STREAMER_ENGINE, else one is started as a process of its own.
         shuffle: True or "block", "sample" (docs/order.md has its price), False (in the order of the urls, of the keys

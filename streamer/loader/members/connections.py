@@ -1,7 +1,7 @@
 """Keeps the connections of a dataset, or of a mix, to the engine, in one process; each has one user at a time.
 
 `member.py` and `loader/kinds/kind.py` hold them. `loader/rank/` and `loader/scan_reader.py` take one for each session,
-and each reader of single samples one.
+and each reader of single samples one. `streamer index` and `streamer show` make their own.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Keeps the options of a dataset, and those that a mix has, too: checked when it is constructed, used at the first I/O.
 
-`loader/dataset.py` makes `DatasetOptions`, and `loader/members/member.py` opens a dataset by them.
+`loader/dataset.py` makes `DatasetOptions`, and `loader/members/member.py` opens a dataset by them. Commands of `cli/`
+and `tools/` use the functions on urls.
 """
 
 from __future__ import annotations

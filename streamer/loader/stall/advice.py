@@ -1,6 +1,7 @@
 """Finds the bottleneck from the waiting by cause, and what to do about it. No I/O, no clock.
 
-`report.py` calls it. The words of `Bottleneck` are also in `wire/messages.py`, for /metrics.
+`report.py` calls it, and `reporter.py` compares bottlenecks. The words of `Bottleneck` are also in `wire/messages.py`,
+for /metrics.
 """
 
 from __future__ import annotations

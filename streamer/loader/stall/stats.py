@@ -26,7 +26,7 @@ class PartView:
     Attributes:
         needs, hits: Number of uses of chunks, and of those that were hits.
         store_bytes: Bytes of the uses that were no hits.
-        hit_bound: The largest share of hits that any policy of the cache can reach.
+        hit_bound: The largest share of hits, by bytes, that one reader has with any fixed choice of kept chunks.
     """
 
     needs: int = 0
@@ -80,7 +80,7 @@ class EngineView:
         recode_busy_seconds: Time for which recoders had work, of all together.
         loop_cpu_seconds: CPU time of the engine's loop.
         fetch_processes: Number of fetch processes now.
-        hit_bound: The largest share of hits that any policy of the cache can reach.
+        hit_bound: The largest share of hits, by bytes, that one reader has with any fixed choice of kept chunks.
         waiting_seconds: Time that this session's consumer waited for the engine.
         parts: Statistics of each member of a mix, by name.
     """
