@@ -1,4 +1,4 @@
-"""The version of the package, for `streamer --version`, manifests, saved states and the handshakes of engines.
+"""The version of the package, for `streamer --version`, manifests, saved states, logs, and the handshakes of engines.
 
 `pyproject.toml` reads it from here.
 """

@@ -74,6 +74,7 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
 
     Raises:
         CacheError: the folder cannot be read or written, or an engine uses it.
+        ConfigError: no folder is named, and a variable of the environment is invalid.
     """
     from streamer.cache.folder import holds_no_cache
 

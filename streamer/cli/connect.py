@@ -43,8 +43,8 @@ def engine_client(arguments: argparse.Namespace) -> EngineClient:
         arguments: those of `add_engine_options`.
 
     Raises:
-        EngineUnavailableError: no engine runs, or the named one does not answer.
-        ConfigError: no engine is named, and several run.
+        EngineUnavailableError: no engine runs, or the named one does not answer or refuses this user.
+        ConfigError: no engine is named, and several run; or a variable of the environment is invalid.
         ProtocolVersionError: the engine's version is not a neighbouring one.
     """
     from streamer.client.engine_client import EngineClient

@@ -63,7 +63,7 @@ class JoinOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @classmethod
     def parse(cls, given: Mapping[str, object]) -> Self:
-        """Returns the options of one --join, given as values by name; replaces old names of arguments.
+        """Returns the options of one --join, given as values by name; replaces an old value, with a warning.
 
         Raises:
             ConfigError: a name or a value is wrong, or `url` or `on` is missing.
@@ -100,7 +100,11 @@ class JoinOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def client_settings(arguments: argparse.Namespace) -> ClientSettings:
-    """Returns the settings of a client, from the environment, --cache-dir and --storage-options."""
+    """Returns the settings of a client, from the environment, --cache-dir and --storage-options.
+
+    Raises:
+        ConfigError: a variable of the environment is invalid.
+    """
     found = replace(ClientSettings.from_environment(), storage_options=arguments.storage_options)
     if arguments.cache_dir is None:
         return found
@@ -119,7 +123,8 @@ def open_manifest(
         chunk_bytes: length of chunks in bytes; None for the default.
 
     Raises:
-        ManifestError, StoreError: it cannot be found or built.
+        ConfigError: an option is invalid.
+        StreamerError: no engine can be asked, or the manifest cannot be found, built or opened.
     """
     notes: list[str] = []
     with terminal.progress("indexing", "bytes") as bar:
@@ -166,7 +171,7 @@ def open_samples(arguments: argparse.Namespace, manifest: Manifest) -> OpenedDat
 
     Raises:
         ConfigError: an option is invalid, or torch is missing.
-        ManifestError: the keys of a join do not fit.
+        StreamerError: no engine can be asked, fields or a joined dataset cannot be read, or the keys do not fit.
     """
     from streamer.batches.samples.opened import OpenedDataset
 
@@ -228,6 +233,6 @@ def choose_format(name: str, options: Mapping[str, Any]) -> str | Format:
         options: options of the format by name.
 
     Raises:
-        ConfigError: there is no such format, or it does not have these options.
+        ConfigError: there are options, and no such format, or it does not have them.
     """
     return find_format(name, options) if options else name

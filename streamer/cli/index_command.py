@@ -97,7 +97,8 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
 
     Raises:
         ConfigError: an option is invalid.
-        ManifestError, StoreError: the manifest cannot be built or copied.
+        StreamerError: no engine can be asked, or the manifest cannot be built or copied.
+        OSError: the folder of --out cannot be made.
     """
     if arguments.urls[0].endswith(".toml"):
         raise ConfigError(

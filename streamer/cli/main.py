@@ -112,6 +112,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Raises:
         SystemExit: the words are not a command line, or only ask for help.
+        Exception: a defect, or with --debug any error of the command.
     """
     arguments = build_parser().parse_args(argv)
     if argv is None:

@@ -57,7 +57,7 @@ def count(text: str) -> int:
 
 
 def size_or_auto(text: str) -> int | None:
-    """Parses a size as `size` does; "auto" becomes None."""
+    """Parses a size as `size` does, with its errors; "auto" becomes None."""
     return None if text == "auto" else size(text)
 
 
@@ -97,7 +97,7 @@ def parse_join(text: str) -> dict[str, object]:
         The arguments by name. URL:KEY gives `url`, and as `on` the key, or the list of both names.
 
     Raises:
-        argparse.ArgumentTypeError: no key is named, or the JSON is no object.
+        argparse.ArgumentTypeError: no key is named, the file cannot be read, or the JSON is no object.
     """
     if text.startswith(("{", "@")):
         return _read(lambda: _mapping(text, "the options of a join"))
@@ -221,7 +221,8 @@ def parse_function(text: str) -> Callable[..., object]:
     """Imports the function that MODULE:NAME names, from the working folder, too: puts that first into `sys.path`.
 
     Raises:
-        argparse.ArgumentTypeError: it cannot be imported, or it is not a function.
+        argparse.ArgumentTypeError: it cannot be found, or it is not a function.
+        Exception: any other error of its module.
     """
     module, colon, name = text.partition(":")
     if not colon:

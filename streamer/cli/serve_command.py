@@ -87,6 +87,7 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
     Raises:
         ConfigError: a setting is unknown or invalid, or the socket or the page cannot be opened.
         CacheError: the cache folder cannot be used.
+        Exception: any error of the engine.
     """
     import uvloop
 
@@ -109,10 +110,10 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
 
 
 def configuration(arguments: argparse.Namespace, environment: Environment) -> EngineConfig:
-    """Returns the service's configuration from file, environment and command line; called again at each SIGHUP.
+    """Returns the service's configuration from file, environment and command line; called again at each reload.
 
     Raises:
-        ConfigError: a setting is unknown or invalid.
+        ConfigError: a setting is unknown or invalid, or a file cannot be read.
     """
     from streamer.service.configuration import read_service_config
 

@@ -44,7 +44,7 @@ class RecentLooks:
         return f"RecentLooks({len(self._looks)} looks)"
 
     def add(self, view: StatusView) -> None:
-        """Adds a look. One without rates, because the engine has just been started again, becomes a gap."""
+        """Adds a look. One without rates, the first of all or of an engine that was started again, becomes a gap."""
         self._looks.append(read_figures(view) if view.is_of_interval else {})
         self._count += 1
 
@@ -118,7 +118,7 @@ def draw_bars(values: Iterable[float | None], levels: str = BLOCKS, top: float |
     """Draws a letter for each value. A value above 0 is never drawn as the lowest letter, which stands for 0.
 
     Args:
-        values: numbers of any unit. None, where one is not known, is drawn as a space.
+        values: numbers of any unit. None, where one is not known, is drawn as a space, as NaN and infinity are.
         levels: letters of the heights, the lowest first.
         top: value of the highest letter, or None for the largest of the values.
     """

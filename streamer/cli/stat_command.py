@@ -53,7 +53,7 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
 
 
 def show(view: StatusView, terminal: Terminal) -> None:
-    """Writes the figures of a look, one a line, then its tables."""
+    """Writes the figures of a reading, one a line, then its tables."""
     for what, text in view.lines():
         terminal.line(f"{what:<10}  {text}")
     for headers, rows in view.tables():

@@ -141,7 +141,10 @@ class StatusView:
         return min(1.0, max(0.0, waited / aged)) if aged > 0 else 0.0
 
     def samples_per_second(self, session: Statistics) -> float | None:
-        """Returns the samples that a session's consumer reads per second; None if its batch size is not known."""
+        """Returns the samples that a session's consumer reads per second; None while they cannot be known.
+
+        That is so if its batch size is not known, or if no time has passed.
+        """
         batch_samples = number(session, "batch_samples")
         steps, aged = self._measure_growth(session, "done")
         return max(0.0, steps) * batch_samples / aged if batch_samples and aged > 0 else None

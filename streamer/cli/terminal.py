@@ -129,7 +129,7 @@ def write_figures(
         save_plot: draws the figures to a file; None if the command has no plot.
 
     Raises:
-        ConfigError: a file cannot be written.
+        ConfigError: a file cannot be written. Errors of `save_plot` other than OSError pass.
     """
     # A program that reads the JSON finds nothing else on the standard output.
     show = terminal.note if arguments.json else terminal.line

@@ -91,7 +91,7 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
 
     Raises:
         ConfigError: the terminal needs rich, which is not installed, or several engines run.
-        EngineUnavailableError, ProtocolVersionError: no engine can be asked; see `connect.engine_client`.
+        StreamerError: no engine can be asked, or not any more; see `connect.engine_client` and `looks`.
     """
     if terminal.out.isatty():
         require_modules("streamer top", "cli", "rich", field="top")

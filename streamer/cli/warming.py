@@ -32,7 +32,7 @@ Integers = npt.NDArray[np.int64]
 # Takes the bytes that are done, and all bytes.
 Report = Callable[[int, int], None]
 
-# Bytes of a slice: enough for the fetcher's whole window (256 requests of 1 MiB), few enough to see progress.
+# Bytes of a slice: enough for 32 requests of 8 MiB at once, few enough to see progress.
 _SLICE_BYTES = 256 * MiB
 # A slice takes at most this share of the cache: the rest is for the chunks that stay.
 _OPEN_SHARE = 1 / 16
@@ -47,7 +47,8 @@ class WarmPlan:
     Attributes:
         chunks: numbers of the chunks in the order of fetching, int64 (n,).
         file_bytes: length of the file of each of them, int64 (n,).
-        present_chunks: number of the dataset's chunks that are there already and stay.
+        present_chunks: number of the dataset's chunks that are there already and stay, which `chunks` leaves out. It is
+            0 if all chunks were chosen, those that are there among them.
         missing_chunks: number of the dataset's chunks for which the cache has no space.
     """
 
@@ -62,7 +63,7 @@ class Warmed:
     """The result of a warming, over all chunks of its plan.
 
     Attributes:
-        chunks: number of chunks that were made local.
+        chunks: number of the plan's chunks, which are all local now.
         total_bytes: length of their files together.
         fetched_bytes: bytes that had to be fetched for them.
     """
@@ -151,7 +152,11 @@ def file_bytes(manifest: Manifest) -> Integers:
 
 
 def present_keys(root: Path) -> set[bytes]:
-    """Returns the keys of the chunks in a cache folder or layer."""
+    """Returns the keys of the chunks in a cache folder or layer.
+
+    Raises:
+        CacheError: the folder cannot be read, or has another layout.
+    """
     return {key for key, _ in list_chunk_files(open_layer(root))}
 
 
@@ -184,8 +189,8 @@ class Warming:
             The plan, and what was done.
 
         Raises:
-            CacheError: a chunk could not be copied to the target.
-            StreamerError: the store or the cache failed.
+            CacheError: a chunk could not be copied to the target, or the cache folder cannot be read.
+            StreamerError: the store, the cache or the engine failed.
         """
         own, *layers = _folders(self._client)
         present = present_keys(own)

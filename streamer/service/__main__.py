@@ -17,7 +17,7 @@ def main() -> int:
     """Forks, and runs the engine in the child; the parent ends at once.
 
     Returns:
-        The exit status of an engine that did not start.
+        The exit status of an engine that ended by an error.
     """
     timing = StartupTiming.begin_with_process()
     timing.end("interpreter")

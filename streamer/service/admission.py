@@ -1,7 +1,8 @@
 """Decides which clients may connect to an engine, and limits the memory and descriptors that they take together.
 
-`server.py` asks it for every connection, `long_requests.py` for every request that reads data. The user that the kernel
-reports decides, and a token if one is set. The limits follow from the service's own memory and descriptors.
+`server.py` asks it for every connection, `long_requests.py` for every request that reads data. `lifecycle.py` makes an
+`Admission` of each new configuration. The user that the kernel reports decides, and a token if one is set. The limits
+follow from the service's own memory and descriptors.
 """
 
 from __future__ import annotations
@@ -132,7 +133,8 @@ class SoleUser:
 
     Clients of such a service choose urls, and share one cache and one identity at the stores. So they must trust each
     other as the processes of one user do. Until that user is known, all that may connect get statistics. From then on
-    new connections of other users are refused, except those of root and the service's own user.
+    requests for data of other users are refused, and their new connections, except those of root and the service's own
+    user.
 
     Args:
         applies: whether the service has no [[datasets]]. Otherwise nothing is refused here.

@@ -96,7 +96,10 @@ class ClientConnection(asyncio.Protocol):
         return -1 if connection is None else int(connection.fileno())
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Registers the connection with the server, and waits `HELLO_SECONDS` for its first message."""
+        """Registers the connection with the server, and waits `HELLO_SECONDS` for its first message.
+
+        A connection that the server refuses is ended.
+        """
         # uvloop's transports have the methods of asyncio's, not their base class.
         self._transport = cast(asyncio.Transport, transport)
         self._transport.set_write_buffer_limits(high=0)

@@ -81,12 +81,13 @@ def read_service_config(path: Path | None, environment: Environment, options: Ma
 
     Args:
         path: TOML file, or None for environment and options only.
-        environment: its settings and its token file take precedence over the file.
+        environment: its settings and its token file take precedence over the file. Its folders are used where neither
+            the file nor `options` names the cache folder and the socket.
         options: options of the command line by the names of `_PLACES`, None where not given. They take precedence over
             all.
 
     Raises:
-        ConfigError: a setting is unknown or invalid; names it.
+        ConfigError: a setting is unknown or invalid, and the message names it; or a file cannot be read.
     """
     tables, datasets, files = _read_file(path)
     for source in (environment.settings, {"token_file": environment.token_file}, options):

@@ -110,10 +110,12 @@ class EngineService:
     async def run(self) -> None:
         """Starts the engine, and returns when it has ended.
 
-        It ends when it has had no connection for the grace time, when `leave` is called, or by SIGTERM or SIGINT.
+        It ends when it has had no connection for the grace time, when `leave` is called, or, unless it is a guest, by
+        SIGTERM or SIGINT.
 
         Raises:
-            ConfigError, CacheError: the configuration, the cache folder or the socket cannot be used.
+            ConfigError, CacheError: the configuration, the cache folder, the socket or the address of HTTP cannot be
+                used.
             Exception: any error of the engine.
         """
         if self._config.socket_path is None:

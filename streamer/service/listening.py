@@ -66,7 +66,13 @@ class Listener:
         return [] if self._server is None else [one.fileno() for one in self._server.sockets]
 
     async def open_again(self) -> None:
-        """Makes the socket again if another program has removed its file; connections stay, and a failure is logged."""
+        """Makes the socket again if another program has removed its file; connections stay.
+
+        A failure to bind it is logged.
+
+        Raises:
+            ConfigError: the group of the cache does not exist any more.
+        """
         if self._server is None or self.path.exists():
             return
         former = self._server
@@ -127,7 +133,11 @@ class Listeners:
             self._second = None
 
     async def watch(self) -> None:
-        """Makes removed sockets again until it is cancelled; the second one only while the cache folder is there."""
+        """Makes removed sockets again until it is cancelled; the second one only in the cache folder of the start.
+
+        Raises:
+            ConfigError: the group of the cache does not exist any more.
+        """
         while True:
             await asyncio.sleep(_LOOK_SECONDS)
             await self._main.open_again()
@@ -156,7 +166,7 @@ class Listeners:
 
 @contextlib.asynccontextmanager
 async def listen(config: EngineConfig, connect: MakeConnection) -> AsyncIterator[Listeners]:
-    """Listens at the sockets of an engine until the block ends. Args and errors are those of `Listeners`."""
+    """Listens at the sockets of an engine until the block ends; see `Listeners` for args, its `open` for errors."""
     listeners = Listeners(config, connect)
     try:
         await listeners.open()
@@ -175,7 +185,7 @@ def bind_socket(path: Path, config: EngineConfig) -> tuple[socket.socket, int]:
         The socket, and the inode of its file.
 
     Raises:
-        OSError: the path cannot be bound.
+        OSError: the folder cannot be made, the path not bound, or its rights not set.
         ConfigError: the group of the cache does not exist.
     """
     _make_socket_folder(path.parent, config)

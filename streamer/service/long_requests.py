@@ -161,7 +161,10 @@ class LongRequests:
             first.cancel()
 
     async def finish(self, seconds: float) -> None:
-        """Waits at most `seconds` for running requests, then cancels them (clients send them to the next engine)."""
+        """Waits at most `seconds` for running requests, then cancels them (clients send them to the next engine).
+
+        It also ends the sharing of the cache.
+        """
         if self._running:
             await asyncio.wait(self._running, timeout=seconds)
         for task in self._running:
@@ -171,7 +174,8 @@ class LongRequests:
     def choose_options(self, client: ClientConnection, requests: ClientRequests, sent: StoreOptions) -> StoreOptions:
         """Returns the storage options to use for a client: those that it sent, or none if the service has its own.
 
-        Logs a warning once for each client whose options are not used.
+        Logs a warning once for each client whose options are not used. The client's user may become the one that is
+        served (`SoleUser.check_request`).
 
         Raises:
             ConfigError: the options are not a JSON mapping.
@@ -315,7 +319,8 @@ class SessionProofs:
         """Keeps a message for a session that waits.
 
         Raises:
-            ServiceError: the messages for all such sessions take too much memory.
+            ServiceError: the messages for all such sessions, with this one, take too much memory. It is kept all the
+                same, until the session is dropped.
         """
         self._bytes += _bytes(step)
         self._waiting[client, step.session].append(step)
@@ -393,7 +398,7 @@ class CacheSharing:
 
         Raises:
             ConfigError: this engine is a service, cannot listen on that host, or the extra `peers` is not installed.
-            ManifestError: the engine does not have the dataset.
+            ManifestError, AccessDeniedError: the engine does not have the dataset, or does not serve it.
             ProtocolError: lanes and readers of the request do not belong together.
         """
         if self._engine.config.grace_seconds is None:

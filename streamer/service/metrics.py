@@ -264,7 +264,8 @@ class _Collected:
 def make_series(definition: Definition, values: Values) -> list[tuple[tuple[str, ...], float]]:
     """Returns the series of one metric, each as the values of its labels and its own value.
 
-    Values of equal labels are summed, except ratios, of which the largest counts. There is no series for a statistic
+    Values of equal labels are summed, except ratios, of which the largest counts, and the 1 of an info metric. There is
+    no series for an info metric whose last label is not known, and none for a statistic
     that this engine does not have, such as those of peers, or that an entry has as None.
 
     Args:

@@ -73,18 +73,18 @@ class _ClientState(msgspec.Struct):
 
 
 class Server:
-    """Answers clients for one engine. Lives on the engine's loop.
+    """Answers clients for one engine, and sends them its notices. Lives on the engine's loop.
 
     Args:
         config: says who may connect, and the grace time.
         engine, tasks: the open engine, and the group that runs the answers to long requests.
         leave: called when there has been no connection for the grace time.
-        limits: limits for all clients together; if None, they follow from the available memory and descriptors.
+        limits: limits for all clients together; if None, they are those of `ServiceLimits.make`.
         warnings: returns the last warnings of this process.
         cache_notice: sentence about the cache that each session is sent; "" if there is none.
 
     Raises:
-        ConfigError: the group does not exist, or the token file cannot be read.
+        ConfigError: the group does not exist, or the token file cannot be read or is empty.
     """
 
     def __init__(
@@ -157,7 +157,7 @@ class Server:
     # ------------------------------------------------------------ connections
 
     def add_client(self, client: ClientConnection) -> bool:
-        """Registers a connection and stops the grace time; returns False if there are too many."""
+        """Registers a connection and stops the grace time; returns False, and does neither, if there are too many."""
         self._count["connections"] += 1
         if len(self._clients) >= self._limits.clients:
             self._count["refused"] += 1
@@ -204,10 +204,10 @@ class Server:
             self._unfinished.pop(first, None)
 
     def greet(self, client: ClientConnection, hello: Hello) -> None:
-        """Admits a client: checks its credentials and its version, and answers with the folders of the chunks.
+        """Admits a client: checks its credentials and its version, and answers with a `Welcome`.
 
         Raises:
-            EngineUnavailableError: this user may not connect, or the token is wrong.
+            EngineUnavailableError: this user may not connect, another user is served, or the token is wrong.
             ProtocolVersionError: the client has another version of the protocol.
         """
         try:

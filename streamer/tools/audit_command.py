@@ -57,10 +57,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
-    """Shows the result for each epoch of each order; returns `FAILED` if one of them is not proven.
+    """Shows the result for each epoch of each order; returns `FAILED` if one of them is not proven, or there is none.
 
     Raises:
-        ConfigError: a file is a checkpoint that cannot be read.
+        ConfigError: a file is a checkpoint that cannot be read, or a variable of the environment is invalid.
         StateError: a state is damaged, or of another version.
         OSError: a file cannot be read.
     """

@@ -92,6 +92,9 @@ class StateOrder:
     Args:
         state: state of any rank.
         cache_dir: cache folder with the manifests, or None for that of the environment.
+
+    Raises:
+        ConfigError: a variable of the environment is invalid.
     """
 
     def __init__(self, state: State, cache_dir: Path | None) -> None:
@@ -106,7 +109,7 @@ class StateOrder:
         return self._state.spec.names
 
     def codes(self, epoch: int, samples: int) -> list[Codes]:
-        """Returns the range of codes that each member has in an epoch.
+        """Returns the range of codes that each member has in an epoch; an empty list if the dataset grows.
 
         Args:
             epoch: the epoch.
@@ -157,7 +160,7 @@ class StateOrder:
         return add_tallies(*found)
 
     def _dataset(self, digest: str) -> OpenedDataset | None:
-        """Returns the dataset with this digest, that of a manifest or of a selection; None if it is not found."""
+        """Returns the dataset with this digest, that of a manifest or of a selection; None if none can be read."""
         for folder in self._folders:
             try:
                 if (folder / digest).is_dir():

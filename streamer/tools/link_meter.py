@@ -94,10 +94,10 @@ class Way:
 
 
 def ranges(objects: Sequence[ObjectRecord], range_bytes: int) -> Iterator[tuple[ObjectRecord, int, int]]:
-    """Yields (object, start, stop) without end: all ranges of all objects, one after the other, then again.
+    """Returns an endless iterator over (object, start, stop): all ranges of all objects in turn, then again.
 
     Args:
-        objects: objects that are not empty.
+        objects: objects that are not empty, at least one.
         range_bytes: length of a range, at most.
     """
     return itertools.cycle(
@@ -108,7 +108,7 @@ def ranges(objects: Sequence[ObjectRecord], range_bytes: int) -> Iterator[tuple[
 
 
 def combine_cells(parts: Sequence[Cell]) -> Cell:
-    """Returns the sum of several measurements of the same combination."""
+    """Returns the sum of several measurements of the same combination, of at least one."""
     return replace(
         parts[0],
         received_bytes=sum(part.received_bytes for part in parts),
@@ -120,7 +120,9 @@ def combine_cells(parts: Sequence[Cell]) -> Cell:
 
 
 async def find_objects(store: ObjectStore, url: str) -> list[ObjectRecord]:
-    """Returns objects below a url that are not empty, the first 1,000 or a little more of them, the largest first.
+    """Returns objects below a url that are not empty, the largest first.
+
+    It reads whole pages of the listing until there are at least 1,000.
 
     Raises:
         ConfigError: there is none.
@@ -162,8 +164,8 @@ async def measure_cell(
     Args:
         store: Open store; the caller closes it.
         walk: Yields the ranges to read, as `ranges` does.
-        shape: Name of the client, requests in flight, and bytes of a range. Only the second one has an effect. The
-            others are put into the result.
+        shape: Name of the client, requests in flight, and bytes of a range. All are put into the
+            result, and only the second one has another effect.
         seconds: Duration.
 
     Raises:

@@ -35,7 +35,7 @@ class LinkFigures:
         single: measurement with one connection.
         grid: combinations of connections and ranges with the client that "auto" chooses here.
         clients: the chosen combination (`best`) with each client; empty if clients are not compared.
-        ways: the chosen combination over http and https; empty if only one endpoint was named.
+        ways: the chosen combination over http and https; empty if only one endpoint was named, or the other one failed.
     """
 
     url: str

@@ -42,6 +42,7 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
     """Verifies the shards, and shows what was compared.
 
     Raises:
+        ConfigError: an option is invalid.
         ObjectChangedError, IntegrityError: a shard, a sample or the manifest differs.
         ManifestError, StoreError: there is no finished pack at the url, or it cannot be read.
     """

@@ -1,7 +1,7 @@
 """Implements `streamer doctor`, which reports what this machine has and lacks. `cli/main.py` runs it.
 
 Its checks are in `machine.py` (Python, memory, cache folder, engine), `environment.py` (what is around the process, and
-optional libraries) and `reach.py` (a url).
+optional libraries) and `reach.py` (a url), which all return a `Finding` for each result.
 """
 
 from __future__ import annotations

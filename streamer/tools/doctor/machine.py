@@ -41,8 +41,8 @@ _REMOTE = ("nfs", "nfs4", "cifs", "smb3", "lustre", "gpfs", "beegfs", "ceph", "f
 def machine_findings(settings: ClientSettings) -> Iterator[Finding]:
     """Yields the findings about this machine.
 
-    It makes the cache folder if it is missing. At last it connects to the engine of the settings, which starts one if
-    none runs.
+    It makes the cache folder if it is missing. At last it connects to the engine that the settings name. If they name
+    none, that starts one if it does not run yet.
     """
     yield _python()
     yield _torch()

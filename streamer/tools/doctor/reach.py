@@ -46,6 +46,9 @@ async def url_findings(root: StoreRoot, url: str) -> list[Finding]:
     """Checks the access to a root, lists the first objects below a url of it, and reads a byte of one.
 
     Errors of the store become findings.
+
+    Raises:
+        ConfigError: the store cannot be opened with these options.
     """
     found = access_findings(root)
     store = open_root(root)
@@ -77,7 +80,11 @@ def access_findings(root: StoreRoot) -> list[Finding]:
 
 
 def credential_findings(root: StoreRoot) -> Iterator[Finding]:
-    """Yields findings about the origin, the end and, for AWS, the owner of the credentials, without their values."""
+    """Yields findings about the origin, the end and, for AWS, the owner of the credentials, without their values.
+
+    Raises:
+        ConfigError: the options and the configuration do not make an address.
+    """
     find = root.make_credentials_finder()
     if find is None:
         anonymous = root.settings.config.get("skip_signature")
@@ -207,7 +214,7 @@ async def _objects(store: ObjectStore, url: str) -> list[Finding]:
 async def link_findings(root: StoreRoot, url: str, seconds: float = SECONDS) -> list[Finding]:
     """Measures the link to the objects below a url, for `seconds` with one connection and as long with many.
 
-    Errors of the store become a finding; there is none if the url has nothing to read.
+    Errors of the store become a finding; there is none if the url has nothing to read, or is refused.
     """
     try:
         store = open_root(root)

@@ -20,7 +20,7 @@ _TIMES = 2
 
 @dataclass(frozen=True)
 class Decoding:
-    """What decoding costs in a dataset of clips.
+    """Says what decoding costs in a dataset of clips.
 
     Attributes:
         cost: mean cost of a sample, from the manifest.
@@ -34,17 +34,17 @@ class Decoding:
 
 
 def measure_decode(manifest: Manifest, content: StreamedBytes) -> Decoding | None:
-    """Decodes three clips on this machine, and scales their time to the mean cost of a sample.
+    """Decodes up to three clips on this machine, and scales their time to the mean cost of a sample.
 
     Args:
         manifest: manifest of the dataset.
         content: reads samples.
 
     Returns:
-        The measurement, or None if the samples are no clips.
+        The measurement, or None if the samples are no clips, or there are none.
 
     Raises:
-        ConfigError: PyAV is not installed.
+        ConfigError, ManifestError: PyAV is not installed, or the dataset's format cannot be opened.
         DecodeError: a clip cannot be decoded.
         StoreError: a clip cannot be read.
     """

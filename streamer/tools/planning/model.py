@@ -145,8 +145,8 @@ class Plan:
     """The results for a simulated job.
 
     Attributes:
-        first_batch_seconds: time from the start of the engine to the first batch on all ranks.
-        epochs: the epochs in order. If the job had more, they would be like the last one.
+        first_batch_seconds: time from a trainer's first request to its first batch.
+        epochs: the epochs in order.
         ahead_bytes: bytes that are fetched before the end of the last epoch for an epoch after it.
         ahead_requests: requests for these bytes.
     """

@@ -18,7 +18,7 @@ from streamer.tools.planning.simulate import simulate
 
 # Two epochs show how the job goes on: the first one fills the cache.
 _EPOCHS = 2
-# Number of times that a search halves its range: the cache is then known to 2 % of the data, the link to 7 %.
+# Number of times that a search halves its range: the cache is then known to 2 % of the data, the link to 8 %.
 _HALVINGS = 6
 # Size of the largest cache that is tried, as a multiple of the data: chunk files have headers, and the cache sets some
 # room aside.
@@ -55,7 +55,7 @@ class SmallestNeeds:
     """The result of one search.
 
     Attributes:
-        least: smallest value with which the job does not wait; None if it waits with the largest one, too.
+        least: smallest simulated value with which the job does not wait; None if it waits with the largest one, too.
         points: the simulated values, in ascending order.
     """
 
