@@ -1,6 +1,6 @@
-"""Holds every setting with its default; the only reader of TOML files and of streamer's variables in the environment.
+"""Holds every setting with its default, and reads TOML files and streamer's variables in the environment.
 
-Every package uses it. Sizes are bytes, times are seconds, and comments say where a default comes from. The settings of
+Most packages use it. Sizes are bytes, times are seconds, and comments say where a default comes from. The settings of
 an engine are checked where they are read (`service/configuration.py`), not by the dataclasses here.
 """
 
@@ -244,7 +244,7 @@ class RankConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class Environment:
-    """What the variables of the environment say; `read` makes it. No other module reads these variables."""
+    """What the variables of the environment say; `read` makes it, and other modules take it from here."""
 
     # Cache folder of engines, and the folder of their sockets and logs; absolute paths.
     cache_dir: Path
@@ -268,7 +268,7 @@ class Environment:
         """Reads variables of streamer, XDG folders, launchers and service managers: this process's if None is given.
 
         Raises:
-            ConfigError: a variable has an invalid value.
+            ConfigError: a variable has an invalid value; those in `settings` are checked where they are used.
         """
         env = os.environ if variables is None else variables
         caches = env.get("XDG_CACHE_HOME") or str(Path(env.get("HOME") or "/tmp") / ".cache")

@@ -1,6 +1,6 @@
 """Finds which rank of how many a process is, by the variables that launchers set in the environment.
 
-`config.py` uses it for every trainer, and `tools/doctor/environment.py` shows what it finds. `docs/scale-out.md` has
+`config.py` uses it for every trainer, and `tools/doctor/environment.py` shows its warnings. `docs/scale-out.md` has
 the table of launchers, with the documentation of each. The first launcher in `LAUNCHERS` whose variables are complete
 counts. One that may run inside another comes before it, as torchrun, which srun may start.
 """

@@ -2,5 +2,5 @@
 
 Each command is one file, `*_command.py`. `main.py` lists them and runs the chosen one, `options.py` has the options
 that several share, and all output goes through `terminal.py`. Heavy imports (rich, the engine, torch) are inside the
-functions that need them, so that `streamer --help` takes under 150 ms.
+functions that need them, so that `streamer --help` answers quickly.
 """

@@ -64,6 +64,7 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
     Raises:
         ConfigError: an option is invalid.
         StreamerError: the dataset cannot be indexed or read.
+        Exception: the error of --function.
     """
     import numpy as np
 

@@ -63,6 +63,7 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
     Raises:
         CacheError: the cache cannot be used, or a chunk cannot be copied to --export.
         StreamerError: the dataset cannot be indexed or read.
+        OSError: the disk of --export is full, or fails.
     """
     from streamer.cli.dataset import client_settings, open_manifest
     from streamer.cli.warming import Pace, Warming

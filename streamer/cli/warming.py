@@ -191,6 +191,7 @@ class Warming:
         Raises:
             CacheError: a chunk could not be copied to the target, or the cache folder cannot be read.
             StreamerError: the store, the cache or the engine failed.
+            OSError: the disk of the target is full, or fails.
         """
         own, *layers = _folders(self._client)
         present = present_keys(own)

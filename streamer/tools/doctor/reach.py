@@ -214,7 +214,7 @@ async def _objects(store: ObjectStore, url: str) -> list[Finding]:
 async def link_findings(root: StoreRoot, url: str, seconds: float = SECONDS) -> list[Finding]:
     """Measures the link to the objects below a url, for `seconds` with one connection and as long with many.
 
-    Errors of the store become a finding; there is none if the url has nothing to read, or is refused.
+    Errors of the store become a finding; there is none if the url has nothing to read.
     """
     try:
         store = open_root(root)

@@ -46,7 +46,7 @@ def measure_decode(manifest: Manifest, content: StreamedBytes) -> Decoding | Non
     Raises:
         ConfigError, ManifestError: PyAV is not installed, or the dataset's format cannot be opened.
         DecodeError: a clip cannot be decoded.
-        StoreError: a clip cannot be read.
+        StreamerError: a clip cannot be read.
     """
     indexed = restore_format(manifest)
     mean = indexed.find_decode_cost(manifest) if manifest.samples else None
