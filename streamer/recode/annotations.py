@@ -48,7 +48,7 @@ async def build_table(
         recoders: parse it, in another process.
 
     Raises:
-        ManifestError: the file cannot be parsed. The error names the reason.
+        ManifestError: the file cannot be parsed, which the error gives as the reason, or the disk cannot be written.
         ConfigError: the file lacks a key or field, is too long or of a kind that is not read, or a library is missing.
         StoreError: the file cannot be read from the store.
     """
@@ -109,7 +109,7 @@ async def _fetch_annotations(options: TableOptions, record: ObjectRecord, place:
 
 
 async def fetch_file(record: ObjectRecord, file: Path, fetcher: Fetcher) -> None:
-    """Writes the bytes of an object to a local file, which it replaces; raises StoreError."""
+    """Writes the bytes of an object to a local file, which it replaces; raises StoreError and OSError."""
     with file.open("wb") as out:
         for start in range(0, record.size, _WINDOW_BYTES):
             window = await fetcher.read(Extent(record, start, min(start + _WINDOW_BYTES, record.size)))
@@ -137,6 +137,9 @@ def publish(made: Recoded, place: Path, root: Path) -> str:
         made: one record for each field of `TableBuffers`, as `annotations/parse.py` makes them.
         place: temporary folder on the same disk, which becomes the table's folder.
         root: folder of manifests.
+
+    Raises:
+        ManifestError, OSError: the folder cannot be written.
     """
     # The last entry of `made` is the table of its records, which is left out.
     edges = made.table.starts[: len(TableBuffers._fields) + 1].tolist()

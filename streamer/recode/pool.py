@@ -85,6 +85,7 @@ class RecoderProcess:
         Raises:
             RecoderEndedError: there is no answer, or none within `job.most_seconds`. The process is ended then, and
                 also if the call is cancelled.
+            OSError: the shared memory cannot grow.
         """
         encoded = encode(job)
         descriptors: list[int] = []
@@ -252,6 +253,7 @@ class RecoderPool:
             RecodeError: the job failed twice, the second time in a new process, or its result is not as indexed. The
                 error names object, range, format and reason.
             ConfigError: the format, or a library of it, is not installed where the engine runs.
+            OSError: the shared memory cannot grow.
         """
         size = job.fetch_bytes + 2 * job.planned_bytes
         recoder = await self._take(due, size)

@@ -37,7 +37,7 @@ async def make_table(annotations: Annotations, options: Mapping[str, object], ro
         root: folder of the pack for temporary files.
 
     Raises:
-        ManifestError: the file cannot be parsed. The error names the reason.
+        ManifestError: the file cannot be parsed, which the error gives as the reason, or the disk cannot be written.
         ConfigError: the url is not one file, the file lacks a key or field, or a library is missing.
         StoreError: the file cannot be read.
     """

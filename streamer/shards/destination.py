@@ -44,7 +44,7 @@ def _read_description(content: bytes) -> dict[str, object]:
 class Destination:
     """Reads and writes objects below a url; async context manager.
 
-    All methods but `list_uploads` and `abort` raise StoreError if the store fails.
+    All methods but `list_uploads` and `abort` raise StoreError if the store fails, ConfigError if none can be opened.
 
     Args:
         url: url of the destination, ending in a slash.

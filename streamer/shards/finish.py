@@ -120,7 +120,7 @@ async def manifest_of(destination: Destination, job: Job, receipts: Mapping[int,
         IntegrityError: there are further files of this format, or footers or index files tell another number of
             samples.
         ObjectChangedError: a shard differs from its receipt, or is gone.
-        ManifestError: a footer or index file is damaged, or the folder cannot be written.
+        ManifestError: there are no shards, a footer or index file is damaged, or the folder cannot be written.
         StoreError: the destination cannot be read.
     """
     chosen = chooser(job.output.format)
@@ -165,6 +165,7 @@ async def put_manifest(destination: Destination, job: Job, receipts: Mapping[int
         IntegrityError: see `manifest_of`.
         ObjectChangedError: a shard differs from its receipt, before or after the manifest is written.
         ManifestError: see `manifest_of`.
+        OSError: no temporary folder can be made.
         StoreError: the destination cannot be read or written.
     """
     with open_temporary_folder("pack") as folder:

@@ -1,6 +1,6 @@
 """Prepares a pack of a dataset: indexes it, plans the shards and describes the job; then runs the pack.
 
-`streamer.pack` (`pack.py`) and the command `streamer pack` (`cli/packing/pack_command.py`) use it.
+`streamer.pack` (`pack.py`) and the command `streamer pack` (`cli/shards/pack_command.py`) use it.
 """
 
 from __future__ import annotations

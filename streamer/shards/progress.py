@@ -1,7 +1,7 @@
 """Counts the progress of a pack, and tells it to a callback.
 
 `pack.py` and `prepared.py` count shards by it. The callback is the user's, or the bar of `streamer pack`
-(`cli/packing/pack_command.py`).
+(`cli/shards/pack_command.py`).
 """
 
 from __future__ import annotations

@@ -78,7 +78,7 @@ def settle_shards(
     Raises:
         PackError: the transform has left out all samples.
         IntegrityError: shards have changed again in each of five rounds, or differ from their receipts.
-        ManifestError: the manifest cannot be made; see `manifest_of`.
+        ManifestError, OSError: the manifest cannot be made; see `put_manifest`.
         StoreError: the destination cannot be read or written. Errors of `write` are raised unchanged.
     """
     for _ in range(_ROUNDS):

@@ -1,4 +1,4 @@
-"""Compares the shards and manifest of a pack with what it wrote, for `streamer verify` (`cli/packing/`)."""
+"""Compares the shards and manifest of a pack with what it wrote, for `streamer verify` (`cli/shards/`)."""
 
 from __future__ import annotations
 
