@@ -1,8 +1,8 @@
 """Sends requests to the engine and opens sessions with it: the client of every process that reads data.
 
-The loader (`loader/`), the commands (`cli/`) and `streamer doctor` use it. It has no event loop (Jupyter has one) and
-no thread: messages of the engine are read while its owner waits for something, or calls `pump`. If the engine has died,
-such a call connects to the next one and opens the sessions again.
+The loader (`loader/`), the commands (`cli/`) and `tools/` use it. It has no event loop (Jupyter has one) and no thread:
+messages of the engine are read while its owner waits for something, or calls `pump`. If the engine has died, such a
+call connects to the next one and opens the sessions again.
 """
 
 from __future__ import annotations
@@ -193,7 +193,7 @@ class EngineClient:
     def fileno(self) -> int:
         """Connects if necessary, and returns a descriptor that is readable when a message waits for `pump`.
 
-        It stays the same if the engine is replaced.
+        It stays the same if the engine is replaced. Raises ConfigError if there is no epoll (`linux.epoll`).
         """
         connection = self._connect()
         if self._poll is None:

@@ -156,6 +156,7 @@ class Fetcher:
             StoreError: a range failed for good (`RangeTransfer.run`). The other ranges are cancelled.
             ConfigError: a url or the storage options are wrong.
             ClosedError: the fetcher is not open.
+            OSError: there is no memory or descriptor for the bytes (`ChunkBuffer.view`).
         """
         ranges = plan_ranges(chunk.extents, self._config.range_bytes)
         due = due or _due_now()

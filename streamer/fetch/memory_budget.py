@@ -194,7 +194,7 @@ class ChunkBuffer:
         return f"ChunkBuffer({self.length} bytes, {self._buffer})"
 
     def view(self) -> memoryview:
-        """Returns the memory for the chunk's bytes; takes a buffer at the first call."""
+        """Returns the memory for the chunk's bytes; takes a buffer at the first call, which may raise OSError."""
         if self._buffer is None:
             self._buffer = self._pool.take(self.length, self._shared)
         return self._buffer.view

@@ -40,6 +40,9 @@ class Multi:
 
     Args:
         idle_connections: how many idle connections are kept.
+
+    Raises:
+        ConfigError: there is no epoll (`linux.epoll`).
     """
 
     def __init__(self, idle_connections: int) -> None:
