@@ -1,7 +1,7 @@
 """Makes the errors that formats raise over an object or a missing library: where, why, and what to do.
 
-Every format and the readers of `media/` use it while they index. Parsers raise `DamagedError` and know no object;
-`errors_of` turns it into a ManifestError that names the object.
+Most formats and the readers of `media/` use it, in the index above all. Parsers raise `DamagedError` and know no
+object; `errors_of` turns it into a ManifestError that names the object.
 """
 
 from __future__ import annotations

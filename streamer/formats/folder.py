@@ -148,8 +148,8 @@ def class_folders(keys: Sequence[str], on_note: Callable[[str], None]) -> Folder
     """Returns the format with the extensions of the files that are samples.
 
     If most files are in folders, the samples are the files with the commonest extension. All images count as one
-    extension, and so do all audio files and all videos; documents beside these do not count. If most files are in no
-    folder, all files are samples, and the format has no extensions.
+    extension, and so do all audio files and all videos; documents beside these do not count. Otherwise all files are
+    samples, and the format has no extensions.
 
     Args:
         keys: paths of all files below the dataset's url.

@@ -1,8 +1,8 @@
 """Tells from the names of files what they are: fields, kinds of files, splits, folders that belong together.
 
 Two functions look at the first bytes of a content instead: `kind_of_bytes` and `find_compression_of_bytes`. Formats,
-`formats/detect.py`, the decoders and `annotations/` use this module. A key is the path of an object below the dataset's
-url.
+`formats/detect.py`, `decode/`, `annotations/`, `shards/`, `cli/options.py` and `batches/batch/mismatch.py` use it. A
+key is the path of an object below the dataset's url.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Parses tar archives, one header at a time and without I/O: POSIX ustar, GNU long names, PAX headers.
 
-Used by `formats/webdataset.py`, which finds samples with it and opens them. Headers are checked strictly (checksum,
-sizes, ends). An entry is only a byte range: nothing is unpacked to disk. Damaged bytes raise `DamagedError`, and a
-compressed archive raises `UnreadError`.
+Used by `formats/webdataset.py`, which finds samples with it and opens them; `formats/detect.py` takes the endings of
+index files from here, and `shards/` the size of a block. Headers are checked strictly (checksum, sizes, ends). An entry
+is only a byte range: nothing is unpacked to disk. Damaged bytes raise `DamagedError`, and a compressed archive raises
+`UnreadError`.
 Source: POSIX.1-2017 `pax`, "ustar Interchange Format" and "pax Extended Header". GNU tar manual, "Basic Tar Format".
 
 Index files beside tars say where samples are (`sample_edges`):
@@ -337,7 +338,7 @@ def sample_edges(content: bytes, size: int) -> list[int]:
 
 
 def begins_entry(head: memoryview) -> bool:
-    """Whether an entry of a tar can begin with these bytes, at least 512."""
+    """Whether an entry of a tar can begin with these bytes, at most 512; False if there are fewer."""
     try:
         parse_header(bytes(head), 0)
     except DamagedError:

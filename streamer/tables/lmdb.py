@@ -1,4 +1,4 @@
-"""The format "lmdb": a sample is an entry of an LMDB database, and the index reads the pages with keys, not the values.
+"""The format "lmdb": a sample is an entry of an LMDB database. The index reads pages with keys, but no long values.
 
 `formats/registry.py` makes it for engine, recoders and workers. The tree is read level by level, the pages of a level
 at once. Values that follow each other in the file are a block. Its hint has their keys, which are elsewhere in the

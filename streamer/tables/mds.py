@@ -2,8 +2,8 @@
 
 `formats/registry.py` makes it for engine, recoders and workers. A shard is: uint32 samples, uint32 starts of the
 samples and the end, the columns as JSON, the samples. An `index.json` lists the shards with their lengths, so that only
-their heads are read. A compressed shard is one block. A sample is a uint32 length for each column of varying length,
-and then the columns.
+their heads are read. If any shard is compressed, each shard is one block. A sample is a uint32 length for each column
+of varying length, and then the columns.
 """
 
 from __future__ import annotations

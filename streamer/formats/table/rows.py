@@ -1,14 +1,15 @@
 """Reads whole tables by pyarrow: CSV, TSV, JSON lines, JSON, Parquet.
 
 Recoders read tables of annotations (`annotations/parse.py`) and of segments (`media/containers/segment_table.py`) with
-it. A column becomes a field:
+it, and `annotations/coco.py` explains damaged JSON by it. A column becomes a field:
 
 | column | field |
 | --- | --- |
 | number, boolean | number |
 | text, date, time | text |
 | bytes | bytes, or an image if they begin like one |
-| list of numbers | array |
+| list of numbers | array; JSON if an integer or a boolean in it is null |
+| no value in any row | null |
 | everything else | JSON |
 """
 
@@ -48,7 +49,7 @@ def read_rows(content: memoryview, ending: str, choose: Choose) -> pa.Table:
 
     Raises:
         RecodeError: a CSV or TSV has text that is not UTF-8, or quotes whose meaning is not known.
-        Exception: what pyarrow and msgspec raise for other damage.
+        Exception: what pyarrow and msgspec raise for other damage, and what `choose` raises.
     """
     if ending in {"csv", "tsv"}:
         return _read_csv(content, "\t" if ending == "tsv" else ",", choose)

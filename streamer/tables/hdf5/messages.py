@@ -1,7 +1,7 @@
 """Parses the messages of an HDF5 object header that describe a dataset.
 
-All of `tables/hdf5` uses it. `HeldBytes` keeps the parts of a file that were read, and `Cursor` takes numbers from
-them. Damaged bytes raise `DamagedError`, and what is not read `UnreadError`.
+`format.py`, `objects.py` and `chunks.py` use it. `HeldBytes` keeps the parts of a file that were read, and `Cursor`
+takes numbers from them. Damaged bytes raise `DamagedError`, and what is not read `UnreadError`.
 Source: HDF5 File Format Specification Version 3.0, IV.A.2.
 """
 
@@ -288,7 +288,7 @@ def _name(message: Cursor, version: int) -> bytes:
 
 
 def read_layout(message: Cursor, item_bytes: int) -> Layout:
-    """Returns the layout of a dataset; raises UnreadError if its data are in the header, or in other datasets.
+    """Returns the layout of a dataset; raises UnreadError for one that is not read (data in the header).
 
     Args:
         message: the message.
@@ -365,7 +365,7 @@ def read_filters(message: Cursor) -> tuple[Filter, ...]:
 
 
 def read_fill(message: Cursor, item_bytes: int) -> bytes:
-    """Returns the bytes of an item that was never written; empty if it is zero."""
+    """Returns the bytes of an item that was never written; empty if the file does not say them, which means zero."""
     version = message.number(1)
     if version not in {1, 2, 3}:
         raise DamagedError(f"a fill value of version {version}", message.offset)

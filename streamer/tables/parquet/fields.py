@@ -5,14 +5,14 @@
 | number, boolean, date, time, timestamp | number; dates and times as the integers that the file has |
 | decimal | number of 64 bits |
 | text | text |
-| bytes | bytes, or an image if they begin like one |
+| bytes | bytes, or an image if they begin like one; of a fixed length always bytes |
 | list of numbers | array |
 | struct | its parts, as "a.b" |
 | another list, or a map | list, or dict |
 
 Hugging Face's datasets describe columns in the metadata of a file ("features"). A column that they call `Image` is an
-image, `Audio` and `Video` are bytes, `ClassLabel` is a number and its names are the dataset's classes, and `Json` is
-the value of its JSON text. A list of lists of fixed length is an array of that shape.
+image, `Audio`, `Video`, `Pdf` and `Nifti` are bytes, `ClassLabel` is a number and its names are the dataset's classes,
+and `Json` is the value of its JSON text. A list of lists of fixed length is an array of that shape.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Reads and writes structs in Thrift's compact protocol, without definitions of the structs.
 
-Parquet's footers, page indexes and page headers are such structs; all of `tables/parquet` reads them with it, and
-`recode.py` writes a footer. Bytes that are not Thrift, or not the struct that is expected, raise `DamagedError`.
+Parquet's footers, page indexes and page headers are such structs: `footer.py`, `schema.py`, `pages.py` and
+`number_lists.py` read them with it, and `recode.py` writes a footer. Bytes that are not Thrift, or not the struct that
+is expected, raise `DamagedError`.
 Source: https://github.com/apache/thrift/blob/master/doc/specs/thrift-compact-protocol.md
 """
 

@@ -161,6 +161,7 @@ class Stored(msgspec.Struct, frozen=True):
 
         Raises:
             ManifestError: an object or the index of a shard is damaged.
+            ConfigError: the indexes have checksums, and google_crc32c is not installed.
         """
         shard = self.array.shard
         if shard is None or not self.objects:

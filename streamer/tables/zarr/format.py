@@ -130,6 +130,7 @@ class Zarr(RowFormat, frozen=True, forbid_unknown_fields=True):
 
         Raises:
             ManifestError: an object or the index of a shard is damaged, or long runs of rows were never written.
+            ConfigError: as `Stored.chunks`.
         """
         if not source.notes:
             return
