@@ -90,7 +90,7 @@ class StreamingDataLoader(LoaderViews):
             because the threads share the global generators, which are not seeded; and they share one transform.
         prefetch_batches: Number of batches begun and not yet taken, by default 8 per worker, at most 48.
         ring_bytes: Memory of the ring, by default a twentieth of the machine's or cgroup's, at most 2 GiB.
-        timeout: Seconds that one sample may take before its worker is replaced, or 0 without a limit.
+        timeout: Seconds for a sample before its process is replaced, or its thread ends the run; 0 means never.
         report_every: Seconds between two stall reports in the log (`streamer.loader.stall`), or None for no report.
         on_report: Function that is called with each report, on a thread of its own. Its errors are logged.
         torch_arguments: Other arguments of torch's DataLoader. With `pin_memory=` None, "auto" or True the ring is

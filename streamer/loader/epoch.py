@@ -159,7 +159,8 @@ class SupplyOwner:
         """Builds the supply of a stream, and returns it. `enter` says where it begins.
 
         Raises:
-            ConfigError: `ragged=` does not suit the stream, or code of the user cannot be sent to the workers.
+            ConfigError: `ragged=` does not suit the stream, code of the user cannot be sent to the workers, or
+                `pin_memory="required"` without CUDA.
             StreamerError: without workers: the dataset cannot be opened in this process.
         """
         s = self.settings
@@ -204,7 +205,7 @@ class SupplyOwner:
             batches: Returns the number of batches of an epoch.
 
         Raises:
-            StreamerError: without workers: the engine cannot be reached, or refuses the session.
+            StreamerError: without workers: the engine cannot be reached.
         """
         assert self.supply is not None
         if self._sent is not None and self._next is not None:

@@ -96,7 +96,7 @@ class EpochDataset(IterableDataset[object]):
         Args:
             state: State of an earlier run.
             strict: Whether the order must be the same. With False, for a mix, its members, weights or batching may
-                have changed. Members that it had then continue where they were, with the next epoch.
+                have changed. Members that it had then continue where they were; inside an epoch, the next one begins.
 
         Raises:
             StateError: it is not a dict, or holds the state of an object of the trainer.

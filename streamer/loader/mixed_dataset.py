@@ -109,7 +109,12 @@ class MixedDataset(EpochDataset):
         return dict(self._members)
 
     def quotas(self, epoch: int | None = None) -> dict[str, int]:
-        """Returns the samples of each member in an epoch, over all ranks. By default in the next one."""
+        """Returns the samples of each member in an epoch, over all ranks. By default in the next one.
+
+        Raises:
+            ConfigError: the epoch is before the one in which the mix began.
+            StreamerError: a member cannot be opened.
+        """
         return dict(self._prepare_plain().quotas(self.epoch if epoch is None else epoch))
 
     def explain(self, batch_size: int, nodes: int = 1) -> str:

@@ -74,7 +74,7 @@ class Supply(ABC):
         """Starts a run at this batch of an epoch, and ends the run before.
 
         Raises:
-            StreamerError: without workers: the engine cannot be reached, or refuses the session.
+            StreamerError: without workers: the engine cannot be reached.
         """
 
     @abstractmethod

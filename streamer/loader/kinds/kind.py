@@ -148,8 +148,8 @@ class Ordering(ABC):
             note: Called with what was taken over and what was not, one sentence each.
 
         Raises:
-            ConfigError: this is not a mix.
-            StateError: the state is of another dataset.
+            ConfigError: this is not a mix, or its members cannot be mixed.
+            StateError: see `order.adopt.adopt`.
         """
         raise ConfigError("strict=False is for a MixedDataset; the order of one dataset is fixed", field="strict")
 
@@ -205,7 +205,7 @@ class Ordering(ABC):
             on_close: Called once, when the session is closed; not if it cannot begin.
 
         Raises:
-            StreamerError: the engine cannot be reached, or refuses the session.
+            StreamerError: see `StepSession`.
         """
         # Computed once for request and session: with 540 chunks it delays the first batch by 2 to 6 ms.
         begun = [stream.schedule(*start)]

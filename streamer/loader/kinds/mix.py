@@ -186,7 +186,7 @@ class MixOrdering(Ordering):
         self._spec = like
 
     def adopt(self, saved: Mapping[str, object], global_batch: int, note: Callable[[str], None]) -> State:
-        """See `Ordering`; the epoch after the saved one begins."""
+        """See `Ordering`; if the state is inside an epoch, the next epoch begins."""
         adopted = adopt(saved, self._request, self._sources, global_batch)
         for sentence in adopted.notes:
             note(sentence)

@@ -98,7 +98,8 @@ class StepSession(ABC):
         cache_full_hint: Text for the error of a cache that is too small: what else helps.
 
     Raises:
-        StreamerError: the engine cannot be reached, or refuses the session.
+        StreamerError: the engine cannot be reached, or the first schedule cannot be made. If the engine refuses the
+            session, the first `ready` or `wait` raises its error.
     """
 
     _session: Session

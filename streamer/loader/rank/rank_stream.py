@@ -315,14 +315,14 @@ class RankStream:
         return self._go_on(self._take_over(state))
 
     def adopt(self, state: Mapping[str, object]) -> tuple[int, int]:
-        """Goes on from a saved state of a mix that has changed since; the epoch after the saved one begins.
+        """Goes on from a saved state of a mix that has changed since; inside an epoch, the next epoch begins.
 
         Returns:
             The epoch and the number of its next batch.
 
         Raises:
-            ConfigError: this is not a mix.
-            StateError: the state is of another dataset.
+            ConfigError: this is not a mix, or its members cannot be mixed.
+            StateError: see `order.adopt.adopt`.
         """
 
         def note(sentence: str) -> None:
@@ -385,7 +385,7 @@ class RankStream:
 
         Raises:
             ConfigError: the dataset grows, and this is a worker of a plain DataLoader.
-            StreamerError: the engine cannot be reached, or refuses the session.
+            StreamerError: see `StepSession`.
         """
         self.ordering.check_share(share)
         rank = self.rank_config
