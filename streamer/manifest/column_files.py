@@ -166,7 +166,7 @@ def column_of(name: str, values: Sequence[object]) -> ColumnValues:
 
     Raises:
         ConfigError: values of several of these types or of another one, or whole numbers that fit neither all into
-            int64 nor all into uint64.
+            int64 nor all into uint64, or that are too large for a column of floats.
     """
     plain = [value.item() if isinstance(value, np.generic) else value for value in values]
     valid = np.fromiter((value is not None for value in plain), np.bool_, len(plain))
@@ -180,7 +180,13 @@ def column_of(name: str, values: Sequence[object]) -> ColumnValues:
             f"column {name!r} has values of type {kinds}: a column has numbers, texts or truth values", field="where"
         )
     if float in found:
-        return ColumnValues("float", valid, np.array([0 if value is None else value for value in plain], np.float64))
+        try:
+            floats = np.array([0 if value is None else value for value in plain], np.float64)
+        except OverflowError as error:
+            raise ConfigError(
+                f"column {name!r} has a whole number that is too large for its floats: {error}", field="where"
+            ) from error
+        return ColumnValues("float", valid, floats)
     numbers = [value or 0 for value in plain]
     if any(number not in _INT64 for number in numbers):
         if all(number in _UINT64 for number in numbers):

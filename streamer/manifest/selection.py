@@ -23,6 +23,7 @@ from streamer.base.splitmix import GAMMA, fold, fold_each, mix
 from streamer.errors import ConfigError, ManifestCorruptError, ManifestError
 from streamer.manifest.arrow_ipc.reader import map_table
 from streamer.manifest.chunking import hash_keys
+from streamer.manifest.columns import encode_text
 from streamer.manifest.condition import ColumnsOf, Condition
 from streamer.manifest.kept import KeptFiles
 from streamer.manifest.layout import selection_name
@@ -231,7 +232,7 @@ def _label_test(manifest: Manifest, labels: Sequence[int | str]) -> _Test:
         label
         for label in labels
         if (isinstance(label, str) and label not in numbers)
-        or (isinstance(label, int) and not -1 <= label < len(manifest.classes))
+        or (not isinstance(label, str) and not -1 <= label < len(manifest.classes))
     ]
     if unknown:
         raise ConfigError(f"labels={unknown!r} are not among the {len(manifest.classes)} classes", field="labels")
@@ -271,7 +272,7 @@ def _fraction_test(manifest: Manifest, fraction: object, seed: int) -> _Test:
     def test(ordinals: Int64Array) -> NDArray[np.bool_]:
         # A sample's identity is hashed, not its ordinal: the path of a raw file, or the place in its chunk.
         if manifest.whole_objects:
-            keys = [manifest.name(i).object_key.encode() for i in ordinals.tolist()]
+            keys = [encode_text(manifest.name(i).object_key) for i in ordinals.tolist()]
             base = hash_keys(keys)
             place = np.zeros(len(keys), np.uint64)
         else:

@@ -45,8 +45,10 @@ class BalanceSpec(msgspec.Struct, frozen=True):
     lengths: str = ""
 
     def __post_init__(self) -> None:
-        if self.rows < 1 or self.batch < 1:
+        if self.rows < 1:
             raise ConfigError(f"Balance: rows_per_rank={self.rows} must be at least 1", field="rows_per_rank")
+        if self.batch < 1:
+            raise ConfigError(f"Balance: a batch of {self.batch} samples; it must have at least 1", field="batch_size")
         # So that the cost of a superwindow of the longest rows stays below 2**62.
         if not (0 <= self.linear < 1 << 24 and 0 <= self.quadratic < 1 << 4 and self.linear + self.quadratic):
             raise ConfigError(

@@ -36,8 +36,9 @@ def module_docstrings() -> Iterator[tuple[Path, str]]:
 
 
 def find_named(name: str, module: Path) -> Path | None:
-    """Returns the file or folder that a docstring names from its own folder, the package or the repository."""
-    for base in (module.parent, PACKAGE, ROOT):
+    """Returns what a docstring names from its own folder, its room, the package or the repository."""
+    room = PACKAGE / module.relative_to(PACKAGE).parts[0]
+    for base in (module.parent, room, PACKAGE, ROOT):
         if (base / name).exists():
             return base / name
     return None

@@ -48,9 +48,10 @@ class Growing:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ConfigError(f"{name}={value!r} must be a whole number of at least 1", field=name)
-        if isinstance(self.round_bytes, (str, int)):
+        rounds: object = self.round_bytes
+        if isinstance(rounds, str | int):
             self.bytes_per_round()
-        elif not all(type(added) is int and added >= 0 for added in self.round_bytes):
+        elif not isinstance(rounds, Sequence) or not all(type(added) is int and added >= 0 for added in rounds):
             raise ConfigError(
                 'round_bytes= must be "auto", bytes as "20GB", or the list of loader.admissions', field="round_bytes"
             )

@@ -1,4 +1,4 @@
-"""Tests of Order, Index, Skip, Decode, Homogeneous and Folder: checked when made, and shown as they were written."""
+"""Grouped arguments (Order, Growing, Index, Skip, Decode, Homogeneous, Folder): checked when made, shown as written."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from streamer import Decode, Homogeneous, Index, MixedDataset, Order, Skip, StreamingDataset
+from streamer import Decode, Growing, Homogeneous, Index, MixedDataset, Order, Skip, StreamingDataset
 from streamer.errors import ConfigError
 from streamer.formats import Folder
 
@@ -28,6 +28,8 @@ from streamer.formats import Folder
         (Index, {"max_seconds": float("nan")}, "max_seconds=nan is not a number of seconds"),
         (Index, {"damaged": "ignore"}, "damaged='ignore'"),
         (Index, {"on_change": "ignore"}, "on_change='ignore'"),
+        (Growing, {"reuse": 2, "epoch_samples": 8, "round_bytes": 1.5}, 'round_bytes= must be "auto"'),
+        (Growing, {"reuse": 2, "epoch_samples": 8, "round_bytes": None}, 'round_bytes= must be "auto"'),
         (Skip, {"budget": -1}, "budget=-1 is below 0"),
         (Decode, {"rule": "pil"}, "decode='pil'"),
         (Decode, {"allow_pickle": "no"}, "allow_pickle='no' is neither True nor False"),

@@ -112,3 +112,9 @@ def test_types_of_columns():
     """Whole numbers and floats are a column of floats, and a column of missing values is one of texts."""
     assert column_of("c", [1, 2.5, None]).kind == "float"
     assert column_of("c", [None]).kind == "text"
+
+
+def test_a_whole_number_that_no_float_holds_is_a_config_error():
+    """A column of floats with a whole number above their range is refused with its name."""
+    with pytest.raises(ConfigError, match="column 'width' has a whole number that is too large"):
+        column_of("width", [1.0, 10**400])

@@ -173,3 +173,11 @@ def test_a_damaged_selection_is_written_again(tar_manifest, caplog):
         assert Selection.open(tar_manifest, selection.digest, verify=True).samples == 10
         assert len(caplog.messages) == 1
         caplog.clear()
+
+
+def test_numpy_labels_are_looked_up_as_whole_numbers_are(file_manifest):
+    """A label that is one of numpy's integers selects its class, and is refused if there is no such class."""
+    of_numpy = Selection.create(file_manifest, Where(labels=[np.int64(3)]))
+    assert of_numpy.ordinals.tolist() == Selection.create(file_manifest, Where(labels=[3])).ordinals.tolist()
+    with pytest.raises(ConfigError, match="are not among the"):
+        Selection.create(file_manifest, Where(labels=[np.int64(99)]))
