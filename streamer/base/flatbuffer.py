@@ -18,7 +18,7 @@ _MOST_TABLES: Final = 10_000
 
 
 class FlatbufferError(ValueError):
-    """Raised for bytes that are no table, lack a field that is needed, or point outside of the buffer."""
+    """Raised for bytes that are no table, lack a needed field, have too many tables or point outside of the buffer."""
 
 
 class Table:
@@ -102,7 +102,10 @@ class Table:
         return np.frombuffer(self._content, dtype, count, start) if count else np.empty(0, dtype)
 
     def find_structs(self, field: int) -> int:
-        """Returns the offset of the first item of a field that is a vector; 0 if the table does not have it."""
+        """Returns the offset of the first item of a field that is a vector; 0 if the table does not have it.
+
+        It does not check that the items are inside the buffer.
+        """
         return self._vector(field, 0)[0]
 
     def text(self, field: int) -> str:

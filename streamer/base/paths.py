@@ -1,7 +1,7 @@
 """Makes local paths absolute, so that they mean the same to every process of a machine, and finds the user's home.
 
-Commands, `shards/` and the options of a dataset make what a user gives absolute; `store/credentials/` looks for the
-files of logins and keys in the home folder.
+Commands, `shards/` and the options of a dataset make what a user gives absolute. `store/credentials/` looks for the
+files of logins and keys in the home folder, and `streamer doctor` checks that there is one.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Makes temporary folders of runs, and removes those of killed runs by their locks.
 
-Packs (`shards/`) and the command `streamer index` (`cli/index_command.py`) work in such folders.
+Packs and checks of shards (`shards/`, `cli/shards/pack_command.py`) and the command `streamer index`
+(`cli/index_command.py`) work in such folders. `shards/spool.py` uses `is_own` for folders of its own.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ def open_temporary_folder(name: str) -> Iterator[Path]:
         name: part of the folder's name that says what runs, "pack".
 
     Raises:
-        OSError: the folder cannot be made.
+        OSError: the folder cannot be made or opened.
     """
     _remove_leftovers()
     while True:

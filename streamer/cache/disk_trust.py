@@ -74,8 +74,9 @@ class DiskTrust:
     async def examine(self, key: bytes, present: Collection[bytes]) -> IntegrityError | OSError | None:
         """Reads a chunk's whole file in the cache folder, and compares it with its checksums.
 
-        Counts a wrong copy, after the second of which the chunk is distrusted. After several unreadable files it reads
-        some others, and sets `is_given_up` if none of them can be read.
+        Counts a wrong or unreadable copy, after the second of which the chunk is distrusted. A file that is missing, or
+        that was not opened for lack of descriptors, does not count. After several unreadable files it reads some
+        others, and sets `is_given_up` if none of them can be read.
 
         Args:
             key: key of the chunk.

@@ -122,6 +122,7 @@ def clear(path: Path) -> int:
 
     Raises:
         CacheError: it cannot be used, or is not a cache folder (CacheVersionError); then nothing is removed.
+        OSError: a marker cannot be removed.
     """
     open_layer(path)
     freed = measure_usage(path)

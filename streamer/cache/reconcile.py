@@ -32,8 +32,8 @@ class Contents(msgspec.Struct):
         rows: row of each chunk by key; its dataset is "" if the catalog did not have the chunk.
         used: time of each dataset's last use, seconds since 1970, by digest.
         added: rows that the catalog does not have yet.
-        removed: keys of rows of the catalog without a whole file.
-        dropped: number of torn, truncated or foreign files, which were unlinked.
+        removed: keys of dropped files, and of rows of the catalog without a file.
+        dropped: number of torn, truncated, foreign or unreadable files. They were unlinked if the disk allowed it.
     """
 
     rows: dict[bytes, CatalogRow]
@@ -61,9 +61,9 @@ class Contents(msgspec.Struct):
 def reconcile(folder: CacheFolder, catalog: Catalog) -> Contents:
     """Opens the catalog and compares it with the files, which are right where the two differ.
 
-    If a file has no row, or another length than its row says, its header decides. A file whose header is wrong is
-    unlinked. The catalog is not written here but by the caller, later: 100,000 rows take half as long to write as
-    100,000 headers take to read, and the start does not wait for it.
+    If a file has no row, or another length than its row says, its header decides. A file whose header is wrong or
+    cannot be read is unlinked. The catalog is not written here but by the caller, later: 100,000 rows take half as long
+    to write as 100,000 headers take to read, and the start does not wait for it.
 
     Raises:
         OSError: the folder cannot be listed.

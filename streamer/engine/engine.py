@@ -150,7 +150,7 @@ class Engine:
         return digest
 
     async def read(self, digest: str, options: StoreOptions, chunk: int, span: tuple[int, int] | None) -> bytes:
-        """Returns the bytes `span` of a chunk, half-open, for a look at a sample; reads the store without the cache.
+        """Returns the bytes `span` of a chunk, half-open, for a look at a sample; caches no file.
 
         If `span` is None, returns the boundaries of a recoded chunk's entries.
 
@@ -231,8 +231,7 @@ class Engine:
         """Opens the session of a consumer; the callables are those of `EngineSession`.
 
         Raises:
-            ManifestError: a dataset is not here.
-            AccessDeniedError: a dataset is not served here.
+            ManifestError, AccessDeniedError, ConfigError: a dataset cannot be used, as `Datasets.get`.
             StateError: it disagrees with another session of its job.
         """
         for other in self.sessions.values():

@@ -25,7 +25,7 @@ class InFlight:
         sources: brings a chunk to the cache.
         publisher: removes the files of evicted chunks.
         tasks: group in which the tasks run.
-        finished: called when a fetch is over, with the error that ended it, or None.
+        finished: called when a fetch is over and was not cancelled, with the error that ended it, or None.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class InFlight:
         return len(self._fetches)
 
     def cancel(self) -> None:
-        """Cancels all fetches."""
+        """Cancels all fetches, and does not wait for their end."""
         for fetch in self._fetches.values():
             if fetch.task is not None:
                 fetch.task.cancel()

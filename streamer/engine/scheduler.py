@@ -66,8 +66,8 @@ class Settling:
 class PageCache:
     """Advises the kernel about the pages of single chunks, in tasks on the engine's loop.
 
-    A cache that fits into memory needs no advice: its pages stay. In a larger one, chunks that are needed soon are read
-    ahead, and the pages of used chunks are dropped, because they are not needed before the next epoch.
+    A cache of up to half of the memory needs no advice: its pages stay. In a larger one, chunks that are needed soon
+    are read ahead, and the pages of used chunks are dropped, because they are not needed before the next epoch.
     """
 
     def __init__(self, cache: ChunkCache, tasks: asyncio.TaskGroup) -> None:
@@ -77,7 +77,7 @@ class PageCache:
 
     @property
     def advises(self) -> bool:
-        """Whether there is more on the disk than the page cache can hold."""
+        """Whether the chunks on the disk take more than `MEMORY_SHARE` of the machine's memory."""
         return self._cache.space.charged_bytes > MEMORY_SHARE * self._memory_bytes
 
     def prefetch_pages(self, key: bytes) -> None:

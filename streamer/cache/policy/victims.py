@@ -51,7 +51,8 @@ class LastResort:
     def list_kept(self) -> Iterator[int]:
         """Yields kept chunks that no session references, scheduled or not, by rank, the lowest first.
 
-        The caller evicts each, or stops. Found rows are kept for the next call, which may miss chunks kept since then.
+        The caller evicts each, or stops. A call looks for at most `BATCH` of them, after those that an earlier call has
+        found and not yielded; among these, chunks kept since then are missing.
         """
         fresh = False
         while self._batch or not fresh:
@@ -118,7 +119,7 @@ class Victims:
         return sorted(over_quota, key=lambda one: one.quota_bytes - one.kept_bytes)
 
     def surplus(self, over_quota: list[ChunkGroup]) -> Iterator[int]:
-        """Yields evictable chunks of these datasets, as many as they keep above their quota."""
+        """Yields evictable chunks of each of these datasets, until it keeps no more than its quota without them."""
         for group in over_quota:
             surplus = group.kept_bytes - group.quota_bytes
             while surplus > 0 and (row := self._table.take_evictable(group)) is not None:

@@ -83,7 +83,7 @@ class ProcessCount:
         return self._fixed is None and self._max_count > 0
 
     def decide(self, load: Load, running: int, now: float) -> int:
-        """Returns how many processes there are to be from now on; one more than `running` at most.
+        """Returns how many processes there are to be from now on: `fixed`, or by the load 0, `running` or one more.
 
         Args:
             load: load since the last call.
