@@ -49,7 +49,7 @@ MAX_RESTORES = 4
 class ChunkCache:
     """Owns one cache folder. It is used on one loop, inside its `async with`, and works on files in threads of its own.
 
-    Entering it opens the folder, and raises as `open_folder` and `Layers` do. The engine sets the three callables.
+    Entering it raises as `open_folder`, `reconcile`, `Layers` and `DiskSpace` do. The engine sets the three callables.
 
     Attributes:
         config, root: the configuration, and the path of the folder in it.
@@ -309,7 +309,7 @@ class ChunkCache:
 
         Raises:
             CacheFullError: there is no room within the limit. The caller evicts, then tries again.
-            Exception: what `write` raises. There is no file then.
+            Exception: what `write` raises, or ClosedError if the cache is closed. There is no file then.
         """
         self._check_open()
         async with self._key_locks.hold([key]):
@@ -361,7 +361,7 @@ class ChunkCache:
     async def evict(self, keys: Iterable[bytes]) -> None:
         """Unlinks the files of chunks, in the folder or memory, which `path` does not find any more from here on.
 
-        Ignores unknown keys. Raises CacheError if a file could not be unlinked; its bytes stay counted.
+        Ignores unknown keys. Raises ClosedError, or CacheError if a file could not be unlinked: its bytes stay counted.
         """
         self._check_open()
         failed: dict[bytes, OSError] = {}

@@ -45,6 +45,9 @@ class DiskSpace:
         charged_bytes: bytes of the chunk files that are there, as `table.charge` counts them.
         files: number of these files.
 
+    Raises:
+        OSError: as `measure`, which is called when the object is made.
+
     Attributes:
         charged_bytes: bytes of chunk files, reserved ones included, as `table.charge` counts them.
         files: number of chunk files, reserved ones included.

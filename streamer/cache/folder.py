@@ -417,6 +417,7 @@ class Layers:
     Raises:
         CacheError: a layer cannot be read.
         CacheVersionError: a layer has another layout.
+        OSError: the chunk files of a layer cannot be listed.
     """
 
     def __init__(self, paths: Sequence[Path] = ()) -> None:

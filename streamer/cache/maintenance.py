@@ -71,6 +71,7 @@ def stat(path: Path) -> FolderStatistics:
 
     Raises:
         CacheError: it cannot be read, or is not a cache folder (CacheVersionError).
+        OSError: its files cannot be listed.
     """
     folder = open_layer(path)
     rows = Catalog(path / "catalog").peek()
@@ -97,7 +98,7 @@ def check(path: Path, *, repair: bool = False, progress: Progress | None = None)
 
     Raises:
         CacheError: it cannot be read, or is not a cache folder (CacheVersionError).
-        OSError: a damaged file cannot be unlinked.
+        OSError: the files cannot be listed, or a damaged one cannot be unlinked.
     """
     folder = open_layer(path)
     files = list(list_chunk_files(folder))

@@ -142,6 +142,7 @@ class RamFallback:
 
         Raises:
             CacheError: it does not fit into memory either, or there is no folder in memory.
+            ConfigError: `ulimit -f` is smaller than the file, or the group does not exist.
             OSError: the engine lacks descriptors or memory.
         """
         folder = await in_thread(pool, self.open)
@@ -256,7 +257,7 @@ def find_cache(config: CacheConfig, memory: Path = MEMORY_FOLDER) -> tuple[Cache
         The configuration, and a sentence for the user if the cache is in memory, otherwise "".
 
     Raises:
-        ConfigError: a limit of this process forbids to write, such as `ulimit -f`.
+        ConfigError: a limit of this process forbids to write, such as `ulimit -f`, or the group does not exist.
     """
     name = "at-" + hashlib.blake2b(os.fsencode(os.path.realpath(config.directory)), digest_size=8).hexdigest()
     remove_leftover_folders(memory)

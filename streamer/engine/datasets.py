@@ -178,8 +178,9 @@ class Dataset:
         for each object where objects are samples. Without the stamp that marks a checked manifest, the first batch of a
         warm start with a look-ahead of 826 chunks took 38 ms more (2026-11-29).
 
+        The chunk must exist (`key` checks that).
+
         Raises:
-            ManifestError: there is no such chunk.
             ManifestCorruptError: its key is that of another chunk.
         """
         if self._checked is None or self._checked[chunk]:

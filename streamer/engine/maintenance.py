@@ -4,13 +4,13 @@
 
     silent sessions      consumers that hang while others wait lose the protection of their look-ahead
     free space           the limit falls while other programs fill the disk, and rises again
-    scrub                every chunk is compared with its checksums, slowly
+    scrub                every chunk that no session holds is compared with its checksums, slowly
     open manifests       those that no session and no fetch uses are closed
     fetchers             those of credentials that no session has are closed
     manifests on disk    superseded and least recently used ones are removed (`manifests/manifest_store.py`)
     removed manifests    their chunks stay, belong to no dataset, and are evicted first
 
-An open manifest or fetcher stays if it was used since the last check but one. A later session opens one again: a
+An open manifest or fetcher stays if it was used since the last check. A later session opens one again: a
 manifest takes milliseconds, a fetcher one connection.
 """
 
@@ -133,7 +133,9 @@ async def remove_idle(engine: Engine, every_seconds: float = LOOK_SECONDS) -> No
 
 
 async def remove_idle_once(engine: Engine) -> None:
-    """Closes manifests and fetchers, and removes manifests from the disk, that were not used since the last call.
+    """Closes manifests and fetchers that were not used since the last call, and removes manifests from the disk.
+
+    Those on the disk are removed as by `ManifestStore.remove_idle`.
 
     Raises:
         OSError: the disk refused to remove a manifest; the next call tries again.

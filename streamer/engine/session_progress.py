@@ -6,7 +6,7 @@ order of `first`. A use has these states:
     future --hold--> held --(chunk is local, want >= first)--> open --(done > last)--> finished
 
 The reader may read the steps up to `last_ready_step`, whose uses are all open. `session.py` records the consumer's
-progress here, and `scheduler.py` the rest.
+progress here, and `scheduler.py` the rest. `tools/planning/simulate.py` uses it without an engine.
 """
 
 from __future__ import annotations
@@ -221,8 +221,8 @@ class SessionProgress:
         """Adds the schedule of an epoch, or a part of it, which is the last one if `complete`. Epochs come in order.
 
         Raises:
-            ProtocolError: it is no schedule of this dataset, or belongs to another epoch than the one that is
-                incomplete.
+            ProtocolError: it is no schedule of this dataset in the order of its steps, or belongs to another epoch than
+                the one that is incomplete.
         """
         chunk = part.chunk
         if not len(chunk) == len(part.first) == len(part.last):

@@ -122,6 +122,9 @@ class UrlAllowlist:
 
     Attributes:
         roots: resolved roots of urls, for the stores that open.
+
+    Raises:
+        AccessDeniedError: a configured url has a dot segment or control characters.
     """
 
     def __init__(self, datasets: Sequence[DatasetConfig] = (), *, refuse_local: bool = False) -> None:

@@ -111,7 +111,7 @@ class CachePolicy:
     # --- what exists -----------------------------------------------------------------------------------------
 
     def local(self, keys: ArrayLike, file_bytes: ArrayLike, dataset_id: str) -> None:
-        """Adds chunks that are on disk at the start. They count as kept. Call `fit()` once afterwards.
+        """Adds chunks that are on disk: at the start, or from an index. They count as kept. Call `fit()` afterwards.
 
         Args:
             keys: list of 16 bytes each, or array of (M, 16) uint8, S16 or V16.
@@ -131,7 +131,7 @@ class CachePolicy:
         self._table.state[rows[self._table.state[rows] == ChunkState.ABSENT]] = ChunkState.BELOW
 
     def fit(self) -> Freed:
-        """Evicts chunks that are not open until the limit is kept, also while settling."""
+        """Evicts chunks as `Partitions.shrink` does, so that the limit is kept; also while settling."""
         outcome = Outcome()
         self._partitions.shrink(self._admission.queues(), outcome)
         return self._partitions.translate(outcome)

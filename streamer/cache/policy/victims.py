@@ -192,7 +192,9 @@ class Victims:
                 yield other
 
     def least_harm_first(self, queues: Queues) -> Iterator[int]:
-        """Yields every local chunk that is not open and not the next one of a session, the least harmful first.
+        """Yields local chunks that are not open and not the next one of a session, the least harmful first.
+
+        Of those that are scheduled and in no look-ahead it finds at most `BATCH` (`LastResort.list_kept`).
 
         Args:
             queues: look-ahead of each session that is not silent.

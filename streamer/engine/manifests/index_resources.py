@@ -193,7 +193,12 @@ class IndexReader:
         return self._memory.hold(ranges)
 
     async def examine(self, asked: Examine) -> Examined:
-        """Reads a whole object and lets a recoder examine it; returns what it found. One object at a time is read."""
+        """Reads a whole object and lets a recoder examine it; returns what it found. One object at a time is read.
+
+        Raises:
+            StoreError: the store does not give the object.
+            ManifestError, ConfigError: as `RecoderPool.examine`.
+        """
         async with self._one_object:
             content = await self.read(Extent(asked.object, 0, asked.object.size))
             return await self._recoders.examine(asked, content)

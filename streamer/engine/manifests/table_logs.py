@@ -33,6 +33,7 @@ async def refuse_tables_around(
 
     Raises:
         ManifestError: there is such a log; the text says how to read the table.
+        AccessDeniedError, ConfigError: as `UrlAllowlist.options`.
     """
     # Imported late: an engine that finds its manifests starts sooner.
     from streamer.formats import AUTO

@@ -55,7 +55,7 @@ MAX_CRASHES = 6
 CRASHES_IN_COMPANY = 2
 # A chunk fails after this many crashes in isolated tries: the engine itself, which would be next, might crash as well.
 MAX_ISOLATED_CRASHES = 2
-# The engine's loop fetches by itself after this many processes in a row ended without having brought a chunk.
+# The engine's loop fetches by itself after this many processes in a row ended without an answer for a chunk.
 MAX_FAILED_STARTS = 3
 
 

@@ -75,7 +75,7 @@ class ProcessEndedError(Exception):
 
 
 class LocalError(Exception):
-    """Raised if a fetch process cannot write to the cache folder or read the manifest: the engine tries by itself."""
+    """Raised if fetch processes cannot write the file, read the manifest, or stay alive: the engine tries by itself."""
 
 
 class SharedBytes:
@@ -203,7 +203,7 @@ class FetchProcess:
             on_ready: called once, at the first message of the process, from which on it takes chunks.
 
         Raises:
-            OSError: the process cannot be started.
+            OSError, ConfigError: the process cannot be started, as `Child`.
         """
         loop = asyncio.get_running_loop()
         how = "not started"
