@@ -1,7 +1,7 @@
 """Joins the datasets of one session, so that their chunks are numbered as those of one dataset. Pure.
 
 `engine.py` makes a `Collection`, and `session.py` keeps it with the `Parts` of its session. All modules that work for
-sessions use the numbers of chunks in it, and `tools/planning/simulate.py` does without an engine.
+sessions use the numbers of chunks in it, and so does `tools/planning/simulate.py`, without an engine.
 """
 
 from __future__ import annotations

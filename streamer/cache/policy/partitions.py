@@ -343,7 +343,7 @@ class Partitions:
             outcome.victims.append(row)
 
     def shrink(self, queues: Queues, outcome: Outcome) -> None:
-        """Evicts `least_harm_first` into `outcome` until kept and transit fit into C, or it ends; also while settling."""
+        """Evicts `least_harm_first` into `outcome` until all fits into C, or it ends; also while settling."""
         if self.total_bytes <= self.limit_bytes:
             return
         for row in self._victims.least_harm_first(queues):
