@@ -26,7 +26,7 @@ Transform = Callable[[dict[str, Any]], Mapping[str, Any] | None]
 
 
 class Job(msgspec.Struct, frozen=True):
-    """One pack: the same job always writes the same bytes under the same names.
+    """One pack: the same job writes the same bytes under the same names; Parquet only with one version of pyarrow.
 
     Attributes:
         url: url of the destination, ending in a slash.

@@ -76,10 +76,10 @@ def pack(
 
     Args:
         source: urls of a dataset, in any format that is read. Or a `StreamingDataset`, of which the selected samples
-            are written, in the order of its manifest, with the fields of its annotations and joins, all as they are
-            stored, or with what its transform returns. Or an iterable of dicts: their bytes are written as
-            they are, texts as `name.txt`, an int named "label" or "cls" as `cls`, arrays as `name.npy`, all other
-            values together as one `json`. "__key__" is the sample's name.
+            are written, with the fields of its annotations and joins, all as they are stored, or with what its
+            transform returns. Or an iterable of dicts: in tars their bytes are written as they are, texts as
+            `name.txt`, an int named "label" or "cls" as `cls`, arrays as `name.npy`, all other values together as one
+            `json`. "__key__" is the sample's name.
         url: url of the shards, where nothing is yet, or an earlier run of the same pack.
         transform: gets each sample as a dict with its "__key__", files as bytes and other values decoded. It returns a
             dict as above, or None to leave the sample out. Samples of class folders have a "label".

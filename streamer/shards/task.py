@@ -66,7 +66,7 @@ class ShardTask(msgspec.Struct, frozen=True):
 def pack_shard(task: ShardTask) -> Receipt:
     """Writes and uploads one shard, and returns its receipt; a shard that is there already is not written again.
 
-    The same task always writes the same bytes under the same name.
+    The same task writes the same bytes under the same name; Parquet only with the same version of pyarrow.
 
     Raises:
         PackError: a sample cannot be written, or the disk is full.
@@ -183,7 +183,12 @@ class _Making:
         self._writer.flush()
 
     def _make_sample(self, stored: StoredSample) -> dict[str, Any]:
-        """Returns the sample as values by name: its key, the chosen fields under new names, and its annotations."""
+        """Returns the sample as values by name: its key, the chosen fields under new names, and its annotations.
+
+        Raises:
+            PackError: it lacks a wanted field.
+            DecodeError: a field cannot be decoded.
+        """
         key = stored.key
         made = {} if key is None else {KEY: key_of_file(key) if stored.is_file else key}
         try:

@@ -63,7 +63,7 @@ async def verify(
         url: url of the shards, ending in a slash.
         options: storage options as fsspec takes them.
         runner: runs tasks that read all samples. None means that one piece of each shard is read, by this process.
-        on_progress: called with the bytes read so far and those of all shards, if all samples are read.
+        on_progress: called after each shard that is read whole, with the bytes read so far and those of all shards.
 
     Raises:
         ObjectChangedError: a shard differs from the one written, or is gone. The error names it.

@@ -122,7 +122,12 @@ def _describe(codec: TrackCodec) -> tuple[TrackCodec, int, int, int]:
 
 
 def _aac(codec: TrackCodec) -> tuple[TrackCodec, int]:
-    """Reads the AudioSpecificConfig of AAC; returns the codec with rate and channels, and the samples of a packet."""
+    """Reads the AudioSpecificConfig of AAC; returns the codec with rate and channels, and the samples of a packet.
+
+    Raises:
+        DamagedError: it is cut off.
+        UnreadError: its object type or rate is not read.
+    """
     bits = "".join(f"{byte:08b}" for byte in codec.extradata)
     at = 0
 

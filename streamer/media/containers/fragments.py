@@ -210,7 +210,11 @@ class _Walk:
                 self._coming.setdefault(at, HEAD_BYTES)
 
     def _follow(self, at: int, read_from: Callable[[int], memoryview]) -> None:
-        """Notes box after box from byte `at` on, up to bytes that were not read, or to a box that is known."""
+        """Notes box after box from byte `at` on, up to bytes that were not read, or to a box that is known.
+
+        Raises:
+            UnreadError: the file has too many boxes, or too long an index.
+        """
         fragment = None
         while at + HEADER_BYTES <= self._size and at not in self._boxes:
             content = read_from(at)
@@ -360,6 +364,9 @@ def _tfhd(body: memoryview, start: int, end: int, tracks: Mapping[int, Runs]) ->
 
     Returns:
         The runs of the track, the byte from which its offsets count, and its defaults in this fragment.
+
+    Raises:
+        DamagedError: the box is cut off, or moov does not have the track.
     """
     flags, number = numbers(">II", body)
     if (runs := tracks.get(number)) is None:
@@ -386,6 +393,9 @@ def _trun(runs: Runs, body: memoryview, bases: tuple[int, int], defaults: Defaul
         bases: the byte from which an offset in the run counts, and where the packets begin if it has no offset.
         defaults: defaults of the track in this fragment.
         object_bytes: length of the file.
+
+    Raises:
+        DamagedError: the box is cut off, or the track has too many packets.
     """
     flags, count = numbers(">II", body)
     base, offset = bases

@@ -228,7 +228,7 @@ def _read_media(track: Track, content: memoryview) -> None:
 
 
 def _read_entries(body: memoryview) -> list[bytes]:
-    """Returns the sample entries in the body of stsd, 64 at most."""
+    """Returns the sample entries in the body of stsd, 64 at most; raises DamagedError if one is longer than the box."""
     [count] = numbers(">I", body, 4)
     at = 8
     found = []

@@ -216,7 +216,7 @@ class AudioClip(MediaDecoder):
         StreamingDataset(url, decode={"flac": AudioClip()})
 
     The value of the field is a dict as the fields of `Audio`: "audio", float32 [channels, n] from -1 to 1,
-    "sample_rate" and "start_seconds". WAV of PCM needs no library; other files need PyAV, which reads what FFmpeg does.
+    "sample_rate" and "start_seconds". WAV of PCM needs no library; PyAV reads most other files that FFmpeg does.
 
     Attributes:
         seconds: length of the window, filled with zeros where the file is shorter. None means the whole file.

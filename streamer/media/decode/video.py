@@ -115,7 +115,7 @@ class Frames(MediaDecoder):
 @check_options
 @dataclass(frozen=True)
 class VideoClip(MediaDecoder):
-    """Decodes a clip of a whole video, in any container that FFmpeg reads: uint8, RGB, [frames, 3, height, width].
+    """Decodes a clip of a whole video, in most containers that FFmpeg reads: uint8, RGB, [frames, 3, height, width].
 
         StreamingDataset(url, decode={"mp4": VideoClip(16, start="random", size=(224, 224))})
 
