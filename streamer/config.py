@@ -167,7 +167,7 @@ class ServiceConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class PeersConfig:
-    """The engines that share their caches with this one. All of them need equal settings here, and the same token."""
+    """The engines that share their caches with this one; all need equal members, the same token, and TLS if one has."""
 
     # "off", "dns:name:port" (each address of a name), "slurm:port" (each node of the job), or "host:port,host:port".
     members: str = "off"

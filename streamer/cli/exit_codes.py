@@ -1,6 +1,7 @@
 """Defines the exit codes of all commands, and chooses the code of an error.
 
-Every command returns one of them; `main.py` chooses that of an error, and shows their meanings in the help.
+Every command returns one of them, and `main.py` chooses that of an error. It and `cache_command.py` show their meanings
+in the help.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Adds the options that several commands share, and parses their values. Used by the commands here and in `tools/`.
+"""Adds the options that several commands share, and parses their values.
+
+Used by the commands here and in `tools/`, by `dataset.py`, and by `main.py` for the logins in urls.
 
 Functions `add_...` add options to a parser or to a group of its help. Functions that argparse calls for a value raise
 `argparse.ArgumentTypeError`, which argparse shows as an error of the option.

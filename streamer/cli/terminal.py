@@ -1,7 +1,7 @@
 """Writes the output of all commands: with rich, if it is installed, on an interactive terminal, else as plain lines.
 
 `main.py` makes the terminal that each command gets. Names in the output may come from others. So control characters
-are written as escapes, and logins and signatures of urls are left out.
+are written as escapes, and in plain lines logins and signatures of urls are left out.
 """
 
 from __future__ import annotations

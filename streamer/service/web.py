@@ -57,8 +57,8 @@ _DATA_HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff
 # Longer texts are no number of seconds.
 _MAX_DIGITS = 12
 
-# Paths that are answered under any name of the host: scrapers and probes use names that only their cluster knows, such
-# as that of a Service.
+# Paths that are answered under any name of the host, unless it listens at loopback: scrapers and probes use names that
+# only their cluster knows, such as that of a Service.
 _OPEN = ("/metrics", "/healthz", "/readyz")
 _OTHER_NAME = "ask by an address, as localhost, or by this machine's own name: the header Host has another one"
 
@@ -135,8 +135,8 @@ async def serve_http(
 def is_own_name(name: str, host: str) -> bool:
     """Whether a name in a request is this server's: an address, localhost, the machine's name, or the configured host.
 
-    Other names are refused, or a page of any web site could read the answers: it would let a name of its own resolve to
-    this address (DNS rebinding), and a browser takes both for one origin.
+    The page and its data are refused to other names, or a page of any web site could read the answers: it would let a
+    name of its own resolve to this address (DNS rebinding), and a browser takes both for one origin.
 
     Args:
         name: value of the Host header, perhaps with a port.
@@ -185,7 +185,7 @@ def parse_seconds(text: str) -> int | None:
 def _application(
     look: Look, not_ready: NotReady, *, history: History | None, host: str, connections: BoundedConnections
 ) -> web.Application:
-    """Returns the application that answers GET for each path, and refuses requests under other names (421)."""
+    """Returns the application that answers GET for each path; refuses other names (421), but see `_OPEN`."""
     from aiohttp import web
 
     def ready(request: web.Request) -> web.Response:

@@ -252,7 +252,7 @@ class History:
     # ------------------------------------------------------------ what is shown
 
     def to_json(self, now: float, seconds: float = DEFAULT_SECONDS) -> bytes:
-        """Returns the last `seconds` of the history as the JSON that docs/deploy/monitoring.md describes.
+        """Returns the last `seconds` of the history, at most 43 days, as JSON; docs/deploy/monitoring.md describes it.
 
         Args:
             now: Unix time at which it ends.
