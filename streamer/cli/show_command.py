@@ -90,7 +90,7 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
     """Reads the sample, shows it, and writes --out.
 
     Raises:
-        ConfigError: there is no such sample, or its image or audio cannot be written.
+        ConfigError: an option is invalid, there is no such sample, or its image or audio cannot be written.
         StreamerError: the dataset cannot be indexed, or the sample cannot be read or decoded.
     """
     import numpy as np

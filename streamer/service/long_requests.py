@@ -110,7 +110,8 @@ class LongRequests:
         """Starts a task that answers a request, and has it among the client's `requests` until it is answered.
 
         Raises:
-            ProtocolError: the client has too many requests at once. All other errors are sent to the client.
+            ProtocolError: the client has too many requests at once. All other errors are sent to the client, and those
+                that are found at once start no task.
         """
         try:
             size = _count_letters(request.urls) if isinstance(request, GetManifest) else 0

@@ -125,7 +125,7 @@ async def find_objects(store: ObjectStore, url: str) -> list[ObjectRecord]:
     It reads whole pages of the listing until there are at least 1,000.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: there is none, or the store cannot list such a url.
         StoreError: the store cannot be listed.
     """
     found: list[ObjectRecord] = []
@@ -141,7 +141,13 @@ async def find_objects(store: ObjectStore, url: str) -> list[ObjectRecord]:
 async def measure_latency(store: ObjectStore, objects: Sequence[ObjectRecord], requests: int) -> Latency:
     """Measures the time to the first byte by `requests` small ranges, one after the other, after one that connects.
 
+    Args:
+        store: open store; the caller closes it.
+        objects: objects that are not empty, at least one.
+        requests: number of measured requests, at least 1.
+
     Raises:
+        ConfigError: the options or the environment make no usable request.
         StoreError: a request failed.
     """
     walk = itertools.cycle(objects)
@@ -169,6 +175,7 @@ async def measure_cell(
         seconds: Duration.
 
     Raises:
+        ConfigError: The options or the environment make no usable request.
         StoreError: An object is gone, the store refuses access, or more than `_Meter.MAX_ERRORS` requests failed.
     """
     client, connections, range_bytes = shape
@@ -224,7 +231,7 @@ async def measure_link(store: ObjectStore, objects: Sequence[ObjectRecord], seco
     """Measures a link for `seconds` with one connection, then as long with many.
 
     Raises:
-        StoreError: see `measure_latency` and `measure_cell`.
+        ConfigError, StoreError: see `measure_latency` and `measure_cell`.
     """
     latency = await measure_latency(store, objects, _QUICK_LATENCY_REQUESTS)
     one, many = [
@@ -260,7 +267,7 @@ class _Meter:
         self.errors: list[str] = []
 
     async def read_forever(self) -> None:
-        """Requests range after range until it is cancelled. Raises StoreError as `measure_cell` does."""
+        """Requests range after range until it is cancelled. Raises as `measure_cell` does."""
         while True:
             target, start, stop = next(self._walk)
             self.requests += 1

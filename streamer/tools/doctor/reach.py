@@ -190,7 +190,7 @@ async def _objects(store: ObjectStore, url: str) -> list[Finding]:
     """Returns findings about the first page of the listing, and about the first byte of its largest object.
 
     Raises:
-        StreamerError, OSError: the store cannot be read.
+        StreamerError, OSError: the url cannot be listed, or its largest object not be read.
     """
     started = time.monotonic()
     page: Sequence[ObjectRecord]
