@@ -147,7 +147,7 @@ class Child:
                 # Popen.kill would reap a child that has ended, and its peak bytes would be lost. A child that is not
                 # found has been reaped by a handler of SIGCHLD.
                 with suppress(ProcessLookupError):
-                    signal.pidfd_send_signal(self._exit_descriptor, signal.SIGKILL)
+                    linux.send_signal(self._exit_descriptor, signal.SIGKILL)
             elif self._process.returncode is None:
                 self._process.kill()
 

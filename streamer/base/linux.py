@@ -311,6 +311,15 @@ def pidfd(pid: int) -> int:
     raise OSError(errno.ENOSYS, "no pidfd_open")
 
 
+def send_signal(handle: int, number: signal.Signals) -> None:
+    """Sends a signal to the process of a handle of `pidfd`.
+
+    Raises:
+        ProcessLookupError: it has ended and was waited for.
+    """
+    signal.pidfd_send_signal(handle, number)  # type: ignore[attr-defined, unused-ignore]  # macOS has no handles
+
+
 def end_with_parent(parent: int) -> None:
     """Makes the kernel kill this process when the thread that started it ends; does nothing on other systems.
 

@@ -140,15 +140,16 @@ class EpochCell:
             return self._take() if ticket is None else self._join(ticket)
 
     def keep_rank(self, rank: int, world_size: int) -> None:
-        """Records as which rank the samples are read, and refuses it if another one was recorded.
+        """Records as which rank the samples are read, and refuses another one from then on.
 
         Raises:
-            StateError: the samples were read as another rank before. The new rank is recorded all the same.
+            StateError: the samples were read as another rank before.
         """
         with self._lock() as table:
             before = int(table["rank"]), int(table["world_size"])
-            table["rank"] = rank
-            table["world_size"] = world_size
+            if not before[1]:
+                table["rank"] = rank
+                table["world_size"] = world_size
         if before[1]:
             check_same_rank("This dataset", before, (rank, world_size))
 

@@ -115,9 +115,9 @@ def enter() -> str:
     Returns:
         What is not restricted, as words of a sentence, or "" if everything is restricted.
     """
-    lacks = []
+    lacks: list[str] = []
     # The kernel asks for this flag unless root sets filters, since a program of another user (setuid) could be misled.
-    if sys.platform != "linux" or ctypes.CDLL(None).prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0):
+    if platform.system() != "Linux" or ctypes.CDLL(None).prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0):
         return "files, network and processes"
     if not _restrict_paths():
         lacks.append("reading files")
@@ -128,8 +128,8 @@ def enter() -> str:
 
 def describe_gaps() -> str:
     """Returns what `enter` cannot restrict on this machine and why; "" if nothing. Restricts nothing itself."""
-    lacks = []
-    if sys.platform != "linux":
+    lacks: list[str] = []
+    if platform.system() != "Linux":
         return "files, network and processes: they need Linux"
     if _landlock_version() < 1:
         lacks.append("reading files: this kernel, or the container, has no Landlock")
@@ -174,7 +174,7 @@ def _allow(add: int, ruleset: int, path: str, allowed: int) -> None:
         allowed: bits of the rights.
     """
     try:
-        descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
+        descriptor = os.open(path, getattr(os, "O_PATH", 0) | os.O_CLOEXEC)
     except OSError:
         return
     try:

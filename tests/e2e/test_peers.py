@@ -101,7 +101,8 @@ async def until(reached: Callable[[], bool]) -> None:
 
 async def digests(engines: list[Engine], data: Path, **changes: object) -> set[str]:
     """Has each engine make its manifest, and returns the digests."""
-    request = GetManifest(0, [str(data)], "auto", chunk_bytes=CHUNK_BYTES, **changes)
+    asked = {"format": "auto", "chunk_bytes": CHUNK_BYTES, **changes}
+    request = GetManifest(0, [str(data)], **asked)
     return {await engine.manifest(request, lambda text, done, total: None) for engine in engines}
 
 

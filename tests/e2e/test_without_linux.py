@@ -79,7 +79,7 @@ def test_the_quickstart_runs(tmp_path_factory: pytest.TempPathFactory) -> None:
     assert lines[5] == "2 batches are left of the epoch"
     assert lines[-5:-2] == ["64 samples", "64 samples, no other process", "64 from a tar"]
     assert lines[-2] == "96 of a growing dataset"
-    assert re.match(r"num_workers .*need epoll.*use num_workers=0", lines[-1])
+    assert re.match(r"num_workers .*need select\.epoll.*use num_workers=0", lines[-1])
 
 
 @pytest.mark.slow

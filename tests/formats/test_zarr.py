@@ -118,6 +118,7 @@ def test_arrays_by_name():
         (array(codecs=sharding(codecs=sharding())), "sharding_indexed"),
         (array(codecs=sharding(chunk_shape=2)), "not described"),
         (array(fill_value=-1), "fill value -1"),
+        (array(fill_value=[1, 2]), r"fill value \[1, 2\].*several numbers"),
         (array(fill_value="0x100"), "fill value '0x100'"),
         (array(storage_transformers=[{}]), "transformers"),
         (array(chunk_key_encoding={"name": "mine"}), "named as"),

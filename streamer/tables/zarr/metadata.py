@@ -199,7 +199,7 @@ def _array_3(found: _Array3) -> ZarrArray:
     codecs = [*codecs[:place], *codecs[place + 1 :]]
     dtype = np.dtype(order + _DTYPES[found.data_type])
     separator = encoding.configuration.get("separator", "/" if encoding.name == "default" else ".")
-    if encoding.name not in {"default", "v2"} or separator not in {"/", "."}:
+    if encoding.name not in {"default", "v2"} or separator not in ("/", "."):
         raise ArraysError(f"its objects are named as {encoding} says")
     start = f"c{separator}" if encoding.name == "default" else ""
     return ZarrArray(
@@ -312,7 +312,10 @@ def _fill(value: object, dtype: np.dtype[np.generic]) -> bytes:
             return int(value, 16).to_bytes(dtype.itemsize, "little" if dtype.str[0] != ">" else "big")
         if isinstance(value, str):
             value = float(value)
-        return np.array(0 if value is None else value, dtype).tobytes()
+        found = np.array(0 if value is None else value, dtype)
+        if found.ndim:
+            raise ValueError("it is several numbers")
+        return found.tobytes()
     except (TypeError, ValueError, OverflowError) as error:
         raise ArraysError(f"its fill value {value!r} is not one of {dtype}: {error}") from error
 

@@ -127,7 +127,7 @@ def _is_open(descriptor: int) -> bool:
 def _sandbox() -> Iterator[Finding]:
     """Checks calls and files that a container may lack, and the user's home."""
     try:
-        os.close(os.memfd_create("streamer-doctor"))
+        os.close(os.memfd_create("streamer-doctor"))  # type: ignore[attr-defined, unused-ignore]  # macOS
     except (AttributeError, OSError) as error:
         advice = "unlinked files of /dev/shm, or of TMPDIR, are used instead: give /dev/shm room"
         yield Finding("warning", "memfd_create", f"refused ({error})", advice)
