@@ -344,14 +344,17 @@ class Partitions:
 
     def shrink(self, queues: Queues, outcome: Outcome) -> None:
         """Evicts `least_harm_first` into `outcome` until all fits into C, or it ends; also while settling."""
-        if self.total_bytes <= self.limit_bytes:
-            return
-        for row in self._victims.least_harm_first(queues):
-            if self.total_bytes <= self.limit_bytes:
-                self.table.queue_evictable(row)
-                return
-            self._evict(row)
-            outcome.victims.append(row)
+        evicted = -1
+        while self.total_bytes > self.limit_bytes and evicted:
+            evicted = 0
+            # The list ends after `BATCH` kept chunks that sessions have ahead; another one has the next ones.
+            for row in self._victims.least_harm_first(queues):
+                if self.total_bytes <= self.limit_bytes:
+                    self.table.queue_evictable(row)
+                    return
+                self._evict(row)
+                outcome.victims.append(row)
+                evicted += 1
 
     # --- owners ----------------------------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ from streamer.cache.policy.answers import Admit, CachePart, Hit, Wait
 from streamer.cache.policy.cache_policy import CachePolicy
 from streamer.cache.policy.sessions import SessionOpening
 from streamer.cache.policy.table import charge
+from streamer.cache.policy.victims import BATCH
 from streamer.errors import CacheError, CacheFullError
 
 LENGTH = 4096
@@ -393,3 +394,15 @@ def test_many_chunks_are_no_burden() -> None:
     for chunk in range(1000):
         use(policy, "s", chunk)
     assert calls == 0
+
+
+def test_a_lower_limit_is_reached_at_once_however_many_chunks_are_scheduled() -> None:
+    """A limit far below what is kept holds after one call, also where a session still has all kept chunks ahead."""
+    chunks = 3 * BATCH
+    policy = policy_of(2 * chunks, a=chunks)
+    policy.open_session("s", "j", "a", COST, COST)
+    for chunk in range(chunks):
+        use(policy, "s", chunk)
+    policy.start_epoch("s", range(chunks))
+    policy.set_limit(BATCH // 4 * COST)
+    assert policy.statistics().kept_bytes <= BATCH // 4 * COST
