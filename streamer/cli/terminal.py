@@ -1,7 +1,7 @@
 """Writes the output of all commands: with rich, if it is installed, on an interactive terminal, else as plain lines.
 
 `main.py` makes the terminal that each command gets. Names in the output may come from others. So control characters
-are written as escapes, and in plain lines logins and signatures of urls are left out.
+are written as escapes, and logins and signatures of urls are left out.
 """
 
 from __future__ import annotations
@@ -58,9 +58,9 @@ class Terminal:
 
     def note(self, text: str) -> None:
         """Writes a line for the user, not for a script that reads the result, to the standard error, above any bar."""
-        text = without_controls(text)
+        text = _printable(without_controls(text))
         if self._bar is None:
-            print(_printable(text), file=self.err, flush=True)
+            print(text, file=self.err, flush=True)
         else:
             self._bar.line_above(text)
 
@@ -160,7 +160,7 @@ def _printable(text: str) -> str:
 
 
 def _escape_lines(text: str) -> str:
-    return without_controls(text).replace("\n", "\\n")
+    return _printable(without_controls(text).replace("\n", "\\n"))
 
 
 def amount(count: int, unit: str) -> str:

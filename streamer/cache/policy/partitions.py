@@ -344,17 +344,16 @@ class Partitions:
 
     def shrink(self, queues: Queues, outcome: Outcome) -> None:
         """Evicts `least_harm_first` into `outcome` until all fits into C, or it ends; also while settling."""
-        evicted = -1
-        while self.total_bytes > self.limit_bytes and evicted:
-            evicted = 0
-            # The list ends after `BATCH` kept chunks that sessions have ahead; another one has the next ones.
+        # The list ends after `BATCH` kept chunks that sessions have ahead; another one has the next of them.
+        before = -1
+        while self.total_bytes > self.limit_bytes and before != len(outcome.victims):
+            before = len(outcome.victims)
             for row in self._victims.least_harm_first(queues):
                 if self.total_bytes <= self.limit_bytes:
                     self.table.queue_evictable(row)
                     return
                 self._evict(row)
                 outcome.victims.append(row)
-                evicted += 1
 
     # --- owners ----------------------------------------------------------------------------------------------
 

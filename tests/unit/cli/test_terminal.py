@@ -88,3 +88,18 @@ def test_columns_of_words_are_left_aligned():
         "rank 0       1  decode: more workers",
         "rank 1      10  full ring",
     ]
+
+
+def test_no_secret_of_a_url_is_shown_on_a_terminal() -> None:
+    """A login or signature of a url is shown neither in a table nor in a note beside a bar, as in plain lines."""
+    out, err = _Screen(), _Screen()
+    terminal = Terminal(out, err)
+    url = "https://user:hunter2@host/a.tar?X-Amz-Signature=abcdef0123456789"
+    terminal.table(["url", "n"], [[url, "1"]])
+    with terminal.progress("reading", "bytes") as bar:
+        bar.update(1, 2, url)
+        terminal.note(f"left out: {url}")
+    shown = out.getvalue() + err.getvalue()
+    assert "host/a.tar" in shown
+    assert "hunter2" not in shown
+    assert "abcdef0123456789" not in shown
