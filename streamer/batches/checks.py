@@ -1,7 +1,7 @@
-"""Checks arguments that users give: each check raises a ConfigError that names the argument, its value and the rule.
+"""Checks arguments that users give: each raises a ConfigError that names the argument and the rule.
 
-The loader's datasets, views and options use it (`streamer/loader`), and the options of packing (`batches/rows`). `name`
-is the name of the argument everywhere.
+`check_state` raises a StateError instead. The datasets, loaders, views and options of `streamer/loader` use it, and the
+options of rows (`batches/rows`). `name` is the name of the argument everywhere.
 """
 
 from __future__ import annotations

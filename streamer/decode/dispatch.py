@@ -208,7 +208,7 @@ class SampleDecoder:
     def check(self, fields: Sequence[FieldSpec], codecs: Collection[str] = ()) -> None:
         """Refuses a dataset before its first sample is read: pickles that are not allowed, libraries that are missing.
 
-        Logs a warning for each name in the rule that no field has.
+        Logs a warning for each name in the rule that none of `fields` has, unless there are no `fields`.
 
         Args:
             fields: fields of the samples, or () where only the samples say which fields they have.

@@ -126,7 +126,10 @@ def png_pixels(content: Content) -> Content:
 
 
 def check_png(content: Content) -> None:
-    """Raises a ValueError if the checksum of a chunk that affects the pixels is wrong. Pillow does not check these."""
+    """Raises a ValueError if a chunk that affects the pixels is cut off or has a wrong checksum.
+
+    Pillow does not check these checksums.
+    """
     view = memoryview(content)
     at = 8
     while at + 12 <= len(view):
@@ -166,7 +169,10 @@ def jpeg2000_depths(content: Content) -> list[int]:
 
 
 def is_plain_jpeg2000(content: Content) -> bool:
-    """Whether Pillow returns the values of a JPEG 2000 as they are: unsigned, of at most 8 bits, without a palette."""
+    """Whether Pillow returns the values of a JPEG 2000 as they are.
+
+    It does if they are unsigned, of the same number of bits (at most 8) in each component, and without a palette.
+    """
     depths = jpeg2000_depths(content)
     return len(set(depths)) == 1 and 0 < depths[0] <= 8 and b"pclr" not in bytes(content[:_HEADER_BYTES])
 

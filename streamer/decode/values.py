@@ -1,7 +1,8 @@
 """Decodes texts, JSON, labels, and nested values: lists, structs and maps, as `streamer.formats` writes them.
 
 `decode/dispatch.py` chooses among these decoders by extension and kind, and decoders of tables use some of them. Packs
-write nested values as JSON with it (`streamer/shards`). Every decoder raises a ValueError for other bytes.
+write nested values as JSON with it (`streamer/shards`). Decoders raise a ValueError for other bytes, and a
+RecursionError for JSON that is nested too deeply. `NestedDecoder` lists its own errors.
 """
 
 from __future__ import annotations

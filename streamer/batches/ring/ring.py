@@ -190,6 +190,7 @@ class Ring:
 
         Raises:
             ConfigError: the memory could not be registered with CUDA, and that is required.
+            OSError: the memory cannot be mapped.
         """
         if slot.nbytes and self._pinner is not None:
             self._pinner.unregister(slot.number)

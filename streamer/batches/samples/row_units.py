@@ -54,8 +54,7 @@ class RowsOfBatch(BatchUnits):
         """Returns the rows by number. Documents that are missing are left out of theirs; `fill` is not called.
 
         Raises:
-            WorkerError: no document could be made.
-            DecodeError: the documents have different fields.
+            WorkerError, DecodeError: as `rows` of the assembler.
         """
         out = rows.all(self._count)
         documents, pieces = self._assembler.settle(cast("dict[int, Document]", made), self._pieces)

@@ -158,7 +158,8 @@ class ScatterReader:
     def begin(self, places: Mapping[int, SampleLocation], rows: Rows, at: Callable[[int], None]) -> None:
         """Reads the samples of a batch that are as long as the template, their arrays into rows.
 
-        Reads nothing if there is no template yet, if the slot is not known, or if the rows have other shapes.
+        Reads nothing if there is no template yet, if the slot is not known, if the rows have other shapes, or for 64
+        batches after one of which most samples did not match the template.
 
         Args:
             places: Places of the samples, by index in the batch.
@@ -207,7 +208,10 @@ class ScatterReader:
         return HeldSample(self._whole.data.toreadonly(), template, rows.row(index), self._count_in_place)
 
     def learn(self, content: memoryview, fields: Sequence[Field]) -> None:
-        """Makes the template for the next batch from the first sample of a batch that was read in the ordinary way."""
+        """Makes the template for the next batches from the first sample of a batch that is read in the ordinary way.
+
+        Keeps the old template if `begin` has read samples of this batch, or if the sample makes no template.
+        """
         if not self._learning:
             return
         self._learning = False

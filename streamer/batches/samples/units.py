@@ -85,8 +85,8 @@ class BatchUnits(ABC):
             fill: function that returns all samples, with other ones in place of those that are missing.
 
         Raises:
-            WorkerError: no sample of the batch could be made.
-            DecodeError: the documents of a row have different fields.
+            WorkerError: no sample of the batch, or no document of a bucket, could be made.
+            DecodeError: the documents of rows or of a bucket do not fit together.
         """
 
     @abstractmethod

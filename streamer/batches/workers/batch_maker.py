@@ -51,7 +51,7 @@ class MakerRules(msgspec.Struct, frozen=True):
         seed: seed of the dataset.
         collate_fn: the collate function, or None for torch's rules with buffers in place of tensors.
         on_error: "raise" lets the batch of a failed sample fail. "skip" replaces the sample by another one of the
-            batch.
+            batch, and leaves a document out of its row, unless the error is one that `may_skip` excludes.
         seed_globals: whether generators are seeded for user code. False where worker threads share them.
         ragged: fields that become `Ragged`.
         packing: how documents are packed into rows, which are the samples then.
@@ -83,7 +83,7 @@ class Loaded(msgspec.Struct):
         repeated: bool (samples,), which samples or rows repeat another one of the batch.
         members: names of the members of the batch, each with the index of its first sample; one dataset is "".
         rows: the rows of the slot, which may already contain arrays of the samples.
-        seeds: seed of each sample, or None if no user code runs that could draw.
+        seeds: seed of each sample, or None if no generators are seeded.
         made: the samples by index, in order once `load` has returned them. Of rows it has the documents until then.
         skipped: codes and errors of the samples that could not be made.
         slowest: code and nanoseconds of the slowest sample, (-1, 0) before the first one.
@@ -120,7 +120,8 @@ class BatchMaker:
     Args:
         source: makes the samples.
         rules: rules of making batches.
-        begin: called before each sample with (task, ordinal, monotonic nanoseconds), for the status page, or None.
+        begin: called with (task, ordinal, monotonic nanoseconds) before each sample, and before several samples of a
+            chunk are read together. None means that no status page is kept.
     """
 
     def __init__(
@@ -152,14 +153,14 @@ class BatchMaker:
             epoch: Epoch of the batch.
             batch: Number of the batch in the epoch.
             task: Number of the task, for `begin`.
-            left_out: ordinals that are not loaded. Other samples of the batch replace them.
+            left_out: ordinals that are not loaded. Other samples of the batch replace them. Of rows, they are missing.
             memory: Slot of the batch, to which arrays may be written directly, or None if it is not known yet.
 
         Raises:
             SampleFailedError: a sample could not be made, and is not skipped.
             ChunkUnreadableError: a chunk must be leased again.
             WorkerError: no sample could be made.
-            DecodeError: the documents of a row do not fit together.
+            DecodeError: the documents of rows or of a bucket do not fit together.
         """
         codes, repeated = self._source.batch(epoch, batch)
         members = self._source.first_of_each(codes)

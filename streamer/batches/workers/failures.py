@@ -39,16 +39,16 @@ def add_place(error: BaseException, pending: Pending, ordinal: int) -> BaseExcep
 
 
 def count_crash(pending: Pending, report: ExitReport) -> bool:
-    """Counts the crash of a worker on a batch; returns whether it was the last one that the batch is allowed.
+    """Counts the crash of a worker on a sample of a batch; returns whether it was the last one that is allowed on it.
 
-    A crash between tasks, or while another batch was made, is not counted.
+    Crashes between two samples of the batch are counted together. A crash between tasks, or while another batch was made, is not counted.
     """
     doing = report.doing
     return doing.task == pending.task and pending.count_crash(doing.ordinal) >= MAX_CRASHES_PER_SAMPLE
 
 
 def explain_crashes(pending: Pending, what: str, report: ExitReport, timeout_seconds: float) -> WorkerError:
-    """Returns the error for a sample, or a batch, on which every worker crashes or exceeds the timeout.
+    """Returns the error for a sample, or a batch, on which two workers crashed or exceeded the timeout.
 
     Args:
         pending: The batch.

@@ -128,7 +128,12 @@ _Message = TypeVar("_Message")
 
 
 def send(end: MessageSocket, message: Control | Request | Reply, descriptors: list[int] | None = None) -> bool:
-    """Sends a message. Returns False if the other end is closed."""
+    """Sends a message. Returns False if the other end is closed.
+
+    Raises:
+        BlockingIOError: the socket does not block, and the other end has not read what was sent before.
+        OSError: the message is longer than the kernel takes.
+    """
     return end.send(msgspec.msgpack.encode(message), descriptors or ())
 
 
@@ -137,6 +142,7 @@ def receive(end: MessageSocket, decoder: msgspec.msgpack.Decoder[_Message]) -> t
 
     Raises:
         BlockingIOError: the socket does not block, and there is no message.
+        ConfigError: this process can take no further descriptor.
     """
     if (received := end.receive(max_descriptors=_DESCRIPTORS)) is None:
         return None
@@ -149,6 +155,7 @@ def memory_file(name: str, content: msgspec.Struct) -> int:
 
     Raises:
         ConfigError: no such file can be made.
+        OSError: this process may have no more descriptors, or there is no memory.
     """
     descriptor = linux.memory_file(name)
     os.pwrite(descriptor, msgspec.msgpack.encode(content), 0)

@@ -151,7 +151,11 @@ class WorkerHandle:
         return f"WorkerHandle({self.number}, {kind}, {len(self.tasks)} tasks)"
 
     def answers(self) -> Iterator[Answer | None]:
-        """Yields the messages that have arrived, without waiting, and at last None if the worker's end is closed."""
+        """Yields the messages that have arrived, without waiting, and at last None if the worker's end is closed.
+
+        Raises:
+            ConfigError: this process can take no further descriptor.
+        """
         while True:
             try:
                 received = self.channel.receive()

@@ -251,7 +251,12 @@ class Channel:
         self._end.set_blocking(blocking)
 
     def send(self, message: Message, descriptor: int = -1) -> bool:
-        """Sends a message, with a descriptor unless that is -1. Returns False if the other end is closed."""
+        """Sends a message, with a descriptor unless that is -1. Returns False if the other end is closed.
+
+        Raises:
+            BlockingIOError: the channel does not block, and the other end has not read what was sent before.
+            OSError: the message is longer than the kernel takes.
+        """
         return self._end.send(_encode(message), (descriptor,) if descriptor >= 0 else ())
 
     def receive(self) -> tuple[Message, int] | None:
@@ -259,6 +264,7 @@ class Channel:
 
         Raises:
             BlockingIOError: the channel does not block, and there is no message.
+            ConfigError: this process can take no further descriptor.
         """
         if (received := self._end.receive(max_descriptors=1)) is None:
             return None
