@@ -39,7 +39,7 @@ def add_place(error: BaseException, pending: Pending, ordinal: int) -> BaseExcep
 
 
 def count_crash(pending: Pending, report: ExitReport) -> bool:
-    """Counts the crash of a worker on a sample of a batch; returns whether it was the last one that is allowed on it.
+    """Counts the crash of a worker on a sample of a batch; returns whether it was the last one allowed.
 
     Crashes between two samples of the batch are counted together. A crash between tasks, or while another batch was made, is not counted.
     """
