@@ -151,7 +151,7 @@ def field_value(wanted: str, fields: Mapping[str, Field], decoder: SampleDecoder
         single numbers only so.
 
     Raises:
-        DecodeError: The bytes of the field are damaged.
+        DecodeError: The bytes of the field are damaged, or its kind has no decoder.
         ConfigError: The field is a pickle that is not allowed, or a library is missing.
         MissingFieldError: The sample has no such field.
         MissingPartError: The field has no such part.

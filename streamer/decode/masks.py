@@ -27,6 +27,8 @@ _FIRST_LETTER = 48
 def coco_masks(sample: Mapping[str, Any]) -> NDArray[np.uint8]:
     """Returns the masks of a sample's objects: uint8 (objects, height, width), 1 inside of the object and 0 outside.
 
+    Polygons of fewer than three points are left out.
+
         annotations=Annotations(url, fields=["boxes", "labels", "segmentation", "height", "width"])
 
     Args:

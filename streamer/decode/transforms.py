@@ -118,6 +118,7 @@ class OnField:
         Raises:
             ConfigError: the sample has no such field, the field is not an image, or other fields would not move with
                 it.
+            Exception: an error of a step.
         """
         name = find_image_field(self.field, sample, f"transform: sample {sample.get('__key__')!r}")
         if not isinstance(sample[name], np.ndarray):

@@ -31,10 +31,10 @@ _TORCH_KINDS: Final = frozenset(["b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4",
 def collate(samples: Samples) -> object:
     """Collates at least one sample as `default_collate` does, with a `Buffer` in place of each tensor.
 
-    A list of texts or of bytes becomes a `StringsBuffer`.
+    A list of texts, of bytes or of `Raw` becomes a `StringsBuffer`.
 
     Raises:
-        TypeError, RuntimeError, ValueError: exactly as torch raises for the same samples.
+        TypeError, RuntimeError, ValueError, KeyError, OverflowError: as torch raises for the same samples.
         ConfigError: a sample with a "__key__" lacks a field of the first one (torch: a KeyError).
     """
     first = samples[0]

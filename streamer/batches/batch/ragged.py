@@ -49,7 +49,7 @@ def collate_ragged(samples: Samples, fields: Sequence[str]) -> dict[object, obje
 
     Raises:
         ConfigError: a sample is no dict or lacks one of the fields, or the values of a field cannot be joined.
-        TypeError, RuntimeError, ValueError: errors of `collate` over the other fields.
+        Exception: an error of `collate` over the other fields.
     """
     mappings = _check_mappings(samples, fields)
     rest = collate([{key: value for key, value in sample.items() if key not in fields} for sample in mappings])
@@ -66,7 +66,11 @@ def collate_ragged(samples: Samples, fields: Sequence[str]) -> dict[object, obje
 def join_ragged(samples: Samples, fields: Sequence[str]) -> dict[object, object]:
     """Collates dicts as `default_collate` does, but each of `fields` becomes a `Ragged` of tensors.
 
-    For batches that the trainer makes itself (`num_workers=0`). Raises the errors of `collate_ragged`.
+    For batches that the trainer makes itself (`num_workers=0`).
+
+    Raises:
+        ConfigError: as `collate_ragged`, for the samples and the values of `fields`.
+        Exception: an error of `default_collate` over the other fields.
     """
     import torch
     from torch.utils.data import default_collate

@@ -125,7 +125,7 @@ class WritableBatch:
         claimed: fields whose arrays are in their rows already.
 
     Raises:
-        Exception: the error of cloudpickle, because it cannot pickle an object of the structure either.
+        Exception: an object of the structure cannot be pickled.
     """
 
     def __init__(self, structure: object, rows: Rows = NO_SLOT) -> None:

@@ -4,7 +4,7 @@ The maker of samples (`batches/samples/maker.py`) and the maker of batches (`bat
 and the loader warns of generators that cannot be seeded (`loader/options/loader_options.py`).
 
 Transforms that take `rng` get a generator. The global generators, and those that user code holds, are seeded before
-each call of user code. Every worker has a copy of a generator that user code holds: without a seed, all workers would
+each call of user code, unless worker threads share them. Every worker has a copy of a generator that user code holds: without a seed, all workers would
 draw the same numbers, and which sample gets which of them would depend on the time. The user's objects are looked at
 once, before the first sample; nothing is called.
 """
@@ -53,7 +53,7 @@ class OwnGenerators:
 
     Attributes:
         found: functions that seed the generators, one for each.
-        refused: names of the types of generators that cannot be seeded.
+        refused: types of the generators, and methods ("type.method") of other objects, that take no plain seed.
     """
 
     def __init__(self, user_code: Iterable[object]) -> None:

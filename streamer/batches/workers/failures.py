@@ -41,7 +41,8 @@ def add_place(error: BaseException, pending: Pending, ordinal: int) -> BaseExcep
 def count_crash(pending: Pending, report: ExitReport) -> bool:
     """Counts the crash of a worker on a sample of a batch; returns whether it was the last one allowed.
 
-    Crashes between two samples of the batch are counted together. A crash between tasks, or while another batch was made, is not counted.
+    Crashes between two samples of the batch are counted together. A crash between tasks, or while another batch was
+    made, is not counted.
     """
     doing = report.doing
     return doing.task == pending.task and pending.count_crash(doing.ordinal) >= MAX_CRASHES_PER_SAMPLE
