@@ -48,11 +48,11 @@ class WaitNotice:
         Args:
             wait: Function that waits for at most the seconds that it is called with, then raises a TimeoutError. With
                 None it waits without a limit. It is called again after the first TimeoutError.
-            what: Function that describes what it waits for ("" logs nothing). Called after `NOTICE_SECONDS`, at most
-                once in `AGAIN_SECONDS`.
+            what: Function that describes what it waits for ("" logs nothing). Called after `NOTICE_SECONDS`, unless
+                this object has logged a line within `AGAIN_SECONDS`.
 
         Raises:
-            Exception: an error of `wait`. Its TimeoutError after `NOTICE_SECONDS` is caught.
+            Exception: an error of `wait`. Its first TimeoutError is caught, unless it is a StreamerError.
         """
         try:
             return wait(NOTICE_SECONDS)

@@ -3,8 +3,8 @@
 `decode/dispatch.py` chooses among these decoders. The readers and assemblers of batches use `Row` and the layout of
 plain arrays (`streamer/batches`). `ArrayDecoder` is public.
 
-Decoders raise a ValueError for bytes that are not what their name says, are truncated, or would have to be unpickled.
-Those of arrays use a writable buffer in place instead of copying it.
+Decoders raise an error, mostly a ValueError, for bytes that are not what their name says, are truncated, or would have
+to be unpickled. Those of arrays use a writable buffer in place instead of copying it.
 """
 
 from __future__ import annotations
@@ -164,7 +164,7 @@ def decode_npz(content: Content) -> dict[str, Array]:
 
     Raises:
         ValueError: an array would have to be unpickled, or they have more than `MAX_NPZ_BYTES` bytes.
-        zipfile.BadZipFile: the archive is damaged.
+        Exception: the archive is damaged: zipfile.BadZipFile, zlib.error and others.
     """
     with np.load(io.BytesIO(content), allow_pickle=False) as archive:
         if (total := sum(entry.file_size for entry in archive.zip.infolist())) > MAX_NPZ_BYTES:

@@ -4,9 +4,9 @@ The maker of samples (`batches/samples/maker.py`) and the maker of batches (`bat
 and the loader warns of generators that cannot be seeded (`loader/options/loader_options.py`).
 
 Transforms that take `rng` get a generator. The global generators, and those that user code holds, are seeded before
-each call of user code, unless worker threads share them. Every worker has a copy of a generator that user code holds: without a seed, all workers would
-draw the same numbers, and which sample gets which of them would depend on the time. The user's objects are looked at
-once, before the first sample; nothing is called.
+each call of user code, unless worker threads share them. Every worker has a copy of a generator that user code holds:
+without a seed, all workers would draw the same numbers, and which sample gets which of them would depend on the time.
+The user's objects are looked at once, before the first sample; nothing is called.
 """
 
 from __future__ import annotations

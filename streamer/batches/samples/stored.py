@@ -72,6 +72,7 @@ class StoredReader:
             ChunkUnreadableError: Bytes are missing or wrong.
             DecodeError: The sample cannot be opened, lacks annotations that it must have, or has a field with the name
                 of an annotation or of a field of a join.
+            StreamerError: another error of the source of the bytes or of the format.
         """
         ordinal = place.ordinal
         content = self._content.read(place)

@@ -90,7 +90,11 @@ class SlotMemory:
         self._slots: dict[int, tuple[memoryview, int]] = {}
 
     def add(self, slot: int, descriptor: int) -> None:
-        """Maps the memory of a slot in place of an earlier one, and closes the descriptor."""
+        """Maps the memory of a slot in place of an earlier one, and closes the descriptor.
+
+        Raises:
+            OSError: the memory cannot be mapped.
+        """
         try:
             count = os.fstat(descriptor).st_size
             self._slots[slot] = memory.map_memfd(descriptor, count), count
@@ -112,7 +116,8 @@ class SlotMemory:
         """Makes new memory for a slot, or for NO_SLOT; returns it with its descriptor, which the caller closes.
 
         Raises:
-            ConfigError: there is not enough memory for `nbytes` bytes.
+            ConfigError: there is not enough memory for `nbytes` bytes, or none can be made.
+            OSError: the memory cannot be mapped.
         """
         spare = nbytes // _SPARE_SHARE if slot != NO_SLOT else 0
         count = memory.align_to_page(nbytes + spare)
