@@ -33,6 +33,9 @@ def collate_rows(rows: Sequence[Row]) -> dict[str, object]:
         documents where the tokens of all rows are put one after the other; the padding of a row counts as a document.
         "max_seqlen" is the length of the longest of these documents, an int. The other fields have one value for each
         document, arrays as `Ragged`. A bucket keeps its fields, see `Buckets`.
+
+    Raises:
+        Exception: the rows have different fields, or an error of `default_collate` or `join_ragged`.
     """
     import torch
     from torch.utils.data import default_collate

@@ -94,6 +94,7 @@ class OpenedDataset:
         Raises:
             ManifestError: a manifest, the selection or a table of a join is missing.
             ManifestCorruptError: one of the files is damaged.
+            ConfigError: samples are packed, and the file with their lengths has changed.
         """
         manifest = open_held(path)
         selection = None

@@ -56,6 +56,9 @@ class WorkerPool:
     Attributes:
         workers: the workers that have been started and not reaped, by number.
         forked: the pool of the fork server from which workers are requested, or None if none is open.
+
+    Raises:
+        ConfigError: there is no shared memory for the status page.
     """
 
     def __init__(self, config: WorkerConfig) -> None:
@@ -181,11 +184,14 @@ class WorkerPool:
         )
 
     def find_status(self, handle: WorkerHandle) -> Doing:
-        """Returns the current task and sample of a worker."""
+        """Returns the current task and sample of a worker, or the last ones if it has ended."""
         return self._status_page.read(handle.number)
 
     def close(self) -> None:
-        """Ends all workers, and closes the shared memory and the pool of the fork server. Idempotent."""
+        """Ends all workers, and closes the shared memory and the pool of the fork server. Idempotent.
+
+        Threads are not waited for: each ends after its batch.
+        """
         for handle in self.workers.values():
             handle.stop()
         for handle in self.workers.values():
