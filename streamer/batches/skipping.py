@@ -133,7 +133,7 @@ class StoreBudget:
 
 
 def may_skip(error: BaseException) -> bool:
-    """Whether a sample caused the error, by its bytes or in user code, and not the engine, the cache or the store."""
+    """Whether a sample that raised the error may be skipped: a DecodeError, or an error that is not of this package."""
     return isinstance(error, DecodeError) or (isinstance(error, Exception) and not isinstance(error, StreamerError))
 
 
@@ -161,7 +161,7 @@ class SkipLedger:
     def note(self, skipped: Sequence[Skipped], step: int = 0, *, packed: bool = False) -> None:
         """Records and logs samples that were skipped in one batch.
 
-        It raises nothing. If the budget is spent, it notes at which batch `check` raises, with `shared` for all ranks.
+        If the budget is spent, it raises nothing, but notes at which batch `check` raises, with `shared` for all ranks.
 
         Args:
             skipped: the samples.

@@ -106,6 +106,7 @@ class RowRecipe(msgspec.Struct, frozen=True, kw_only=True):
 
         Raises:
             ManifestCorruptError: a file is damaged, or belongs to other data.
+            ConfigError: the file with the lengths of samples has changed.
         """
         raise NotImplementedError
 

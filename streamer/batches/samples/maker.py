@@ -212,6 +212,7 @@ class SampleMaker:
         Raises:
             ChunkUnreadableError: the sample's bytes are missing or wrong.
             DecodeError: the bytes cannot be decoded. The message names sample, object and decoder.
+            ConfigError: a pickle is not allowed, or a library is missing.
             WorkerError: user code has called `sys.exit`.
             Exception: the error of the transform, with a note that names the sample.
         """
@@ -243,7 +244,7 @@ class SampleMaker:
 
         Raises:
             ChunkUnreadableError: the sample's bytes are missing or wrong.
-            DecodeError, WorkerError: errors of `decode`.
+            DecodeError, ConfigError, WorkerError: errors of `decode`.
         """
         started = time.perf_counter_ns()
         content = self._content.read(place)
@@ -264,6 +265,7 @@ class SampleMaker:
         Raises:
             ChunkUnreadableError: bytes of a joined row are missing or wrong.
             DecodeError: the bytes cannot be decoded. The message names sample, object and decoder.
+            ConfigError: a pickle is not allowed, or a library is missing.
             WorkerError: a decoder has called `sys.exit`.
         """
         started = time.perf_counter_ns()
