@@ -239,6 +239,9 @@ class OrderRows(ABC):
             data: the dataset.
             global_batch: samples, or rows, of a batch over all ranks.
             nodes: number of machines.
+
+        Raises:
+            ConfigError: samples are counted, and the nodes cannot share the batch equally.
         """
 
 

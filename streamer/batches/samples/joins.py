@@ -164,6 +164,7 @@ class JoinReader:
         Raises:
             ChunkUnreadableError: bytes of a row are missing or wrong.
             DecodeError: a row cannot be decoded, or lacks a column.
+            ConfigError: a pickle is not allowed, or a library is missing.
             OSError: bytes of a row cannot be read for another reason. It is an error of the store, or a CacheError.
         """
         if ordinal not in self._read:

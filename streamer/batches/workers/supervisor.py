@@ -57,12 +57,16 @@ class Supervisor:
         return f"Supervisor({self.pool!r})"
 
     def start_first(self) -> None:
-        """Starts worker 0, unless there is a worker."""
+        """Starts worker 0, unless there is a worker.
+
+        Raises:
+            ConfigError: the fork server cannot be started.
+        """
         if not self.pool.workers:
             self._start(0)
 
     def start_another(self) -> None:
-        """Starts one more worker, unless all are there or too many are starting."""
+        """Starts one more worker, unless all are there or too many are starting; errors as of `start_first`."""
         missing = self.pool.missing
         starting = sum(not handle.ready for handle in self.pool.workers.values())
         if missing and starting < _STARTING:
