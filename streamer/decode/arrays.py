@@ -178,7 +178,8 @@ def decode_npz(content: Content) -> dict[str, Array]:
 def decode_safetensors(content: Content) -> dict[str, Array]:
     """Decodes the arrays of a safetensors file, by name.
 
-    Raises a ValueError if the file is damaged, or has a type that numpy lacks (bfloat16, floats of 8 bits).
+    Raises an error, mostly a ValueError, if the file is damaged, and a ValueError if it has a type that numpy lacks
+    (bfloat16, floats of 8 bits).
 
     Source: https://github.com/huggingface/safetensors, "Format".
     """

@@ -34,7 +34,7 @@ def collate(samples: Samples) -> object:
     A list of texts, of bytes or of `Raw` becomes a `StringsBuffer`.
 
     Raises:
-        TypeError, RuntimeError, ValueError, KeyError, OverflowError: as torch raises for the same samples.
+        TypeError, RuntimeError, ValueError, KeyError: as torch raises for the same samples.
         ConfigError: a sample with a "__key__" lacks a field of the first one (torch: a KeyError).
     """
     first = samples[0]
