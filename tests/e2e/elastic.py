@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 
-from streamer import MixedDataset, StreamingDataLoader, StreamingDataset, Weights
+from streamer import MixedDataset, Skip, StreamingDataLoader, StreamingDataset, Weights
 from streamer.errors import StreamerError
 
 
@@ -66,7 +66,10 @@ def main() -> None:
         weights = Weights(**task["dataset"]["weights"]) if "weights" in task["dataset"] else None
         dataset = MixedDataset(members, weights=weights)
     else:
-        dataset = StreamingDataset(task["url"], **where, **task["dataset"])
+        given = dict(task["dataset"])
+        if "on_error" in given:
+            given["on_error"] = Skip(**given["on_error"])
+        dataset = StreamingDataset(task["url"], **where, **given)
     with StreamingDataLoader(
         dataset,
         task["global_batch"] // world,
