@@ -18,7 +18,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from streamer.errors import ManifestError
+from streamer.errors import ManifestError, StreamerError
 from streamer.manifest.validation import open_and_verify
 
 _PREFIX = ".building-"
@@ -32,7 +32,7 @@ def workplace(root: Path) -> Iterator[Path]:
     Creates `root` if it is missing, and removes leftovers of killed writers first.
 
     Raises:
-        ManifestError: the folder cannot be made, or an OSError was raised inside.
+        ManifestError: the folder cannot be made, or an OSError that is not streamer's was raised inside.
     """
     try:
         root.mkdir(parents=True, exist_ok=True)
@@ -44,6 +44,8 @@ def workplace(root: Path) -> Iterator[Path]:
                 yield place
             finally:
                 shutil.rmtree(place, ignore_errors=True)
+    except StreamerError:  # some are OSErrors, such as those of a store that is read inside
+        raise
     except OSError as error:
         raise ManifestError(
             f"cannot write a manifest below {root}: {error.strerror or error}", path=str(root)

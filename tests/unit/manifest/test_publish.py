@@ -8,7 +8,7 @@ import shutil
 
 import pytest
 
-from streamer.errors import ManifestCorruptError
+from streamer.errors import ManifestCorruptError, ManifestError, ObjectNotFoundError
 from streamer.indexing.publish import publish_again
 from streamer.manifest.staging import settle, sweep, workplace
 from streamer.manifest.table import Manifest
@@ -112,3 +112,12 @@ async def test_the_slower_of_two_writers_takes_the_others_folder(tar_manifest, t
     place.mkdir()
     assert settle(place, tar_manifest.path) == tar_manifest.path
     open_and_verify(tar_manifest.path)
+
+
+def test_an_error_of_a_store_inside_a_workplace_keeps_its_type(tmp_path):
+    """A store's error that is an OSError, too, leaves a writer's folder as it is; others are ManifestErrors."""
+    with pytest.raises(ObjectNotFoundError, match="gone"), workplace(tmp_path):
+        raise ObjectNotFoundError("gone", url="s3://b/a")
+    with pytest.raises(ManifestError, match="cannot write a manifest"), workplace(tmp_path):
+        raise OSError(28, "No space left on device")
+    assert list(tmp_path.iterdir()) == []
