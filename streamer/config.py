@@ -78,7 +78,7 @@ def counted(count: int, unit: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class FetchConfig:
-    """Says how chunks are fetched from stores. Users can set `FETCH_SETTINGS`; the others vary in tests only."""
+    """Says how to fetch from stores. Users set `FETCH_SETTINGS`; others vary in tests, `window_start` by process."""
 
     # The client that reads S3 and web servers. "auto" is libcurl on Linux: against obstore 3,798 to 2,250 samples/s of
     # cold tars, 725 to 1,221 MB of memory, 56 % of the engine's CPU per sample (2 cores, 2026-11-23). It runs on one
@@ -218,12 +218,12 @@ class EngineConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class RankConfig:
-    """The place of this process among the ranks of a training job; one not below `world_size` is a ConfigError.
+    """The place of this process among the ranks of a training job; a rank outside 0..`world_size`-1 is a ConfigError.
 
     Attributes:
         rank, world_size: number of this process, and number of all.
         node, nodes: number of this machine, and number of all.
-        job: text that only the ranks of this job have in common; "" if no variable tells one.
+        job: text that all ranks of this job have in common, mostly no other job; "" if no variable tells one.
         master, note: host of rank 0, as torchrun names it, and a warning (`launchers.Place`); "" where there is none.
     """
 

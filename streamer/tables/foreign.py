@@ -70,7 +70,7 @@ def decode_pixels(content: memoryview) -> Stored:
     """Decodes an image of Pillow's pixels: uint32 width, height and length of the mode, then mode, pixels.
 
     Returns:
-        uint8, height x width x RGB, as `decode_image` returns encoded images. Modes with more than 8 bits per pixel
+        uint8, height x width x RGB, as `decode_image` returns encoded images. Modes with more than 8 bits per channel
         (I, F) are returned as uint16, int32 or float32, height x width, unchanged.
     """
     width, height, length = struct.unpack_from("<III", content)
@@ -233,7 +233,10 @@ _TAGS: dict[int, Callable[[_Nested], object]] = {
 
 
 def find_decoder(kind: str) -> Decoder | None:
-    """Returns what decodes fields of a kind that is in `streamer.decode.dispatch.ELSEWHERE`; None for another kind."""
+    """Returns what decodes fields of a kind, or None if this file has no decoder for it.
+
+    Not every kind that begins as `streamer.decode.dispatch.ELSEWHERE` says has one.
+    """
     name, _, inner = kind.partition(":")
     if name == "mds-ndarray":
         return partial(decode_mds_array, dtype=inner)
