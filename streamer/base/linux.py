@@ -1,5 +1,7 @@
 """Wraps calls that only Linux has, with plain substitutes for other systems; all rooms use these wrappers.
 
+Two calls are here that have no substitute: `map_file`, which any system has, and `send_signal`, which needs a `pidfd`.
+
 The substitutes suffice for the engine in the trainer's process (`engine="inline"`) and `num_workers=0`, over raw files
 and tars. Functions that Python lacks on other systems are looked up at run time, because a sandbox or another libc may
 lack them, too.
@@ -329,7 +331,7 @@ def end_with_parent(parent: int) -> None:
         parent: process id of the parent.
     """
     if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         if os.getppid() != parent:
             os._exit(0)
 

@@ -58,7 +58,7 @@ class FetchLimits:
             memory_bytes=max(1, int(self.memory_bytes * memory_share)),
         )
 
-    def limit(self, config: FetchConfig) -> FetchConfig:
+    def apply(self, config: FetchConfig) -> FetchConfig:
         """Returns these settings with the limits in place of their own."""
         return replace(config, **asdict(self))
 

@@ -267,7 +267,7 @@ class Fetcher:
 
     def limit(self, limits: FetchLimits) -> None:
         """Sets other limits of each endpoint, of those opened later, too; requests in flight go on."""
-        self._config = limits.limit(self._config)
+        self._config = limits.apply(self._config)
         for endpoint in self._endpoints.values():
             endpoint.limit(limits)
 

@@ -128,7 +128,7 @@ class FetcherSet:
 
     def limit(self, limits: FetchLimits) -> None:
         """Sets other limits, those of this process's share; requests in flight go on."""
-        self._config = limits.limit(self._config)
+        self._config = limits.apply(self._config)
         self.memory.resize(limits.memory_bytes)
         for pooled in self._open.values():
             pooled.fetcher.limit(limits)

@@ -231,8 +231,7 @@ def _label_test(manifest: Manifest, labels: Sequence[int | str]) -> _Test:
     unknown = [
         label
         for label in labels
-        if (isinstance(label, str) and label not in numbers)
-        or (not isinstance(label, str) and not -1 <= label < len(manifest.classes))
+        if (label not in numbers if isinstance(label, str) else not -1 <= label < len(manifest.classes))
     ]
     if unknown:
         raise ConfigError(f"labels={unknown!r} are not among the {len(manifest.classes)} classes", field="labels")

@@ -386,11 +386,12 @@ def read_packing(given: object) -> AnyPacking:
     if isinstance(given, RowOption):
         return given
     is_buckets = isinstance(given, Mapping) and not {"max_tokens", "budget"}.isdisjoint(given)
+    required = "max_tokens" if is_buckets else "length"
     option: type[Buckets | Packing] = Buckets if is_buckets else Packing
     names = [one.name for one in fields(option)]
     if isinstance(given, Mapping):
         given = replace_arguments(option.__name__, given)
-    if not isinstance(given, Mapping) or names[0] not in given or not set(given) <= set(names):
+    if not isinstance(given, Mapping) or required not in given or not set(given) <= set(names):
         raise ConfigError(
             f"packing={given!r} is not a streamer.Packing or Buckets, nor the arguments of {option.__name__}: "
             f"{', '.join(names)}",

@@ -375,7 +375,7 @@ class FetchPool:
             folder=str(self._folder.path),
             root_id=self._folder.root_id,
             permissions=self._folder.permissions,
-            fetch=limit_process(self._limits, count, single=False).limit(config),
+            fetch=limit_process(self._limits, count, single=False).apply(config),
             refuse_local=self._refuse_local,
         )
         process = FetchProcess(setup, self._pass_notice)
