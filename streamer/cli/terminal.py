@@ -50,7 +50,7 @@ class Terminal:
 
     def line(self, text: str = "") -> None:
         """Writes a line of the result to the standard output."""
-        print(_printable(without_controls(text)), file=self.out, flush=True)
+        print(_printable(text), file=self.out, flush=True)
 
     def draw(self, line: str) -> None:
         """Writes a line unchanged, since its control characters are colours that the command has set itself."""
@@ -58,7 +58,7 @@ class Terminal:
 
     def note(self, text: str) -> None:
         """Writes a line for the user, not for a script that reads the result, to the standard error, above any bar."""
-        text = _printable(without_controls(text))
+        text = _printable(text)
         if self._bar is None:
             print(text, file=self.err, flush=True)
         else:
@@ -66,8 +66,7 @@ class Terminal:
 
     def error(self, text: str) -> None:
         """Writes an error to the standard error, in one line."""
-        line = f"streamer: {' '.join(without_controls(text).split())}"
-        print(_printable(line), file=self.err, flush=True)
+        print(f"streamer: {' '.join(_printable(text).split())}", file=self.err, flush=True)
 
     @contextmanager
     def progress(self, title: str, unit: str) -> Iterator[ProgressLine]:
@@ -155,12 +154,12 @@ def plain_table(headers: Sequence[str], rows: Sequence[Sequence[str]], words: Se
 
 
 def _printable(text: str) -> str:
-    """Returns a text without secrets of urls, with escapes for bytes of names of files that are not UTF-8."""
-    return without_secrets(text).encode("utf-8", "backslashreplace").decode()
+    """Returns a text without secrets of urls, with escapes for control characters and for bytes that are not UTF-8."""
+    return without_secrets(without_controls(text)).encode("utf-8", "backslashreplace").decode()
 
 
 def _escape_lines(text: str) -> str:
-    return _printable(without_controls(text).replace("\n", "\\n"))
+    return _printable(text).replace("\n", "\\n")
 
 
 def amount(count: int, unit: str) -> str:
