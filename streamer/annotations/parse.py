@@ -40,8 +40,8 @@ class AnnotationRecoder:
 
         Args:
             content: bytes of the file.
-            samples: not used; a recoder of a format gets the number of samples here.
-            hint: not used; a recoder of a format gets what the index has noted of a block here.
+            samples: not used. A recoder of a format gets the number of samples here.
+            hint: not used. A recoder of a format gets what the index has noted of a block here.
 
         Raises:
             RecodeError: the file cannot be read, has no rows, or two of its rows have the same key.

@@ -178,7 +178,7 @@ class AnnotationTable:
 
     @classmethod
     def open_and_verify(cls, path: Path) -> Self:
-        """Opens a table and compares its content with the digest that names its folder; reads all of it, 1 GB/s.
+        """Opens a table and compares all of its content with the digest that names its folder, at 1 GB/s.
 
         Raises:
             ManifestError: see `open`.

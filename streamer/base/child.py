@@ -163,7 +163,7 @@ class Child:
         """Waits for the end of the child, without limit; idempotent.
 
         Returns:
-            Its exit code, or minus the signal that killed it, and the most bytes of memory that it had. Each is 0 if it
+            Its exit code, or minus the signal that killed it, and its peak of memory in bytes. Each is 0 if it
             is not known, because the child was reaped elsewhere.
         """
         if self._process.returncode is None:

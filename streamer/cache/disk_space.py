@@ -116,7 +116,7 @@ class DiskSpace:
 
         Args:
             memory_bytes: bytes of the chunks that are in memory.
-            memory_limit_bytes: most bytes of chunks that may be in memory.
+            memory_limit_bytes: maximum number of bytes of chunks that may be in memory.
         """
         room = (self.charged_bytes if self.refused else self._disk_limit) - self.leftover_bytes
         max_bytes = self.max_bytes
@@ -160,7 +160,7 @@ class DiskSpace:
         self.refused = self.is_given_up or bool(found.f_flag & os.ST_RDONLY)
 
     def _inode_limit(self, found: os.statvfs_result) -> int:
-        """Returns the most bytes that files of the present mean size may take if some inodes are to stay free."""
+        """Returns how many bytes files of the present mean size may take at most if some inodes are to stay free."""
         if not found.f_files:  # the filesystem creates inodes as they are needed
             return self._most_present
         spare = found.f_favail - max(MIN_FREE_INODES, min(MAX_FREE_INODES, found.f_files // 50))

@@ -68,7 +68,7 @@ class RamFallback:
     Attributes:
         path: the folder in memory. None means that there is none: `begin` was not called, or could not make it.
         folder: the opened folder. None means that no chunk was put into it yet.
-        limit_bytes: most bytes of chunk files.
+        limit_bytes: maximum number of bytes of chunk files.
         chunks: lengths of its files in bytes, by key.
     """
 

@@ -37,7 +37,7 @@ class Settling:
 
     Args:
         loop: the engine's loop.
-        max_seconds: most seconds from now on that the pause takes.
+        max_seconds: seconds from now on that the pause takes at most.
         settle: called once, at the end of the pause.
     """
 

@@ -158,7 +158,7 @@ def count_open_bytes(
     last: npt.NDArray[np.int64],
     file_bytes: npt.NDArray[np.int64],
 ) -> int:
-    """Returns the most bytes that the uses of a schedule have open at one step.
+    """Returns the maximum number of bytes that the uses of a schedule have open at one step.
 
     Args:
         chunk: number of the chunk of each use, (uses,).

@@ -59,7 +59,7 @@ def share_open_chunks(sessions: Collection[EngineSession]) -> None:
 
 
 def count_open_together(schedules: Sequence[EpochSchedule], sizes: npt.NDArray[np.int64]) -> int:
-    """Returns the most bytes that schedules have open together at one step, where each chunk counts once.
+    """Returns the maximum number of bytes that schedules have open together at one step, where each chunk counts once.
 
     Args:
         schedules: schedules that are at the same step at any time.

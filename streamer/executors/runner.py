@@ -123,13 +123,13 @@ def _ray(address: str) -> Iterator[Runner]:
 
 
 def run_all(runner: Runner, function: Callable[[Task], Outcome], tasks: Iterable[Task]) -> Iterator[Outcome]:
-    """Runs the tasks; yields their results as they come, in no fixed order.
+    """Runs the tasks and yields their results as they come, in no fixed order.
 
     When it ends early, by an error or because its caller stops, the tasks that have not begun are cancelled.
 
     Args:
         runner: the executor.
-        function: runs one task; pure, so that it may be repeated.
+        function: runs one task. It is pure, so that it may be repeated.
         tasks: the tasks, none of them None; they are read as they are submitted.
 
     Raises:
@@ -148,7 +148,7 @@ async def run_dynamic(
 
     Args:
         runner: the executor.
-        function: runs one task; pure, so that it may be repeated.
+        function: runs one task. It is pure, so that it may be repeated.
         next_task: returns one more task, or None if there is none now. If no task runs then, all is done.
 
     Raises:

@@ -57,7 +57,8 @@ def arrange(
 ) -> tuple[Path, Int64Array]:
     """Writes a manifest with those samples of `right` that are joined to `left`.
 
-    Their order is by chunk of `left`, within a chunk that of `right`; each sample is there once for each such chunk.
+    Their order is by chunk of `left`, and within a chunk that of `right`. Each sample is there once for each such
+    chunk.
 
     Args:
         left: manifest of the dataset whose order counts.

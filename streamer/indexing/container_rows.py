@@ -75,7 +75,7 @@ class Budget(msgspec.Struct, frozen=True):
 
 
 def max_open_bytes(chunk_bytes: int) -> int:
-    """Returns the most bytes that a container holds for its open chunk: two chunks, or 8 MiB if they are less."""
+    """Returns how many bytes a container holds for its open chunk at most: two chunks, or 8 MiB if they are less."""
     return max(2 * chunk_bytes, WINDOW_BYTES)
 
 

@@ -199,7 +199,7 @@ class StreamingDataLoader(LoaderViews):
     def __iter__(self) -> Iterator[object]:
         """Begins the next epoch, or continues from a loaded state.
 
-        Collective the first time, after a load, and after the data changed; always with `Index(on_change="refresh")`.
+        Collective the first time, after a load, after the data changed, and always with `Index(on_change="refresh")`.
 
         Raises:
             StreamerError: dataset, order or state do not match or cannot be read; on all ranks of torch.distributed.

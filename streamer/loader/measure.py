@@ -65,13 +65,13 @@ def measure_lengths(
     """Counts the tokens of every sample, and writes the numbers to a file for `Packing(lengths=...)`.
 
     Reads the whole dataset once through the cache, in the order of its objects, in this process, in several, or in
-    tasks. With on_error="skip" a sample that cannot be made gets -1, and is in no row; so does one without annotations
+    tasks. With on_error="skip" a sample that cannot be made gets -1, and is in no row, as does one without annotations
     that leaves the dataset. The global random generators are not seeded for the transform: a length must not depend on
     them. A call that is interrupted leaves what it has counted of whole chunks in `PATH.partial.npy`.
 
     Args:
-        dataset: Dataset of which all samples are counted, with the transform that training uses; `packing` and
-            `balance` do not count.
+        dataset: Dataset of which all samples are counted, with the transform that training uses. Its
+            `packing` and `balance` do not matter.
         count: Name of a field, whose length counts, or a function of what the transform returns.
         path: Path of the file, .npy: int32, one number for each sample of the whole, by the numbers that `dataset[i]`
             takes.
@@ -88,7 +88,7 @@ def measure_lengths(
 
     Raises:
         ConfigError: the dataset is a selection, whose samples have no numbers in the whole; `count` is no count or no
-            field; `path` is no .npy or cannot be written; `resume_from` is no file of this function; or `num_workers`
+            field, `path` is no .npy or cannot be written, `resume_from` is no file of this function, or `num_workers`
             and `executor` are both given.
         ManifestError: a task has found other objects below the url.
         StreamerError: a sample cannot be read, or more cannot be made than the budget of `on_error` allows.

@@ -94,10 +94,10 @@ class ColumnFiles:
         return self._map(path, column.kind)
 
     def lock(self) -> AbstractContextManager[None]:
-        """Returns a context in which one process of this machine at a time adds columns; others wait at its entry.
+        """Returns a context in which one process of this machine at a time adds columns. Others wait at its entry.
 
         Raises:
-            OSError: the lock file cannot be written; raised at the entry.
+            OSError: at the entry, if the lock file cannot be written.
         """
         return self._kept.lock(f"{self._manifest.digest}{COLUMN_SUFFIX}")
 

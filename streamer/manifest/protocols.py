@@ -145,7 +145,7 @@ class Survey(msgspec.Struct, frozen=True):
     Attributes:
         sources: the objects that contain samples, in the order of the samples.
         facts: facts about the whole dataset.
-        read_bytes: most bytes that indexing will read; None means all bytes of the objects.
+        read_bytes: maximum number of bytes that indexing will read; None means all bytes of the objects.
         rows: number of rows of the table that says what the samples are, or 0 if there is none. A row is a sample,
             unless it is left out.
         left_out: parts that cannot be used, such as rows of a table that name no object.
@@ -303,7 +303,7 @@ class IndexEstimate(msgspec.Struct, frozen=True):
     Attributes:
         objects: number of objects to index.
         total_bytes: sum of their sizes.
-        read_bytes: most bytes that will be read; 0 if the listing is enough.
+        read_bytes: maximum number of bytes that will be read; 0 if the listing is enough.
         requests: estimated range requests: of 8 MiB each if all bytes are read, else at least one for each object.
         chunk_bytes: wanted size of chunks.
         known_bytes: sum of the sizes of objects that are not read, because an earlier manifest has their samples.

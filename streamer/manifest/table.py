@@ -265,10 +265,10 @@ class Manifest:
         )
 
     def extent_of(self, ordinal: int) -> Extent:
-        """Returns where a sample is in its object (see `Chunk.extent_of`); a whole object is all of it.
+        """Returns where a sample is in its object (see `Chunk.extent_of`). A whole object is all of it.
 
         For a sample of a recoded dataset it is the range from the first to the last byte of its chunk in the object
-        where the chunk begins; the other samples of the chunk share it.
+        where the chunk begins, which the other samples of the chunk share.
 
         Raises:
             IndexError: there is no such sample.

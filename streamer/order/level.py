@@ -125,7 +125,7 @@ def superwindow(rows: int, max_rows: int) -> int:
 
     Args:
         rows: rows of a lane in a batch.
-        max_rows: most rows of a superwindow in a lane; one batch is taken even if it has more.
+        max_rows: maximum number of rows of a superwindow in a lane; one batch is taken even if it has more.
     """
     return 1 << max(0, (max_rows // rows).bit_length() - 1)
 

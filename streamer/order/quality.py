@@ -62,7 +62,7 @@ class LaneSpread(msgspec.Struct, frozen=True):
     Attributes:
         nodes: number of machines, each with the same number of consecutive ranks.
         crossing: lanes that more than one node draws from; each of these nodes fetches their chunks.
-        store_factor: most bytes that all nodes fetch in an epoch without a cache, divided by those of the dataset.
+        store_factor: maximum bytes that all nodes fetch in an epoch without a cache, divided by those of the dataset.
         suggested_lanes: nearest number of lanes at which no two nodes share a lane, or None if no lane is shared, or
             without shuffle.
     """

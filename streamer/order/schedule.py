@@ -105,7 +105,7 @@ def piece_runs(deal: Deal, lane: int, run: tuple[int, int]) -> tuple[Integers, I
 def lane_runs(
     deal: Deal, lanes: Integers, begin: Integers, end: Integers
 ) -> tuple[Integers, Integers, Integers, Integers]:
-    """Does what `piece_runs` does for several lanes; the first array that it returns is the lane of each piece.
+    """Does what `piece_runs` does for several lanes. The first array that it returns is the lane of each piece.
 
     If one piece is open at a time, as in a mix of many members, a piece is a run of its lane, and no loop over lanes is
     needed.
@@ -114,7 +114,7 @@ def lane_runs(
         deal: the groups of the lanes.
         lanes: (N,) the lanes, at least one.
         begin: (N,) number of the first sample of a run of each lane.
-        end: (N,) number of the sample behind its last one; the run is not empty.
+        end: (N,) number of the sample behind its last one. The run is not empty.
     """
     if deal.window > 1:
         runs = zip(lanes.tolist(), begin.tolist(), end.tolist(), strict=True)

@@ -71,7 +71,7 @@ class Process:
         """
         job = messages.JOB.decode(self._memory.view(job_bytes))
         # The limit is what the process has mapped, the libraries that a format imports now, the fetched bytes, and
-        # three times the most bytes of records: once in the shared memory, twice in this process.
+        # three times the maximum bytes of records: once in the shared memory, twice in this process.
         pages = int(os.pread(self._sizes, 200, 0).split()[0])
         limit = pages * resource.getpagesize() + _LIBRARY_BYTES + job.fetch_bytes + 3 * job.most_bytes
         _, hard = resource.getrlimit(resource.RLIMIT_AS)

@@ -231,10 +231,10 @@ def _read_options(path: Path) -> dict[str, object]:
 def _make_section(
     kind: type[_Config], values: Mapping[str, object], where: str, elsewhere: frozenset[str] = frozenset()
 ) -> _Config:
-    """Returns the dataclass of a section; values of the fields in `elsewhere` are taken as they are.
+    """Returns the dataclass of a section, with the values of the fields in `elsewhere` taken as they are.
 
     Raises:
-        ConfigError: a name or a value is wrong; `where` begins its text.
+        ConfigError: a name or a value is wrong. `where` begins its text.
     """
     check_fields(kind, values, where)
     hints = typing.get_type_hints(kind)

@@ -64,7 +64,7 @@ def settle_shards(
     write: Callable[[dict[int, Receipt]], dict[int, Receipt]],
     left: Sequence[Upload],
 ) -> PackResult:
-    """Checks all shards and writes their manifest; where shards have changed meanwhile, writes these again first.
+    """Checks all shards and writes their manifest. Shards that have changed meanwhile are written again first.
 
     At the end it removes unfinished uploads of killed packs.
 

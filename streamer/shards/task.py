@@ -64,9 +64,9 @@ class ShardTask(msgspec.Struct, frozen=True):
 
 
 def pack_shard(task: ShardTask) -> Receipt:
-    """Writes and uploads one shard, and returns its receipt; a shard that is there already is not written again.
+    """Writes and uploads one shard, and returns its receipt. A shard that is there already is not written again.
 
-    The same task writes the same bytes under the same name; Parquet only with the same version of pyarrow.
+    The same task writes the same bytes under the same name, Parquet only with the same version of pyarrow.
 
     Raises:
         PackError: a sample cannot be written, or the disk is full.

@@ -112,7 +112,7 @@ class TFRecord(Format, frozen=True, forbid_unknown_fields=True):
         return msgspec.json.decode(found.records, type=list[str])
 
     def index(self, source: Source, facts: Facts, start: int = 0) -> Indexing:
-        """Finds the records, by the index file or by their lengths; of a compressed file it yields one block.
+        """Finds the records, by the index file or by their lengths. Of a compressed file it yields one block.
 
         Raises:
             ManifestError: as `walk` and `walk_sidecar`; the file is compressed with zlib, or as `index_compressed`.

@@ -109,11 +109,11 @@ class StateOrder:
         return self._state.spec.names
 
     def codes(self, epoch: int, samples: int) -> list[Codes]:
-        """Returns the range of codes that each member has in an epoch; an empty list if the dataset grows.
+        """Returns the range of codes that each member has in an epoch, or an empty list if the dataset grows.
 
         Args:
             epoch: the epoch.
-            samples: number of samples of a dataset alone; used if its manifest is gone, or if they are rows.
+            samples: number of samples of a dataset alone. It is used if its manifest is gone, or if they are rows.
         """
         spec = self._state.spec
         return [Codes(*of) for of in spec.code_ranges(epoch, lambda: self._code_count(samples))]

@@ -41,7 +41,7 @@ examples:
   # what TLS costs
   streamer bench s3://bucket/train/ --storage-options @minio.json \\
     --other-endpoint http://minio:9001
-  # for programs, and as a picture
+  # for programs, and as an image
   streamer bench https://host/a.tar --json | jq .latency
   streamer bench https://host/a.tar --plot link.png --json-file link.json
 """

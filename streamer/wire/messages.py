@@ -96,7 +96,7 @@ class Part(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
         name: name for errors and statistics.
         options: its own storage options.
         value: passes over this dataset in an epoch, hence what a kept byte saves. Parts of value 0 are never kept.
-        open_bytes: most bytes of this part that are open at once.
+        open_bytes: maximum number of bytes of this part that are open at once.
     """
 
     dataset: Name
@@ -120,7 +120,7 @@ class OpenSession(Message, tag=3, frozen=True):
         dataset: digest of the manifest; with `parts` a common name, the same in sessions of one job and reports.
         consumer: name for people: "rank 3" or "rank 3 worker 1 of 4".
         order_id, global_batch, world_size, start: must be equal in sessions of one job and stream, if not "" or 0.
-        open_bytes: most bytes that are open at once in this session's schedule.
+        open_bytes: maximum number of bytes that are open at once in this session's schedule.
         stream: distinguishes the loaders of one job (training and validation on the same data).
         sharers: number of consumers of the job on this machine, for advice; 0 if it is unknown.
         parts: the datasets of a session over several; if empty, it is the one named by `dataset`.

@@ -25,8 +25,8 @@ class SessionOpening(msgspec.Struct, frozen=True, eq=False):
     Attributes:
         session: a unique name.
         dataset_id: digest of a dataset that was added before.
-        open_bytes: most bytes that it has open (between `open` and `release`) at once.
-        lookahead_bytes: most bytes that it has in look-ahead beyond those.
+        open_bytes: maximum number of bytes that it has open (between `open` and `release`) at once.
+        lookahead_bytes: maximum number of bytes that it has in look-ahead beyond those.
         value: fetched bytes that a kept byte of this dataset saves, relative to the consumer's other datasets.
         ahead: numbers of the chunks that it needs first, which count as scheduled from the start.
         counted: whether the statistics count its needs. They leave out those of peers.
@@ -45,7 +45,7 @@ class PolicySession(msgspec.Struct):
     """One session of the policy: one consumer of one dataset. A row is a chunk's row in `ChunkTable`.
 
     Attributes:
-        open_bytes: most bytes that it has open at once; decides alone whether the session fits.
+        open_bytes: maximum number of bytes that it has open at once; decides alone whether the session fits.
         scheduled: (chunks,) whether each chunk of the dataset is still ahead in the running epoch.
         ahead: number of uses in look-ahead, by row, in order of the first use.
         open: number of open uses, by row.
@@ -54,8 +54,8 @@ class PolicySession(msgspec.Struct):
         group: chunks of its dataset.
         name: unique name of the session.
         value, counted: see `SessionOpening`.
-        window: what it adds to the transit part (S in `cache_policy.py`): most bytes that it has open, less those that
-            are counted with other sessions, and most bytes in look-ahead.
+        window: what it adds to the transit part (S in `cache_policy.py`): the maximum of its open bytes, less those that
+            are counted with other sessions, and the maximum of its bytes in look-ahead.
         answered: number of uses in look-ahead that the statistics have counted already, by row.
     """
 
@@ -156,7 +156,7 @@ def apply_values(sessions: Collection[PolicySession]) -> None:
 
 
 def sum_needs(sessions: Iterable[PolicySession]) -> int:
-    """Returns the most bytes that the open chunks of all sessions can take, with one more chunk for each session.
+    """Returns how many bytes the open chunks of all sessions can take at most, with one more chunk for each session.
 
     Sessions of one dataset share its chunks, so together they count at most the bytes of the dataset.
     """

@@ -96,7 +96,7 @@ class SlotRange(msgspec.Struct, frozen=True):
 
 
 def map_tensors(batch: object, change: Callable[[torch.Tensor], torch.Tensor], *, encoded: bool = False) -> object:
-    """Returns a batch of the same structure with every tensor changed; other objects stay as they are.
+    """Returns a batch of the same structure with every tensor changed, and the other objects as they are.
 
     A mapping whose class does not take a dict becomes a dict.
 
@@ -143,7 +143,7 @@ class Mover:
         self._device = device
 
     def move(self, source: object, transform: BatchTransform | None) -> tuple[object, Fence]:
-        """Starts to copy a batch and to transform the copy; returns the result, and a fence.
+        """Starts to copy a batch and to transform the copy, and returns the result and a fence.
 
         Args:
             source: The batch; it must be kept until the device has passed the fence.

@@ -19,7 +19,7 @@ _MAX_NAMES = 4
 def describe_wait(
     head: Pending | None, pool: WorkerPool, modules: Sequence[str], name_work: Callable[[int], str]
 ) -> str:
-    """Describes what a batch that is not made yet waits for, as the end of a sentence; any thread.
+    """Describes what a batch that is not made yet waits for, as the end of a sentence. Any thread may call it.
 
     Args:
         head: Batch that is waited for, or None if it has not begun.

@@ -202,7 +202,7 @@ class Ordering(ABC):
             stream: Stream that is read.
             start: Epoch in which the session begins, and the share of the rank's batches that it reads.
             endless: Whether the session continues into the next epochs.
-            on_close: Called once, when the session is closed; not if it cannot begin.
+            on_close: Called once, when the session is closed, but not if it cannot begin.
 
         Raises:
             StreamerError: see `StepSession`.

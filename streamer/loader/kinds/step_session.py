@@ -337,7 +337,7 @@ class EpochSession(StepSession):
 
 
 def open_bytes(schedule: EpochSchedule, chunk_bytes: Integers, first_chunks: Sequence[int]) -> Integers:
-    """Returns the most bytes of each part that are open at the same time: int64, (parts,).
+    """Returns the maximum number of bytes of each part that are open at the same time: int64, (parts,).
 
     Args:
         schedule: Chunks of all parts, with the first and the last step of each.

@@ -182,8 +182,8 @@ class SampleColumns:
     def find(self, names: Sequence[str]) -> list[ColumnValues | None]:
         """Returns columns of this dataset without its joins, None for each that is not found.
 
-        Found are fields of the annotations, columns that were kept, and fields that the format can read without the
-        others; the last are read and kept.
+        It looks among fields of the annotations, columns that were kept, and fields that the format can read without
+        the others. The last are read and kept.
 
         Raises:
             ConfigError: see `read`; or a field of annotations whose keys are in the samples.

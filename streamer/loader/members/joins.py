@@ -167,7 +167,7 @@ class JoinMaker:
         """Returns the opened join. Its table is made if no process of this machine has made it.
 
         Raises:
-            ManifestError: a sample lacks a row, or has several, where it must not; keys cannot be compared; or the
+            ManifestError: a sample lacks a row, or has several, where it must not, or keys cannot be compared, or the
                 table cannot be written.
             StreamerError: the keys cannot be read.
             ConfigError: the names of the fields are needed and not known.

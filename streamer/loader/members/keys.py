@@ -215,7 +215,7 @@ def name_table(what: str, *sides: KeyReader, arranged: bool = False) -> str:
 
 
 def keep(what: str, side: KeyReader, open_path: Callable[[Path], Opened], write: Callable[[Path], object]) -> Opened:
-    """Returns an opened table of the keys of one dataset; it is written if it is not there.
+    """Returns an opened table of the keys of one dataset, and writes it first if it is not there.
 
     Args:
         what: Kind of the table.

@@ -158,7 +158,7 @@ def new_fields(manifest: Manifest, began: Collection[str]) -> frozenset[str]:
 
 
 def select_by_annotations(manifest: Manifest, rules: JoinRules | None) -> tuple[Choice, ...]:
-    """Returns the selection of the samples that have annotations, if the others are left out; else nothing.
+    """Returns the selection of the samples that have annotations, or nothing if the others stay.
 
     Looks the keys up in any case, if they are known, so that the errors of `find_matches` are raised before a sample is
     read.
@@ -189,12 +189,12 @@ def add_joined(
     joins: Sequence[tuple[int, OpenedJoin]],
     choose: Callable[[Sequence[Choice]], Selection | None],
 ) -> list[Choice]:
-    """Adds to `choices` a selection for each join that leaves samples without a row out; returns the same list.
+    """Adds a selection to `choices` for each join that leaves samples without a row out, and returns the same list.
 
     Args:
-        choices: Selections of the user and of annotations; this list is changed.
+        choices: Selections of the user and of annotations. This list is changed.
         joins: Joins that leave samples out, each with the number of choices that come before it.
-        choose: Applies choices; returns None for no choices.
+        choose: Applies choices, and returns None for no choices.
     """
     # The last one comes first, so that the places of the others stay.
     for at, opened in reversed(joins):

@@ -261,7 +261,7 @@ class StreamOpening:
         return stream
 
     def prepare_and_share(self, prepare: Callable[[], RankStream], place: str) -> None:
-        """Prepares a stream on all ranks; with share_caches="auto" their engines then share their caches. Collective.
+        """Prepares a stream on all ranks, whose engines then share their caches with share_caches="auto". Collective.
 
         Args:
             prepare: See `prepare_together`.

@@ -208,7 +208,7 @@ class RankStream:
         return self.ordering.count_drawn(self.plan, epoch, batch)
 
     def follow(self, before: RankStream, epoch: int) -> None:
-        """Continues a mix whose data has changed, at an epoch; other kinds begin anew, so that nothing is done.
+        """Continues a mix whose data has changed, at an epoch. Other kinds begin anew, so that nothing is done.
 
         Args:
             before: Stream before the change.

@@ -47,7 +47,7 @@ class Flac(Edged, frozen=True):
     """A FLAC file. The extradata of `audio` is its STREAMINFO, of 34 bytes."""
 
     def max_bytes(self, samples: Integers) -> Integers:
-        """Returns the most bytes that runs of so many samples take; see `Edged.max_bytes`.
+        """Returns the maximum number of bytes that runs of so many samples take; see `Edged.max_bytes`.
 
         FLAC stores values as they are if encoding makes them no smaller, so these are the values and heads of frames.
         """
@@ -261,7 +261,7 @@ def _crc8_table() -> Integers:
 
 
 def _width(audio: TrackCodec) -> int:
-    """Returns the most bytes of a sample of all channels; the difference of two channels has one bit more than each."""
+    """Returns the maximum bytes of a sample of all channels, with the further bit of a difference of two of them."""
     bits = (int.from_bytes(audio.extradata[10:18], "big") >> 36 & 31) + 1
     return -(-audio.channels * (bits + 1) // 8)
 

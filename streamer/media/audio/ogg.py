@@ -44,7 +44,7 @@ _STARTS = (PROBE_BYTES, 1 << 20, 16 << 20)
 LEAD = _RATE
 # Samples of each frame in a packet of Opus, by the packet's configuration (RFC 6716, 3.1).
 _SAMPLES = np.array([480, 960, 1920, 2880] * 3 + [480, 960] * 2 + [120, 240, 480, 960] * 4)
-# The most bytes of a second of two channels of Opus (RFC 6716, 2.1.1), and of a page, which is read as a whole.
+# Maximum bytes of a second of two channels of Opus (RFC 6716, 2.1.1), and of a page, which is read as a whole.
 _MAX_PER_SECOND = 64_000
 _LONGEST_PAGE = 65_307
 
@@ -93,7 +93,7 @@ class Opus(Ogg, frozen=True):
     lead: ClassVar[int] = LEAD
 
     def max_bytes(self, samples: Integers) -> Integers:
-        """Returns the most bytes of so many samples, and of a page in which the last packet ends."""
+        """Returns the maximum number of bytes of so many samples, and of a page in which the last packet ends."""
         return samples * _MAX_PER_SECOND * -(-self.audio.channels // 2) // _RATE + _LONGEST_PAGE
 
 

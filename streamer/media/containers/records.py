@@ -168,7 +168,7 @@ def _codec(content: bytes) -> TrackCodec:
 
 
 def heads_bytes(key: str, samples: int, numbers: int, audio: ClipAudioHeader | None = None) -> int:
-    """Returns the most bytes that the heads of the samples of a block take.
+    """Returns the maximum number of bytes that the heads of the samples of a block take.
 
     Args:
         key: path of the video.

@@ -237,7 +237,7 @@ class CameraVideo(msgspec.Struct, frozen=True):
         Args:
             seconds: times of the rows of an episode.
             episode: number of the episode, for errors.
-            tolerance_seconds: the most seconds that a frame may be away from the time.
+            tolerance_seconds: seconds that a frame may be away from the time at most.
 
         Raises:
             ManifestError: a frame is further away.

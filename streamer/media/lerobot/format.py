@@ -66,7 +66,7 @@ class LeRobot(Format, frozen=True, forbid_unknown_fields=True):
             last row is repeated, and "<feature>_is_pad" says where. Features without an entry are those of the row.
         episodes: numbers of the wanted episodes. None means all.
         cameras: names of the wanted cameras. None means all.
-        tolerance_s: the most seconds that a frame may be away from the time of its row, and a row from that of its
+        tolerance_s: seconds that a frame may be away from the time of its row at most, and a row from that of its
             number, as in `LeRobotDataset`. A row may be a quarter of a frame away at most.
     """
 

@@ -167,7 +167,7 @@ def frames_of(
         deltas: distances in seconds, by feature.
         frame_rate: frames a second.
         known: names of the features that may have windows.
-        tolerance_seconds: the most seconds by which a distance may differ from whole frames.
+        tolerance_seconds: seconds by which a distance may differ from whole frames at most.
 
     Raises:
         ConfigError: a feature is not known, a window is empty, or a distance is not a multiple of a frame.
@@ -202,7 +202,7 @@ class Notes(msgspec.Struct, frozen=True, omit_defaults=True):
         tasks: texts of tasks by number.
         fps: frames a second.
         depths: kinds of fields of the depth cameras, by name.
-        tolerance: the most seconds that rows and frames may be away from their times.
+        tolerance: seconds that rows and frames may be away from their times at most.
     """
 
     rows: Facts

@@ -201,7 +201,7 @@ def buckets(sizes: Integers, order: Integers, budget: int, max_samples: int) -> 
     Args:
         sizes: (D,) tokens of each document, at most `budget`.
         order: (D,) numbers of the documents, by size, descending.
-        budget: most tokens of a bucket in which each document counts as long as the longest.
+        budget: maximum number of tokens of a bucket in which each document counts as long as the longest.
         max_samples: most documents of a bucket.
 
     Returns:

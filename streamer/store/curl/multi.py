@@ -90,9 +90,9 @@ class Multi:
             self._take_out(easy).cancel()
 
     async def close(self) -> None:
-        """Cancels all transfers and closes all connections; idempotent.
+        """Cancels all transfers and closes all connections. Idempotent.
 
-        It returns after a second at the latest; a thread may still be closing some of them then.
+        It returns after a second at the latest. A thread may still be closing some of them then.
         """
         if self.closed:
             return
