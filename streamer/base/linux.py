@@ -1,10 +1,8 @@
 """Wraps calls that only Linux has, with plain substitutes for other systems; all rooms use these wrappers.
 
-Two calls are here that have no substitute: `map_file`, which any system has, and `send_signal`, which needs a `pidfd`.
-
 The substitutes suffice for the engine in the trainer's process (`engine="inline"`) and `num_workers=0`, over raw files
 and tars. Functions that Python lacks on other systems are looked up at run time, because a sandbox or another libc may
-lack them, too.
+lack them, too. Two calls have no substitute: `map_file`, which any system has, and `send_signal`, for a `pidfd`.
 """
 
 from __future__ import annotations

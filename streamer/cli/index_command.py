@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from streamer.base.paths import absolute
 from streamer.base.temporary import open_temporary_folder
+from streamer.base.user_urls import absolute
 from streamer.cli.exit_codes import Exit
 from streamer.cli.options import (
     add_cache_dir,

@@ -19,7 +19,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from streamer.base.logins import take_logins
+from streamer.base.user_urls import take_logins
 from streamer.config import parse_bytes
 from streamer.errors import ConfigError
 from streamer.formats import AUTO, BUILT_IN

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Never
 import cloudpickle  # type: ignore[import-untyped]
 
 from streamer.annotations.options import Annotations
-from streamer.base.logins import shown
+from streamer.base.user_urls import shown
 from streamer.batches import checks
 from streamer.batches.rows.balance import Balance, read_balance
 from streamer.batches.rows.options import Buckets, Packing, read_packing

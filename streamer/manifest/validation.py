@@ -21,7 +21,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from streamer.base.logins import has_secret
+from streamer.base.user_urls import has_secret
 from streamer.errors import ManifestCorruptError
 from streamer.manifest.blocks import Block, decode_hints, first_ranges, key_head, key_of_blocks, key_options
 from streamer.manifest.chunking import key_at_endpoint, key_of_extents, name_extent

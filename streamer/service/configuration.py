@@ -24,7 +24,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Literal, TypeVar, get_args, get_origin
 
-from streamer.base.logins import take_logins
+from streamer.base.user_urls import take_logins
 from streamer.config import (
     FETCH_SETTINGS,
     CacheConfig,

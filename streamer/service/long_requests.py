@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamer.base.interpreter import require_modules
-from streamer.base.logins import take_logins
 from streamer.base.system_limits import limit_error
+from streamer.base.user_urls import take_logins
 from streamer.engine.datasets import Dataset
 from streamer.engine.engine import Engine
 from streamer.errors import BrokenError, ConfigError, ProtocolError, ServiceError, StreamerError

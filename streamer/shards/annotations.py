@@ -14,7 +14,7 @@ import msgspec
 from streamer.annotations.join import JoinRules
 from streamer.annotations.options import Annotations, TableOptions
 from streamer.annotations.table import HEAD_NAME, ROWS_NAME, AnnotationTable
-from streamer.base.paths import absolute
+from streamer.base.user_urls import absolute
 from streamer.config import FetchConfig
 from streamer.errors import ConfigError
 from streamer.fetch import Fetcher

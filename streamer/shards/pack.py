@@ -20,9 +20,8 @@ from typing import Any, cast
 import msgspec
 
 from streamer.annotations.options import Annotations
-from streamer.base.logins import take_logins
-from streamer.base.paths import absolute
 from streamer.base.temporary import open_temporary_folder
+from streamer.base.user_urls import absolute, take_logins
 from streamer.config import parse_bytes
 from streamer.errors import ConfigError, PackError
 from streamer.executors.runner import Runner, run_all, runner

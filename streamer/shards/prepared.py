@@ -15,7 +15,7 @@ import msgspec
 from streamer.annotations.join import JoinRules, annotations_of, find_matches, pass_over
 from streamer.annotations.options import Annotations
 from streamer.annotations.table import AnnotationTable
-from streamer.base.paths import absolute
+from streamer.base.user_urls import absolute
 from streamer.errors import ConfigError, Discreet
 from streamer.executors.runner import Runner, run_all
 from streamer.formats.registry import restore_format

@@ -60,7 +60,7 @@ def open_store(
 
     Args:
         url: any url in the bucket, container, host or file system, or the parts of one.
-        storage_options: the user's storage options, as fsspec takes them, with the logins of urls (`base/logins.py`).
+        storage_options: the user's storage options, as fsspec takes them, with the logins of urls (`user_urls.py`).
         client: the client for S3 and web servers, see `open_root`.
         refuse_local: whether to refuse local files, loopback, link-local and metadata addresses, because a client of a
             service has chosen url and options.

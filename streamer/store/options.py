@@ -16,7 +16,7 @@ from typing import TypeAlias, cast
 
 import msgspec
 
-from streamer.base.logins import LOGINS, without_login
+from streamer.base.user_urls import LOGINS, without_login
 from streamer.errors import ConfigError
 from streamer.store.addresses import hosts as redirects
 from streamer.store.addresses.hosts import is_of_azure

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, cast
 from urllib.parse import urlsplit
 
-from streamer.base.logins import LOGINS, logins_of, take_logins
+from streamer.base.user_urls import LOGINS, logins_of, take_logins
 from streamer.errors import AccessDeniedError, ConfigError, StoreError, StreamerError
 from streamer.store.addresses.hosts import check_names, is_plain, is_region
 from streamer.store.addresses.urls import Address, shown, split
@@ -80,7 +80,7 @@ class StoreRoot:
 
         Args:
             url: any url of the root, or its parts.
-            options: storage options, perhaps with logins of urls (`base/logins.py`). None means none.
+            options: storage options, perhaps with logins of urls (`base/user_urls.py`). None means none.
             variables: environment.
 
         Raises:

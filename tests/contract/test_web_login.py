@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from streamer.base.logins import logins_of, take_logins
+from streamer.base.user_urls import logins_of, take_logins
 from streamer.errors import AccessDeniedError, ConfigError, StoreError
 from streamer.manifest.model import ObjectRecord
 from streamer.store import guard, open_store

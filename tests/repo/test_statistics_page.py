@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from streamer.loader.stall.growth import GrowingStats
-from streamer.loader.stall.stats import EngineView, LoaderStats, MemberStats, PackingStats, PartView
+from streamer.loader.stall.stats import EngineView, GrowingStats, LoaderStats, MemberStats, PackingStats, PartView
 from streamer.service.metrics import DEFINITIONS
 
 PAGE = (Path(__file__).parents[2] / "docs" / "statistics.md").read_text()

@@ -54,8 +54,8 @@ class PolicySession(msgspec.Struct):
         group: chunks of its dataset.
         name: unique name of the session.
         value, counted: see `SessionOpening`.
-        window: what it adds to the transit part (S in `cache_policy.py`): the maximum of its open bytes, less those that
-            are counted with other sessions, and the maximum of its bytes in look-ahead.
+        window: what it adds to the transit part (S in `cache_policy.py`): the maximum of its open bytes, less those
+            that are counted with other sessions, and the maximum of its bytes in look-ahead.
         answered: number of uses in look-ahead that the statistics have counted already, by row.
     """
 

@@ -7,6 +7,7 @@ import time
 from contextlib import ExitStack, closing
 from typing import TYPE_CHECKING
 
+from streamer.base.user_urls import absolute
 from streamer.cli.exit_codes import Exit
 from streamer.cli.options import (
     add_executor,
@@ -201,7 +202,6 @@ def _open_dataset(arguments: argparse.Namespace) -> StreamingDataset:
 
 
 def _source(arguments: argparse.Namespace) -> DatasetSource:
-    from streamer.base.paths import absolute
     from streamer.indexing.source import DatasetSource
 
     return DatasetSource(

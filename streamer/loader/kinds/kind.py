@@ -23,7 +23,7 @@ from streamer.loader.kinds.step_session import EpochSession, Integers, Share, St
 from streamer.loader.members.connections import EngineConnections
 from streamer.loader.members.member import DatasetMember
 from streamer.loader.options.dataset_options import DatasetOptions, StreamOptions
-from streamer.loader.stall.growth import GrowingStats
+from streamer.loader.stall.stats import GrowingStats
 from streamer.order.kinds.kind import NO_ROUNDS, NoRounds
 from streamer.order.level import BalanceSpec
 from streamer.order.plan import RankPlan

@@ -17,8 +17,8 @@ import msgspec
 
 from streamer.annotations.options import Annotations
 from streamer.annotations.table import ANNOTATIONS
-from streamer.base.logins import shown, take_logins
-from streamer.base.paths import absolute as from_root
+from streamer.base.user_urls import absolute as from_root
+from streamer.base.user_urls import shown, take_logins
 from streamer.batches import checks
 from streamer.batches.rows.balance import NO_BALANCE, AnyBalance
 from streamer.batches.rows.options import NO_PACKING, AnyPacking

@@ -29,7 +29,7 @@ from streamer.loader.epoch_cell import check_same_rank
 from streamer.loader.kinds.kind import MemberCount, Ordering
 from streamer.loader.kinds.step_session import Identity, Integers, Share, StepSession, open_bytes
 from streamer.loader.members.connections import EngineConnections
-from streamer.loader.stall.growth import GrowingStats
+from streamer.loader.stall.stats import GrowingStats
 from streamer.order.audit import Record
 from streamer.order.plan import RankPlan, sample_count
 from streamer.order.state import AnySpec, Resume, State

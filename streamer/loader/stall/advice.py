@@ -15,7 +15,7 @@ import msgspec
 
 from streamer.batches import causes
 from streamer.config import counted
-from streamer.loader.stall.stats import EngineView
+from streamer.loader.stall.stats import EngineView, GrowingStats
 
 # A smaller share of waiting is not worth the effort: 1 hour in 50.
 NOT_BOUND_SHARE = 0.02
@@ -27,6 +27,9 @@ _BUSY_LOOP = 0.75
 _RETRIED_PART = 20
 # A worker is taken to keep at least this share of a core busy, even if it waits for something in its transform.
 _LEAST_BUSY_SHARE = 0.05
+# The advised `reuse` is larger by this factor than what the trainer reads, so that the samples in use grow to the whole
+# cache, in about three times the time in which the link fills a cache (simulated, benchmarks/growing.py).
+_SURPLUS = 1.25
 
 
 class Bottleneck(StrEnum):
@@ -267,3 +270,30 @@ _ADVICE = {
     Bottleneck.DEVICE: "pin_memory='required', fewer or smaller tensors (uint8, normalised on the device), a cheaper "
     "device_transform",
 }
+
+
+def advise_growth(
+    growing: GrowingStats, *, samples_per_second: float, store_bytes_per_second: float, cache_bytes: int, waits: bool
+) -> str:
+    """Returns a sentence on what to change, with the measured rates, or "" if nothing is to be changed or was measured.
+
+    Args:
+        growing: Statistics of the dataset.
+        samples_per_second: Samples that the trainer of one rank reads while it does not wait.
+        store_bytes_per_second: Bytes that the engine of this machine receives from the store.
+        cache_bytes: Limit of the engine's cache.
+        waits: Whether the trainer waits for chunks from the store.
+    """
+    trained = samples_per_second * growing.sample_bytes * growing.ranks
+    brought = store_bytes_per_second * growing.nodes
+    if not trained or not brought:
+        return ""
+    cached = min(1.0, cache_bytes * growing.nodes / max(1, growing.data_bytes))
+    figures = f"the trainer reads {trained / 1e6:.3g} MB/s, the link brings {brought / 1e6:.3g} MB/s"
+    # Epochs without growing= would find nothing in the cache, either, before the end of the first pass.
+    if brought >= trained * (1.0 - cached if growing.passes >= 1 else 1.0):
+        return f"{figures} and the cache holds {cached:.0%} of the data: without growing= no epoch would wait"
+    needed = math.ceil(_SURPLUS * trained / brought)
+    if waits and needed > growing.reuse:
+        return f"{figures}: Growing(reuse={needed}) instead of {growing.reuse} would not wait"
+    return ""

@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 
 from streamer.batches import causes
 from streamer.batches.causes import BatchTiming, Tail
-from streamer.loader.stall.advice import Bottleneck, Findings, Straggler, advise, diagnose
-from streamer.loader.stall.growth import advise_growth
+from streamer.loader.stall.advice import Bottleneck, Findings, Straggler, advise, advise_growth, diagnose
 from streamer.loader.stall.stats import EngineView, LoaderStats, PackingStats, quantile
 
 # A batch is slow if it takes this many times the median of all; batches of natural images of random sizes stay below

@@ -14,7 +14,6 @@ from typing import Any
 
 from streamer.batches.causes import DEVICE, HANDOFF, Ledger, Recent, Trace
 from streamer.batches.rows.pieces import PackedCounts
-from streamer.loader.stall.growth import GrowingStats
 
 Scalar = str | int | float | bool | None
 
@@ -209,6 +208,33 @@ class PackingStats:
         then = before if before.batches <= self.batches else PackingStats()
         names = [field.name for field in fields(self) if field.name != "left_out"]
         return replace(self, **{name: getattr(self, name) - getattr(then, name) for name in names})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GrowingStats:
+    """Holds the statistics of a growing dataset, over all ranks.
+
+    Attributes:
+        reuse: Number of uses of each admitted sample.
+        round: Number of the running round, from 0.
+        passes: Number of passes over the dataset that are admitted so far; a part of a pass is a fraction.
+        least_uses, most_uses: Bounds of the number of uses of any sample before the running round.
+        live_bytes: Bytes of the samples that the running round trains.
+        data_bytes: Bytes of all samples.
+        sample_bytes: Mean bytes of a sample.
+        ranks, nodes: Number of ranks, and of machines.
+    """
+
+    reuse: int
+    round: int
+    passes: float
+    least_uses: int
+    most_uses: int
+    live_bytes: int
+    data_bytes: int
+    sample_bytes: float
+    ranks: int = 1
+    nodes: int = 1
 
 
 @dataclass(frozen=True, slots=True)

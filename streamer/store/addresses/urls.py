@@ -11,7 +11,7 @@ from urllib.parse import unquote
 
 import msgspec
 
-from streamer.base.logins import shown, without_login
+from streamer.base.user_urls import shown, without_login
 from streamer.errors import ConfigError
 
 __all__ = ["Address", "find_bucket_url", "shown", "split", "without_login"]
@@ -67,7 +67,7 @@ class Address(msgspec.Struct, frozen=True):
 
 
 def split(url: str) -> Address:
-    """Splits a url; a bare path is a file. A login before the host (`user:password@`) is dropped (`base/logins.py`).
+    """Splits a url; a bare path is a file. A login before the host (`user:password@`) is dropped (`base/user_urls.py`).
 
     Escapes (%20) in the key of a web url are decoded, unless it has a query.
 

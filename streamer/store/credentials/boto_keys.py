@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from streamer.base.paths import find_in_home
 from streamer.errors import ConfigError, StreamerError
 from streamer.store import failures
+from streamer.store.credentials import find_in_home
 from streamer.store.credentials.key_ring import Issued
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import cast
 from urllib.parse import unquote, urlsplit
 
-from streamer.base.paths import find_in_home
+from streamer.store.credentials import find_in_home
 from streamer.store.options import Translation
 
 _log = logging.getLogger(__name__)

@@ -19,10 +19,10 @@ from pathlib import Path
 from streamer.base import linux
 from streamer.base.child import import_paths
 from streamer.base.interpreter import find_interpreter
-from streamer.base.paths import find_in_home
 from streamer.config import format_bytes
 from streamer.errors import ConfigError
 from streamer.launchers import find_place
+from streamer.store.credentials import find_in_home
 from streamer.tools.doctor import Finding
 
 # Modules that a Python lacks if it was built without a library's headers, and what does not work then.

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from streamer.base.paths import absolute
+from streamer.base.user_urls import absolute
 
 
 def test_local_paths_start_at_the_root(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from streamer.config import RankConfig
 from streamer.errors import ConfigError, Detail, StateError
 from streamer.loader.agreement import gather_for, process_group, process_store
 from streamer.loader.kinds.step_session import Share
-from streamer.loader.stall.growth import GrowingStats
+from streamer.loader.stall.stats import GrowingStats
 from streamer.order.growing import AdmissionLog, Growing, GrowingSpec
 from streamer.order.plan import RankPlan
 from streamer.order.spec import OrderSpec

@@ -19,7 +19,7 @@ from streamer.loader.kinds.kind import Ordering, SessionSource
 from streamer.loader.kinds.one import OneDataset, OneOrdering
 from streamer.loader.kinds.step_session import Share, StepSession
 from streamer.loader.members.member import DatasetMember
-from streamer.loader.stall.growth import GrowingStats
+from streamer.loader.stall.stats import GrowingStats
 from streamer.order.growing import AdmissionLog, Growing, GrowingSpec
 from streamer.order.plan import RankPlan
 from streamer.order.state import State

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from streamer.loader.stall.growth import GrowingStats, advise_growth
+from streamer.loader.stall.advice import advise_growth
+from streamer.loader.stall.stats import GrowingStats
 
 # 500 MB/s over a link of 125 MB/s, 2 TB, 200 GB of SSD, samples of 1 MB.
 GROWING = GrowingStats(

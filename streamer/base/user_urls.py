@@ -1,4 +1,6 @@
-"""Takes logins out of urls, so that a url can be shown and stored, and keeps the logins in the storage options.
+"""Prepares urls that users give: makes local paths absolute, and moves logins from urls to the storage options.
+
+A relative path would mean something else to another process of the machine, such as the engine.
 
 Urls are written into manifests, messages, statistics and logs, where the login of `https://user:password@host/x.tar`
 must not be. What takes urls from users (commands, `loader/`, `service/`, `shards/`) therefore splits them at once: the
@@ -8,6 +10,7 @@ which is kept where keys are. `store/` reads it there.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Mapping
 
@@ -20,6 +23,18 @@ _AUTHORITY = re.compile(r"(?:(?<=::)|^)([A-Za-z][\w+.-]*):/+([^/]*)")
 _CUT_LOGIN = re.compile(r":(?!\d*(?:/|$))[^/\[\]]*/.*@", re.DOTALL)
 # Signs that end the host of a url for one library or another, so that libraries would read different logins.
 _UNSAFE = re.compile(r"[?#\\\s\x00-\x1f\x7f]")
+
+
+def absolute(url: str) -> str:
+    """Returns a local path as an absolute one, with the slash at its end if it has one.
+
+    A url with `://`, `file://` included, only gets its scheme in lower case.
+    """
+    scheme, separator, rest = url.partition("://")
+    if separator:
+        return f"{scheme.lower()}://{rest}"
+    # abspath drops the slash that distinguishes a folder from an object.
+    return os.path.abspath(url).rstrip("/") + ("/" if url.endswith("/") else "")
 
 
 def shown(url: str) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from streamer.base.paths import find_in_home
+from streamer.store.credentials import find_in_home
 
 
 def test_a_user_without_a_home(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamer.base.logins import LOGINS, has_secret, logins_of, shown, take_logins
+from streamer.base.user_urls import LOGINS, has_secret, logins_of, shown, take_logins
 from streamer.config import DatasetConfig
 from streamer.errors import ConfigError, StreamerError, without_secrets
 
