@@ -75,7 +75,7 @@ def coco_masks(sample: Mapping[str, Any]) -> NDArray[np.uint8]:
 
 
 def _encode_runs(segmentation: object, height: int, width: int) -> RunLengths | None:
-    """Returns the run lengths of an object as pycocotools has them, or None if no polygon has an area.
+    """Returns the run lengths of an object as pycocotools has them, or None if no polygon has three points.
 
     They are checked here, since pycocotools checks nothing: pixels that run lengths leave out would be memory that was
     never written.

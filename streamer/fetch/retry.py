@@ -39,8 +39,8 @@ STALLED_TRIES = 6
 def retryable(error: StreamerError) -> bool:
     """Whether another try can succeed, by the type of the error, then by its status.
 
-    False for errors of access, missing or changed objects and configuration, and for the statuses 3xx, 4xx (but
-    `_RETRIED_CLIENT_ERRORS`) and 501, which are the request's own fault.
+    False for errors that are not StoreErrors, for errors of access, missing or changed objects, and for the statuses
+    3xx, 4xx (but `_RETRIED_CLIENT_ERRORS`) and 501, which are the request's own fault.
     """
     if isinstance(error, _PERMANENT) or not isinstance(error, StoreError):
         return False

@@ -216,7 +216,8 @@ class Indexer(Protocol):
         """Chooses the objects that contain samples, and finds the facts about them. Not called for `whole_objects`.
 
         Args:
-            accepted: the objects that the format accepts, in the order of the urls, then by name.
+            accepted: the objects that the format accepts, in the order of the urls, then by name, or as the braces of a
+                url name them.
             others: the other objects below the urls, by url.
 
         Raises:
@@ -253,7 +254,7 @@ class ContextSurveyor(Protocol):
 
 
 class Lister(Protocol):
-    """Lists objects: an ObjectStore, or `TaskLister`, which lists in tasks."""
+    """Lists objects as an ObjectStore does: the engine's recorder, or the listers of `indexing/tasks.py`."""
 
     def list(self, url: str) -> AsyncIterator[Sequence[ObjectRecord]]:
         """Yields pages of the objects below `url`, with size and version; raises StoreError."""

@@ -42,7 +42,7 @@ _PREFIX_BYTES = (6, 7, 8)
 
 
 def is_own(host: str) -> bool:
-    """Whether a host, an IP address or a name, is this machine, on its link, or the server of its cloud's credentials.
+    """Whether a host (address or name) is loopback, on this machine's link, or the server of its cloud's credentials.
 
     Names are not resolved: of these only localhost, and names below it, are.
     """
@@ -84,7 +84,8 @@ def check(root: StoreRoot, *, is_curl: bool) -> None:
 
     Raises:
         AccessDeniedError: the root or an option is a local file, only fsspec could read the root, the address is this
-            machine's, or the client chooses an address whose connections would not be checked.
+            machine's, it is not plain (`is_plain`) and could be read in different ways, or the client chooses an
+            address whose connections would not be checked.
     """
     if root.scheme == "file":
         raise refusal(root.url, "it is a local file")

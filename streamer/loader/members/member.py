@@ -107,7 +107,7 @@ class DatasetMember:
     def change(self, options: DatasetOptions, choices: tuple[Choice, ...], joins: tuple[Join, ...]) -> DatasetMember:
         """Returns this dataset with other options, selections and joins; manifests that are found are kept."""
         known = EpochCell(manifest=self.shared.manifest, annotations=self.shared.annotations)
-        changed = DatasetMember(options, choices, self.job, shared=known, joins=joins)
+        changed = DatasetMember(options, choices, self.job, shared=known, joins=joins, parent=self.parent)
         return changed.take_over_rights(self._list_right_manifests())
 
     def settings(self) -> MemberSettings:
@@ -367,7 +367,7 @@ class DatasetMember:
         )
 
     def reopen_manifest(self) -> Manifest | None:
-        """Returns the manifest that another process of this dataset has found, or None if it or its folder is gone."""
+        """Returns the manifest that another process of this dataset has found, or None if none has, or it is gone."""
         if not self.shared.manifest:
             return None
         with self.connections.for_requests() as connection:

@@ -33,7 +33,7 @@ class Units(Protocol):
         """Returns the half-open ranges of units that decoding of samples `[start, stop)` needs: (N,) first, and stop.
 
         Raises:
-            DamagedError: the units do not have these samples.
+            DamagedError: the units do not have these samples. Samples of a WAV notice it only in `piece`.
         """
         ...
 
@@ -42,7 +42,11 @@ class Units(Protocol):
         ...
 
     def piece(self, begin: int, end: int) -> bytes | memoryview:
-        """Returns units `[begin, end)` as a piece of a record (`audio.windows`)."""
+        """Returns units `[begin, end)` as a piece of a record (`audio.windows`).
+
+        Raises:
+            DamagedError: the block does not have all of them.
+        """
         ...
 
 

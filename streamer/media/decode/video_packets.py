@@ -87,9 +87,13 @@ class VideoPackets(msgspec.Struct, frozen=True):
     deadline: Deadline = msgspec.field(default_factory=Deadline)
 
     def piece(self, first: int, stop: int) -> VideoPackets:
-        """Returns the video of the packets `[first, stop)`."""
+        """Returns the video of the packets `[first, stop)`; with `play` its frames still come from the whole file."""
         return msgspec.structs.replace(
-            self, packets=self.packets[first:stop], pts=self.pts[first:stop], stored=self.stored[first:stop]
+            self,
+            packets=self.packets[first:stop],
+            pts=self.pts[first:stop],
+            gaps=[gap - first for gap in self.gaps if first < gap < stop],
+            stored=self.stored[first:stop],
         )
 
     def context(self) -> VideoCodecContext:

@@ -77,8 +77,8 @@ class FramePart(msgspec.Struct, frozen=True):
     def blocks(self, spans: Sequence[Run], chunk_bytes: int) -> Iterator[Block]:
         """Yields the samples of these episodes in blocks.
 
-        A block has about `chunk_bytes`, or as many bytes as the longest block of rows. Such a block of rows is fetched
-        as a whole for each block of samples, of which it should not be more than half.
+        A block has about `chunk_bytes`, or as many bytes as the longest block of rows. A block of rows is fetched as a
+        whole with each block of samples that has rows of it, and should be at most half of that.
 
         Args:
             spans: the samples of the episodes.

@@ -107,7 +107,8 @@ class KeyRing(Generic[C]):
     async def keys(self) -> C:
         """Returns the credentials, at once if they are valid; begins a look if one is due.
 
-        Without valid credentials it waits for a look, at most 1.5 s.
+        Without valid credentials it waits for a look, at most 1.5 s. In the second after a failed look it does not
+        begin another one, and raises the error of that look at once unless one runs.
 
         Raises:
             StoreError: the credentials cannot be obtained now. All that waited for one look get the same error.

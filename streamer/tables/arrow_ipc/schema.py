@@ -293,7 +293,7 @@ class ArrowColumns(msgspec.Struct, frozen=True):
     def matches(self, schema: Schema) -> bool:
         """Whether the file alone would have the same fields in the same order, so that its records would be the same.
 
-        It is always False if fields were chosen or united, or if there are partitions.
+        It is always False if fields were chosen or united, and with partitions, or lists of nulls.
         """
         if self.partitions or self.united or self.names:
             return False

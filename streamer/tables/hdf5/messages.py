@@ -288,7 +288,7 @@ def _name(message: Cursor, version: int) -> bytes:
 
 
 def read_layout(message: Cursor, item_bytes: int) -> Layout:
-    """Returns the layout of a dataset; raises UnreadError for one that is not read (data in the header).
+    """Returns the layout of a dataset; raises UnreadError for one that is not read, such as data in the header.
 
     Args:
         message: the message.

@@ -6,12 +6,14 @@ Other ranks are what a replaced gather says, and in one test a second process in
 from __future__ import annotations
 
 import json
+import pickle
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from streamer import StreamingDataset
 from streamer.config import Environment
 from streamer.errors import ConfigError, ObjectNotFoundError, StateError, StreamerError
 from streamer.loader import agreement as distributed
@@ -154,6 +156,7 @@ RANK = """
 import os, sys
 import torch.distributed as dist
 from streamer.errors import StreamerError
+from streamer import StreamingDataset
 from streamer.loader import agreement as distributed
 from streamer.loader.agreement import agree, detect, gather_for
 rank = int(sys.argv[1])
@@ -196,3 +199,17 @@ def test_two_real_ranks_get_the_same_errors(tmp_path: Path):
         assert lines[0].startswith(f"{rank} 2 StateError rank 0 and rank 1")
         assert lines[1].startswith(f"{rank} 2 StreamerError")
         assert lines[1].endswith("broken here")
+
+
+def test_parts_of_a_sent_dataset_keep_the_rank(monkeypatch, tmp_path: Path):
+    """A dataset that a worker selects from one that was sent to it reads as the rank that has sent it."""
+    (tmp_path / "a.txt").write_text("a")
+    monkeypatch.setattr(distributed, "process_group", lambda: (1, 2))
+    sent = pickle.dumps(StreamingDataset(f"{tmp_path}/"))
+    # A spawned worker of torch's DataLoader has no process group.
+    monkeypatch.setattr(distributed, "process_group", lambda: None)
+    monkeypatch.setattr(distributed, "get_worker_info", lambda: object())
+    arrived = pickle.loads(sent)
+    for dataset in (arrived, arrived.select(fraction=(0, 0.5))):
+        found = dataset._member.rank_config()
+        assert (found.rank, found.world_size) == (1, 2)
