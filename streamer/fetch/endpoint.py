@@ -134,9 +134,10 @@ def ignore_notice(text: str) -> None:
 
 
 class Endpoint:
-    """Holds the state shared by the requests of one process to one bucket or host with one set of storage options.
+    """Holds the state shared by the requests of one fetcher to one bucket or host, with one set of storage options.
 
-    It is made on the event loop that it lives on. `gate` enforces the window and the rate.
+    It is made on the event loop that it lives on. `gate` enforces the window and the rate for tries of ranges.
+    Duplicate requests, probes, listings and writes do not wait there.
 
     Args:
         root: root of the urls, such as "s3://bucket".

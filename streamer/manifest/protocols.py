@@ -285,7 +285,7 @@ class BoundedReader(Protocol):
 
 @runtime_checkable
 class Examiner(Protocol):
-    """A reader that has recoders, which neither this room nor `indexing/build.py` imports."""
+    """A reader that has recoders, which neither this package nor `indexing/build.py` imports."""
 
     async def examine(self, asked: Examine) -> Examined:
         """Recodes an object as one block, and counts its samples.

@@ -28,7 +28,7 @@ class StoreStatistics:
     """Holds the counts of a store since it was opened.
 
     Attributes:
-        requests: requests for objects, that is reads, writes and heads.
+        requests: calls for objects, that is reads, writes and heads. Redirects and repeats inside a call do not count.
         lists: listings.
         received_bytes: bytes of bodies of reads.
     """
@@ -85,7 +85,8 @@ class ObjectStore(Protocol):
 
     It belongs to one event loop and one process: a store made before a fork is not used after it. Every read is pinned:
     if the object has another version now, it raises ObjectChangedError. A store without versions compares size and time
-    of the last change. No call is tried again here.
+    of the last change. `fetch/` repeats failed calls. A store itself repeats only what it asks elsewhere, after a
+    redirect or for a bucket of another region, and parts of an upload. So one call may be several HTTP requests.
     """
 
     async def get(self, asked: Get, take: Take) -> None:

@@ -2,8 +2,8 @@
 
 `client/` sends requests and reads events, `service/` the other way round; `frames.py` encodes both as msgpack arrays.
 `loader/`, `batches/` and `cli/` make some requests, and `engine/` serves them. A field of the wrong type or out of
-range is a ProtocolError; nothing is unpickled. New fields go at the end, with a default: an older reader refuses the
-longer message. Any other change needs a higher PROTOCOL.
+range is a ProtocolError; nothing is unpickled. A new field goes at the end, with a default for messages of older
+senders. It is always sent, and an older reader refuses the longer message. Any other change needs a higher PROTOCOL.
 """
 
 from __future__ import annotations

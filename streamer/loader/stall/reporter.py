@@ -1,6 +1,6 @@
 """Reports at intervals why a loader waits: a line in the log, a finding for the engine, a call of the user's function.
 
-`loader/dataloader.py` starts a `StallReporter`; `loader/loader_views.py` uses the rest for reports on demand. With
+`loader/dataloader.py` starts a `StallReporter`; `loader/loader_views.py` makes the reports, those on demand, too. With
 TensorBoard (`writer`) and W&B (`wandb`):
 
     steps = itertools.count()
