@@ -35,22 +35,21 @@ def parse_bytes(text: str | int, field_name: str = "size") -> int:
     """Returns a size in bytes, read from 1000, "200GB" (10^9), "8MiB" (2^20) or "1.5 TiB"; a fraction is cut off.
 
     Raises:
-        ConfigError: `text` is not a size, or negative. The message names `field_name`.
+        ConfigError: `text` is not a size, negative, or 8 EiB or more. The message names `field_name`.
     """
     if isinstance(text, int):
-        number = float(text)
-        unit = ""
+        size: float = text
     else:
         match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*", str(text))
         if match is None or match[2].upper() not in _UNITS:
             raise ConfigError(
                 f"{field_name}={text!r} is not a size; write bytes, or 200GB, 8MiB, 1.5TiB", field=field_name
             )
-        number = float(match[1])
-        unit = match[2].upper()
-    if number < 0:
-        raise ConfigError(f"{field_name}={text!r} is negative", field=field_name)
-    return int(number * _UNITS[unit])
+        size = float(match[1]) * _UNITS[match[2].upper()]
+    if not 0 <= size < 1 << 63:
+        rule = "negative" if size < 0 else "8 EiB or more"
+        raise ConfigError(f"{field_name} is {rule}, which is no size", field=field_name)
+    return int(size)
 
 
 def format_bytes(size_bytes: float) -> str:

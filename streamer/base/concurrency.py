@@ -12,6 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TypeVar
 
+from streamer.errors import ConfigError
+
 Item = TypeVar("Item")
 Outcome = TypeVar("Outcome")
 
@@ -22,7 +24,13 @@ async def map_concurrently(
     """Awaits `work` for every item, at most `concurrency` (1 or more) at once; returns the results in the items' order.
 
     The first error cancels the rest and is raised as it is, without an ExceptionGroup around it.
+
+    Raises:
+        ConfigError: `concurrency` is below 1, with which nothing would be done.
+        BaseException: the first error of `work`.
     """
+    if concurrency < 1:
+        raise ConfigError(f"concurrency={concurrency} is below 1: nothing would be done", field="concurrency")
     outcomes: dict[int, Outcome] = {}
     todo = iter(enumerate(items))
 

@@ -33,6 +33,12 @@ _Value = TypeVar("_Value")
 # Sentence for the help of options that may hold secrets.
 SECRETS = "keep secrets in a file (@options.json) or in the environment: everybody can read the command line"
 
+# Larger numbers are typing errors. They would not fit into what a command makes of them, such as int64 or a task each.
+_MAX_COUNT = (1 << 31) - 1
+MAX_PARTS = 100_000
+_MAX_SEED = (1 << 64) - 1
+_MAX_NUMBER = 1e9
+
 # A url with nothing behind its host, and a port with a path or without. After such a host a port follows, no key.
 _HOST = re.compile(r"\w+://[^/]*")
 _PORT = re.compile(r"\d+(/.*)?")
@@ -47,15 +53,74 @@ def size(text: str) -> int:
     return _read(lambda: parse_bytes(text))
 
 
+def positive_size(text: str) -> int:
+    """Parses a size as `size` does; raises argparse.ArgumentTypeError also for 0."""
+    if not (found := size(text)):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size above 0")
+    return found
+
+
 def count(text: str) -> int:
-    """Parses a whole number above 0.
+    """Parses a number of samples or tokens: a whole number above 0, below 2**31.
 
     Raises:
         argparse.ArgumentTypeError: it is not such a number.
     """
-    if not text.isdecimal() or not int(text):
+    return parse_whole(text, 1, _MAX_COUNT)
+
+
+def count_parts(text: str) -> int:
+    """Parses a number of machines, processes, connections, looks or epochs: a whole number from 1 to `MAX_PARTS`.
+
+    Raises:
+        argparse.ArgumentTypeError: it is not such a number.
+    """
+    return parse_whole(text, 1, MAX_PARTS)
+
+
+def seed(text: str) -> int:
+    """Parses the seed of an order, a whole number from 0 to 2**64 - 1; raises argparse.ArgumentTypeError for others."""
+    return parse_whole(text, 0, _MAX_SEED)
+
+
+def parse_whole(text: str, least: int, most: int) -> int:
+    """Parses a whole number.
+
+    Args:
+        text: the number in decimal digits.
+        least: smallest number that is allowed, 0 or more.
+        most: largest number that is allowed.
+
+    Raises:
+        argparse.ArgumentTypeError: it is not such a number.
+    """
+    # The length is looked at first, because Python converts no text of thousands of digits.
+    found = int(text) if text.isdecimal() and len(text) <= len(str(most)) else -1
+    if not least <= found <= most:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from {least} to {most:,}")
+    return found
+
+
+def number(text: str) -> float:
+    """Parses a number of seconds or a price, from 0 to 10**9.
+
+    Raises:
+        argparse.ArgumentTypeError: it is not such a number.
+    """
+    try:
+        found = float(text)
+    except ValueError:
+        found = -1.0
+    if not 0 <= found <= _MAX_NUMBER:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 to {_MAX_NUMBER:,.0f}")
+    return found
+
+
+def positive_number(text: str) -> float:
+    """Parses a number as `number` does; raises argparse.ArgumentTypeError also for 0."""
+    if not (found := number(text)):
         raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
-    return int(text)
+    return found
 
 
 def size_or_auto(text: str) -> int | None:
@@ -67,11 +132,11 @@ def rate(text: str) -> int:
     """Parses 200MB/s into bytes per second.
 
     Raises:
-        argparse.ArgumentTypeError: it is not a size per second.
+        argparse.ArgumentTypeError: it is not a size per second, or 0.
     """
     if not text.endswith("/s"):
         raise argparse.ArgumentTypeError(f"{text!r} is not a rate: write a size per second, as 200MB/s")
-    return size(text.removesuffix("/s"))
+    return positive_size(text.removesuffix("/s"))
 
 
 def storage_options(text: str) -> dict[str, object]:

@@ -7,7 +7,7 @@ import logging
 from pathlib import Path
 
 from streamer.cli.exit_codes import Exit
-from streamer.cli.options import add_cache_dir, size
+from streamer.cli.options import add_cache_dir, number, size
 from streamer.cli.terminal import Terminal
 from streamer.config import EngineConfig, Environment, check_variables
 
@@ -75,7 +75,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     clients.add_argument(
         "--drain-seconds",
-        type=float,
+        type=number,
         metavar="SECONDS",
         help="how long SIGTERM waits for what is on its way (default: 20)",
     )

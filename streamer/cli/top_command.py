@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from streamer.base.interpreter import require_modules
 from streamer.cli.connect import add_engine_options, engine_client
 from streamer.cli.exit_codes import Exit
+from streamer.cli.options import count_parts, positive_number
 from streamer.cli.sparklines import ASCII, RecentLooks, choose_levels, choose_width
 from streamer.cli.status_view import WORDS, Row, StatusView, session_name
 from streamer.cli.terminal import Terminal
@@ -81,9 +82,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_engine_options(parser)
     output = parser.add_argument_group("output")
     output.add_argument(
-        "--interval", type=_seconds, default=1.0, metavar="SECONDS", help="between two looks (default: 1)"
+        "--interval", type=positive_number, default=1.0, metavar="SECONDS", help="between two looks (default: 1)"
     )
-    output.add_argument("--count", type=int, metavar="N", help="end after N looks (default: never)")
+    output.add_argument("--count", type=count_parts, metavar="N", help="end after N looks (default: never)")
 
 
 def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
@@ -333,13 +334,3 @@ def _no_q(keyboard: int, seconds: float) -> bool:
         if (keys := os.read(keyboard, 64)) == b"" or b"q" in keys.lower():
             return False
     return True
-
-
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = 0.0
-    if seconds <= 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0")
-    return seconds

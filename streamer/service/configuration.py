@@ -69,6 +69,8 @@ _PLACES = {
     "peers_token_file": ("peers", "token_file"),
     "peers_tls_folder": ("peers", "tls_folder"),
 }
+# No setting is larger than 2**53, up to which floats have all whole numbers.
+_MAX_NUMBER = 1 << 53
 # Loopback; 9464 is the customary port of exporters (prometheus/prometheus wiki, default port allocations).
 DEFAULT_HTTP = "127.0.0.1:9464"
 
@@ -292,13 +294,17 @@ def _convert(name: str, value: object, kind: object) -> object:
 
 
 def _convert_number(name: str, value: object, *, whole: bool) -> int | float:
-    """Returns a number of at least 0, and of at most 1 if the setting's name ends in `_share`; else ConfigError."""
+    """Returns a number of 0 to 2**53, of at most 1 if the setting's name ends in `_share`; ConfigError for others."""
     if isinstance(value, int | float | str) and not isinstance(value, bool):
         try:
             number: int | float = int(value) if whole else float(value)
-        except ValueError:
+        except (ValueError, OverflowError):
             number = -1
-        if number >= 0 and (not whole or not isinstance(value, float)) and (number <= 1 or not name.endswith("_share")):
+        if (
+            0 <= number <= _MAX_NUMBER
+            and (not whole or not isinstance(value, float))
+            and (number <= 1 or not name.endswith("_share"))
+        ):
             return number
-    wanted = "share between 0 and 1" if name.endswith("_share") else f"{'whole ' * whole}number of at least 0"
+    wanted = "share between 0 and 1" if name.endswith("_share") else f"{'whole ' * whole}number of at least 0, finite"
     raise ConfigError(f"{name}={value!r} is not a {wanted}", field=name)

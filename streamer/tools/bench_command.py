@@ -13,7 +13,15 @@ from typing import TYPE_CHECKING
 
 from streamer.base.cgroup import usable_cores
 from streamer.cli.exit_codes import Exit
-from streamer.cli.options import add_figures, add_storage_options, check_places, count, size
+from streamer.cli.options import (
+    add_figures,
+    add_storage_options,
+    check_places,
+    count_parts,
+    positive_number,
+    positive_size,
+    size,
+)
 from streamer.cli.terminal import ProgressLine, Terminal, write_figures
 from streamer.config import MiB
 from streamer.errors import ConfigError, StoreError
@@ -67,7 +75,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     measurement = parser.add_argument_group("measurement")
     measurement.add_argument(
         "--connections",
-        type=count,
+        type=count_parts,
         nargs="+",
         default=[4, 16, 64, 128],
         metavar="N",
@@ -75,14 +83,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     measurement.add_argument(
         "--ranges",
-        type=size,
+        type=positive_size,
         nargs="+",
         default=[MiB, 8 * MiB],
         metavar="SIZE",
         help="sizes of requests to compare (default: 1MiB 8MiB)",
     )
     measurement.add_argument(
-        "--seconds", type=float, default=2.0, metavar="SECONDS", help="for each combination (default: 2)"
+        "--seconds", type=positive_number, default=2.0, metavar="SECONDS", help="for each combination (default: 2)"
     )
     measurement.add_argument(
         "--max-bytes", type=size, default=20_000_000_000, metavar="SIZE", help="stop after so much (default: 20GB)"
@@ -102,8 +110,6 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
         ConfigError: an option is invalid, or there is nothing to read.
         StoreError: the store refuses before the first combination is measured.
     """
-    if arguments.seconds <= 0:
-        raise ConfigError(f"--seconds {arguments.seconds}: must be above 0", field="seconds")
     check_places(arguments.plot, arguments.json_file)
     import uvloop
 

@@ -6,7 +6,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from streamer.cli.exit_codes import Exit
-from streamer.cli.options import add_cache_dir, add_dataset, count
+from streamer.cli.options import add_cache_dir, add_dataset, count, count_parts, number, seed
 from streamer.cli.terminal import Terminal
 from streamer.errors import ConfigError
 
@@ -49,8 +49,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="samples of a batch over all ranks, or rows with --packing (default: 256)",
     )
-    job.add_argument("--nodes", type=count, default=1, metavar="N", help="machines of the job (default: 1)")
-    job.add_argument("--seed", type=int, default=17, metavar="N", help="seed of the order (default: 17)")
+    job.add_argument("--nodes", type=count_parts, default=1, metavar="N", help="machines of the job (default: 1)")
+    job.add_argument("--seed", type=seed, default=17, metavar="N", help="seed of the order (default: 17)")
     job.add_argument("--packing", type=count, metavar="TOKENS", help="plan rows of this length, as Packing(TOKENS)")
     job.add_argument(
         "--lengths",
@@ -90,9 +90,10 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
 
 def _file_or_number(text: str) -> str | float:
     try:
-        return float(text)
+        float(text)
     except ValueError:
         return text
+    return number(text)
 
 
 def _describe_order(manifest: Manifest, arguments: argparse.Namespace) -> str:

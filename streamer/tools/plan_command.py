@@ -17,13 +17,18 @@ import msgspec
 
 from streamer.cli.exit_codes import Exit
 from streamer.cli.options import (
+    MAX_PARTS,
     add_cache_dir,
     add_dataset,
     add_figures,
     add_join,
     check_places,
     count,
+    count_parts,
+    number,
+    parse_whole,
     rate,
+    seed,
     size,
 )
 from streamer.cli.terminal import Terminal, write_figures
@@ -80,36 +85,38 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     job.add_argument("--batch-size", type=count, required=True, metavar="N", help="samples of a batch on one rank")
     job.add_argument(
         "--step-seconds",
-        type=float,
+        type=number,
         required=True,
         metavar="SECONDS",
         help="how long a training step takes when its batch is there",
     )
-    job.add_argument("--nodes", type=count, default=1, metavar="N", help="machines, each with its cache (default: 1)")
-    job.add_argument("--ranks", type=count, default=1, metavar="N", help="ranks of each node (default: 1)")
-    job.add_argument("--workers", type=count, default=4, metavar="N", help="workers of each rank (default: 4)")
+    job.add_argument(
+        "--nodes", type=count_parts, default=1, metavar="N", help="machines, each with its cache (default: 1)"
+    )
+    job.add_argument("--ranks", type=count_parts, default=1, metavar="N", help="ranks of each node (default: 1)")
+    job.add_argument("--workers", type=count_parts, default=4, metavar="N", help="workers of each rank (default: 4)")
     job.add_argument(
         "--sample-seconds",
-        type=float,
+        type=number,
         default=0.0,
         metavar="SECONDS",
         help="a worker's time for one sample: reading, decoding, transform (default: 0, of clips measured; "
         "loader.stats() has it)",
     )
-    job.add_argument("--epochs", type=count, default=3, metavar="N", help="epochs to simulate (default: 3)")
-    job.add_argument("--seed", type=int, default=17, metavar="N", help="seed of the order (default: 17)")
+    job.add_argument("--epochs", type=count_parts, default=3, metavar="N", help="epochs to simulate (default: 3)")
+    job.add_argument("--seed", type=seed, default=17, metavar="N", help="seed of the order (default: 17)")
     nodes = parser.add_argument_group("cache and link of each node")
     nodes.add_argument("--cache-bytes", type=size, required=True, metavar="SIZE", help="limit of its cache")
     nodes.add_argument("--link", type=rate, metavar="RATE", help="what the store can send it (default: measured)")
     nodes.add_argument(
         "--first-byte",
-        type=float,
+        type=number,
         metavar="SECONDS",
         help="from a request to its first byte (default: measured; with --link 0.03)",
     )
     nodes.add_argument(
         "--fetch-processes",
-        type=int,
+        type=partial(parse_whole, least=0, most=MAX_PARTS),
         default=0,
         metavar="N",
         help="processes of its engine that fetch (default: 0, its loop fetches itself, as on machines below four "
@@ -118,11 +125,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     nodes.add_argument("--no-search", action="store_true", help="leave out the smallest of both: much faster")
     prices = parser.add_argument_group("prices of the store")
     prices.add_argument(
-        "--price-per-gb", type=float, default=0.0, metavar="USD", help="for 10^9 bytes that leave it (default: 0)"
+        "--price-per-gb", type=number, default=0.0, metavar="USD", help="for 10^9 bytes that leave it (default: 0)"
     )
     prices.add_argument(
         "--price-per-million-gets",
-        type=float,
+        type=number,
         default=0.4,
         metavar="USD",
         help="for 10^6 requests (default: 0.4, as S3 standard has it)",
@@ -178,8 +185,6 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
     from streamer.tools.planning.simulate import simulate
 
     check_places(arguments.plot, arguments.json_file)
-    if arguments.fetch_processes < 0:
-        raise ConfigError(f"--fetch-processes {arguments.fetch_processes} is below 0", field="fetch_processes")
     if arguments.plot is not None and arguments.no_search:
         raise ConfigError("--plot shows what --no-search leaves out", field="plot")
     with EngineClient(client_settings(arguments)) as client:
@@ -254,12 +259,19 @@ def _link(manifest: Manifest, arguments: argparse.Namespace, terminal: Terminal)
 
 
 async def _measure_link(manifest: Manifest, arguments: argparse.Namespace) -> Link:
-    """Measures the link by the first 1,000 objects of the dataset; --first-byte replaces the measured latency."""
+    """Measures the link by the first 1,000 objects of the dataset; --first-byte replaces the measured latency.
+
+    Raises:
+        ConfigError: none of these objects has a byte.
+        StoreError: the store refuses.
+    """
     from streamer.store import open_store
     from streamer.tools.link_meter import measure_link
     from streamer.tools.planning.model import Link
 
-    objects = [manifest.object(number) for number in range(min(manifest.objects, 1000))]
+    objects = [record for number in range(min(manifest.objects, 1000)) if (record := manifest.object(number)).size]
+    if not objects:
+        raise ConfigError("no object of the dataset has a byte to measure the link with; --link says it", field="link")
     store = open_store(objects[0].url, arguments.storage_options)
     try:
         test = await measure_link(store, objects, _MEASURED_SECONDS)

@@ -17,7 +17,8 @@ from streamer.cli.options import (
     add_storage_options,
     count,
     parse_url_or_options,
-    size,
+    positive_size,
+    seed,
     storage_options,
 )
 from streamer.cli.terminal import ProgressLine, Terminal
@@ -93,7 +94,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "as large; tokens for .bin and .idx",
     )
     shards.add_argument(
-        "--shard-bytes", type=size, default="1GB", metavar="SIZE", help="about how large a shard is (default: 1GB)"
+        "--shard-bytes",
+        type=positive_size,
+        default="1GB",
+        metavar="SIZE",
+        help="about how large a shard is (default: 1GB)",
     )
     shards.add_argument(
         "--order",
@@ -102,7 +107,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="of the samples: as the manifest has them (raw files: mixed by the hash of their names), by name (raw "
         "files), or shuffled (tars: whole chunks, mixed within 128 MiB) (default: manifest)",
     )
-    shards.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the order (default: 0)")
+    shards.add_argument("--seed", type=seed, default=0, metavar="N", help="seed of the order (default: 0)")
     shards.add_argument(
         "--fields",
         type=_fields,

@@ -96,3 +96,62 @@ def test_serve_takes_what_the_line_says_and_the_environment_otherwise(tmp_path: 
     arguments = build_parser().parse_args(["serve", "--socket", "/s", "--cache-dir", "/c"])
     config = serve_command.configuration(arguments, environment)
     assert (config.socket_path, config.cache.directory) == (Path("/s"), Path("/c"))
+
+
+NUMBERS = {"N": "", "SECONDS": "", "USD": "", "TOKENS": "", "SIZE": "GB", "RATE": "GB/s"}
+# A sample's number may be negative, and is compared with their number when the manifest is open.
+ANY_NUMBER = {("show", "--sample")}
+# These options are compared with other values, or the cache needs more than 0 bytes, when the command runs.
+ZERO_IS_A_VALUE = {
+    *(("plan", name) for name in ("--step-seconds", "--sample-seconds", "--first-byte", "--fetch-processes")),
+    *(("plan", name) for name in ("--price-per-gb", "--price-per-million-gets", "--cache-bytes", "--seed")),
+    *(("explain", "--seed"), ("pack", "--seed"), ("bench", "--max-bytes"), ("index", "--chunk-bytes")),
+    *(("serve", name) for name in ("--cache-bytes", "--memory-bytes", "--drain-seconds")),
+    ("warm", "--cache-bytes"),
+}
+
+
+def numeric_options() -> list[tuple[str, str, argparse.ArgumentParser, argparse.Action]]:
+    """Returns the options of all commands and their groups that take a number, with the parser of each."""
+    found = []
+    todo: list[tuple[str, argparse.ArgumentParser]] = [("", build_parser())]
+    while todo:
+        name, parser = todo.pop()
+        for action in parser._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                todo += [(f"{name} {each}".strip(), inner) for each, inner in action.choices.items()]
+            elif action.metavar in NUMBERS or action.type in (int, float):
+                found.append((name, action.option_strings[0], parser, action))
+    return found
+
+
+OPTIONS = numeric_options()
+
+
+@pytest.mark.parametrize("option", OPTIONS, ids=[f"{option[0]} {option[1]}" for option in OPTIONS])
+def test_numbers_that_are_none_are_refused_by_the_option(
+    option: tuple[str, str, argparse.ArgumentParser, argparse.Action],
+) -> None:
+    """Each option with a number refuses a negative, an infinite and a huge one, none at all, and 0 where that is none.
+
+    The value is refused as an error of the option before the command does anything.
+    """
+    command, name, parser, action = option
+    unit = NUMBERS[str(action.metavar)]
+    wrong = ["-1", "nan", "inf", "-inf", "1e400", "9" * 40, "9" * 5000, "", "x", "\u00b2"]
+    if (command, name) in ANY_NUMBER:
+        wrong.remove("-1")
+        wrong.remove("9" * 40)
+    elif (command, name) not in ZERO_IS_A_VALUE:
+        wrong.append("0")
+    for text in wrong:
+        with pytest.raises(argparse.ArgumentError):
+            pytest.fail(f"{name} takes {text[:50]}{unit} as {parser._get_value(action, text + unit)}")
+    parser._get_value(action, f"7{unit}")
+
+
+def test_the_numeric_options_are_found() -> None:
+    """The options that the test above tries are those of all commands, and no exception names one that is gone."""
+    names = {(command, name) for command, name, _, _ in OPTIONS}
+    some = {("plan", "--first-byte"), ("bench", "--seconds"), ("serve", "--drain-seconds"), ("top", "--count")}
+    assert names >= some | ANY_NUMBER | ZERO_IS_A_VALUE

@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from streamer.base.concurrency import map_concurrently
+from streamer.errors import ConfigError
 
 
 async def test_results_keep_the_order_and_the_bound():
@@ -44,3 +45,14 @@ async def test_the_first_error_arrives_as_itself():
         await map_concurrently(work, range(5), 3)
     assert isinstance(caught.value.__cause__, ValueError)
     assert sorted(cancelled) == [0, 2]
+
+
+async def test_nothing_at_once_is_refused():
+    """A bound below 1, with which nothing would be done, raises ConfigError."""
+
+    async def work(item: int) -> int:
+        return item
+
+    for concurrency in (0, -1):
+        with pytest.raises(ConfigError, match=f"concurrency={concurrency} is below 1"):
+            await map_concurrently(work, range(3), concurrency)
