@@ -10,6 +10,7 @@ import logging
 import os
 import shutil
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,13 +20,14 @@ from streamer.cache.folder import (
     MARKER,
     ROOT_ID,
     SUBFOLDERS,
+    CacheFolder,
     list_chunk_files,
     measure_usage,
     open_folder,
     open_layer,
     read_header,
 )
-from streamer.errors import IntegrityError
+from streamer.errors import CacheError, IntegrityError
 
 logger = logging.getLogger(__name__)
 
@@ -149,27 +151,55 @@ def export(path: Path, target: Path, *, keys: Iterable[bytes] | None = None, pro
         Number of requested chunks that the target has now.
 
     Raises:
-        CacheError: one of the folders cannot be used.
-        OSError: the disk of the target is full, or one of the disks fails.
+        CacheError: one of the folders cannot be used, the disk of the target is full, or one of the disks fails. The
+            target has whole files only.
     """
     source = open_layer(path)
     layer = open_folder(target)
     wanted = [key for key, _ in list_chunk_files(source)] if keys is None else list(keys)
     there = 0
     for done, key in enumerate(wanted, 1):
-        goal = layer.chunk_path(key)
         try:
-            if not goal.exists():
-                verify_file(source.chunk_path(key), key)
-                temporary = layer.temporary_path(key)
-                shutil.copyfile(source.chunk_path(key), temporary)
-                os.chmod(temporary, layer.permissions.file_mode)
-                os.rename(temporary, goal)
-            read_header(layer, key, goal.stat().st_size)
+            _copy_chunk(source, layer, key)
             there += 1
         except (IntegrityError, FileNotFoundError) as error:
             logger.warning("not exported: %s", error)
+        except OSError as error:
+            raise _refuse_target(target, error) from error
         if progress:
             progress(done, len(wanted))
-    shutil.copytree(path / "manifests", target / "manifests", dirs_exist_ok=True)
+    try:
+        shutil.copytree(path / "manifests", target / "manifests", dirs_exist_ok=True)
+    except OSError as error:
+        raise _refuse_target(target, error) from error
     return there
+
+
+def _copy_chunk(source: CacheFolder, layer: CacheFolder, key: bytes) -> None:
+    """Copies a checked chunk to a layer that lacks it, as a whole or not at all.
+
+    Raises:
+        IntegrityError: the chunk of the source or of the layer is damaged.
+        OSError: the source does not have it, or a disk fails.
+    """
+    goal = layer.chunk_path(key)
+    if not goal.exists():
+        verify_file(source.chunk_path(key), key)
+        temporary = layer.temporary_path(key)
+        try:
+            shutil.copyfile(source.chunk_path(key), temporary)
+            os.chmod(temporary, layer.permissions.file_mode)
+            os.rename(temporary, goal)
+        except BaseException:
+            # A disk that refused the file may refuse this, too.
+            with suppress(OSError):
+                temporary.unlink()
+            raise
+    read_header(layer, key, goal.stat().st_size)
+
+
+def _refuse_target(target: Path, error: OSError) -> CacheError:
+    return CacheError(
+        f"the export to {target} has ended: {error.strerror or error}; a second run copies only what is missing",
+        where=str(target),
+    )

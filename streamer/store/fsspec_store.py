@@ -15,6 +15,7 @@ import logging
 import os
 import weakref
 from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -352,8 +353,13 @@ class FileCalls:
             await self._call("put_file", str(path), url)
             return
         temporary = f"{url}.{os.getpid()}.part"
-        await self._call("put_file", str(path), temporary)
-        await self._call("mv", temporary, url)
+        try:
+            await self._call("put_file", str(path), temporary)
+            await self._call("mv", temporary, url)
+        except Exception:
+            with suppress(Exception):  # the store may refuse this, too, or there is no such object
+                await self._call("rm_file", temporary)
+            raise
 
     async def aclose(self) -> None:
         """Closes the session that s3fs, gcsfs, http or adlfs has opened, and adlfs's credential.

@@ -253,9 +253,13 @@ def _record(path: str) -> ObjectRecord:
 def _write(path: str, content: bytes) -> None:
     os.makedirs(os.path.dirname(path), exist_ok=True)
     temporary = f"{path}.{os.getpid()}.part"
-    with open(temporary, "wb") as file:
-        file.write(content)
-    os.replace(temporary, path)
+    try:
+        with open(temporary, "wb") as file:
+            file.write(content)
+        os.replace(temporary, path)
+    except OSError:
+        Path(temporary).unlink(missing_ok=True)
+        raise
 
 
 def _move(source: Path, target: str) -> None:

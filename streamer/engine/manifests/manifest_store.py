@@ -212,8 +212,12 @@ class ManifestStore:
         source.parent.mkdir(exist_ok=True)
         temporary = source.with_suffix(".new")
         lines = (" ".join(note.splitlines()) for note in notes)
-        temporary.write_text("\n".join([f"{listing} {digest}", *lines]), errors="replace")
-        temporary.rename(source)
+        try:
+            temporary.write_text("\n".join([f"{listing} {digest}", *lines]), errors="replace")
+            temporary.rename(source)
+        except OSError:
+            temporary.unlink(missing_ok=True)
+            raise
         shutil.rmtree(self.log_folder(request), ignore_errors=True)
 
     def remove_logs(self) -> None:

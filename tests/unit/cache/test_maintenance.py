@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from streamer.cache import maintenance
 from streamer.cache.chunk_cache import ChunkCache
 from streamer.cache.chunk_files import ChunkBytes
 from streamer.cache.maintenance import check, clear, export, stat
@@ -74,6 +77,25 @@ def test_export_copies_what_is_sound(folder: Path, make_chunk: MakeChunk, tmp_pa
     assert export(folder, layer, keys=[make_chunk(0).key]) == 1
     assert {path: path.stat().st_mtime_ns for path in layer.glob("chunks/*/*")} == times
     assert check(layer).damaged == {}
+
+
+@pytest.mark.parametrize("call", ["copyfile", "copytree"])
+def test_an_export_that_fails_leaves_nothing_unfinished(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    """An export to a disk that fails raises CacheError with the folder and the reason, and leaves no temporary file."""
+
+    def refuse(*arguments: object, **options: object) -> None:
+        if call == "copyfile":
+            Path(str(arguments[1])).write_bytes(b"half")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(maintenance.shutil, call, refuse)
+    layer = tmp_path / "layer"
+    with pytest.raises(CacheError, match=f"the export to {layer} has ended: No space left on device; a second run"):
+        export(folder, layer)
+    assert [path for path in layer.glob("chunks/**/*") if path.suffix != ".chunk" and path.is_file()] == []
+    assert not list((layer / "tmp").glob("*"))
 
 
 def test_a_missing_folder_is_refused(tmp_path: Path) -> None:
