@@ -75,8 +75,11 @@ def _lookup_name(host: str, port: int) -> Lookup:
     """Returns a look-up of all addresses of a name, such as that of a headless service of Kubernetes."""
 
     async def lookup() -> Sequence[str]:
-        async with asyncio.timeout(_LOOKUP_SECONDS):
-            found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        try:
+            async with asyncio.timeout(_LOOKUP_SECONDS):
+                found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        except UnicodeError as error:  # a label of it is longer than 63 letters, or empty
+            raise OSError(f"{host!r} cannot be the name of a host: {error}") from error
         return sorted({join_address(str(address[0]), port) for *_, address in found})
 
     return lookup

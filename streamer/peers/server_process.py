@@ -89,9 +89,10 @@ class PeerServerProcess:
             both = family == socket.AF_INET6  # [::] answers IPv4, too
             # A peer that connects before the server runs waits for it.
             self._listener = socket.create_server(address, family=family, backlog=_BACKLOG, dualstack_ipv6=both)
-        except OSError as error:
+        except (OSError, UnicodeError) as error:
+            reason = getattr(error, "strerror", None) or error
             raise ConfigError(
-                f"cannot answer peers at {self._listen}: {error.strerror or error}; choose another [peers] listen",
+                f"cannot answer peers at {self._listen}: {reason}; choose another [peers] listen",
                 field="listen",
             ) from error
         self.port = self._listener.getsockname()[1]

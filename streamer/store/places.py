@@ -266,7 +266,8 @@ def ask_region(base: str, ca_file: str | None) -> str:
     except HTTPError as refusal:
         with refusal:
             return str(refusal.headers.get(_REGION_HEADER, ""))
-    except (OSError, HTTPException):  # the caller's next request meets the same error, and reports it
+    except (OSError, HTTPException, ValueError):
+        # The caller's next request meets the same error, and reports it. A ValueError is about the name of the host.
         return ""
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,7 +15,7 @@ import pytest
 
 from streamer.store.root import StoreRoot
 from streamer.tools.doctor import Finding
-from streamer.tools.doctor.reach import url_findings
+from streamer.tools.doctor.reach import _clock, url_findings
 
 pytestmark = pytest.mark.usefixtures("warm_runtime")
 
@@ -71,6 +73,41 @@ async def test_a_web_server_and_its_clock(ahead: timedelta, state: str) -> None:
     assert found["endpoint"].state == state
     if ahead:
         assert "1200 s behind" in found["endpoint"].fact or "1199 s behind" in found["endpoint"].fact
+
+
+@pytest.mark.parametrize(
+    ("answer", "fact"),
+    [
+        (b"SSH-2.0-OpenSSH_9.6\r\n", "answers, but not as a web server does \\(BadStatusLine"),
+        (b"HTTP/1.1 200 OK\r\nDate: yesterday\r\n\r\n", "answers$"),
+        (b"HTTP/1.1 200 OK\r\nDate: Mon, 01 Jan 2026 00:00:00 -0000\r\n\r\n", "answers$"),
+        (b"", "Remote end closed connection"),
+    ],
+)
+def test_an_endpoint_that_is_no_web_server(answer: bytes, fact: str) -> None:
+    """A server that does not speak HTTP is a problem of the endpoint, and a date that is none is not compared."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(4096)
+                connection.sendall(answer)
+
+        thread = threading.Thread(target=serve, name="no web server")
+        thread.start()
+        try:
+            (finding,) = _clock(f"http://127.0.0.1:{listener.getsockname()[1]}")
+        finally:
+            thread.join()
+    assert re.search(fact, finding.fact), finding.fact
+    assert finding.state == ("ok" if fact == "answers$" else "problem")
+
+
+def test_a_host_that_can_be_none_is_a_problem() -> None:
+    """A name that cannot be that of a host, with a label of 64 letters, is a problem of the endpoint."""
+    (finding,) = _clock(f"http://{'a' * 64}.example/")
+    assert finding.state == "problem"
 
 
 async def test_an_endpoint_that_does_not_answer(unused_tcp_port: int) -> None:

@@ -296,7 +296,7 @@ def address_towards(host: str) -> str:
         with socket.socket(family, kind) as probe:
             probe.connect(address)
             return str(probe.getsockname()[0])
-    except OSError as error:
+    except (OSError, UnicodeError) as error:
         raise ConfigError(
             f'share_caches="auto" finds no way to MASTER_ADDR={host!r}: {error}', field="share_caches"
         ) from error

@@ -142,17 +142,17 @@ def ask_metadata(url: str, headers: Mapping[str, str], method: str = "GET") -> M
     """Sends one request to a metadata server, without a proxy. Blocking. A failure is an answer without status."""
     import http.client  # slow, and rarely needed
 
-    parts = urlsplit(url)
-    connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=_SECONDS)
     try:
+        parts = urlsplit(url)
+        connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=_SECONDS)
         connection.connect()
-    except OSError:
+    except (OSError, ValueError, http.client.HTTPException):  # a variable may name a host or port that can be none
         return MetadataAnswer(None, is_connected=False)
     try:
         connection.request(method, parts.path + (f"?{parts.query}" if parts.query else ""), headers=dict(headers))
         response = connection.getresponse()
         return MetadataAnswer(response.status, response.read(_MOST_BYTES).decode("utf-8", "replace"))
-    except (OSError, http.client.HTTPException):
+    except (OSError, ValueError, http.client.HTTPException):
         return MetadataAnswer(None)
     finally:
         connection.close()

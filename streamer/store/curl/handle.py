@@ -421,7 +421,7 @@ def _moment(text: str) -> datetime | None:
     from email.utils import parsedate_to_datetime
 
     for parse in (parsedate_to_datetime, datetime.fromisoformat):
-        with suppress(ValueError):
+        with suppress(ValueError, OverflowError):
             moment = parse(text)
             return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
     return None

@@ -441,7 +441,7 @@ class GuardedStore(CurlStore):
         """Raises AccessDeniedError if the name resolves to this machine. A name that does not resolve fails later."""
         try:
             found = await asyncio.get_running_loop().getaddrinfo(host_of(self._place), None, type=socket.SOCK_STREAM)
-        except OSError:
+        except (OSError, UnicodeError):
             return
         for *_, where in found:
             if guard.is_own(str(where[0])):

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import aclosing, closing
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
+from http.client import HTTPException
 from typing import TYPE_CHECKING
 from urllib.error import HTTPError
 from urllib.parse import urlsplit
@@ -156,7 +157,7 @@ def _endpoint(root: StoreRoot) -> str:
 
 
 def _clock(endpoint: str) -> Iterator[Finding]:
-    """Yields a finding about the server: whether it answers, and how far this machine's clock is from its clock.
+    """Yields a finding about the server: whether it speaks HTTP, and how far this machine's clock is from its clock.
 
     A store refuses requests that are signed with another time.
     """
@@ -167,14 +168,18 @@ def _clock(endpoint: str) -> Iterator[Finding]:
     except HTTPError as refusal:  # also an answer, and it has the time
         date = refusal.headers["Date"]
         refusal.close()
-    except OSError as error:
+    except (OSError, ValueError) as error:  # ValueError: the name of the host can be none, as a label of 64 letters
         reason = getattr(error, "reason", None) or error
         yield Finding("problem", "endpoint", f"{host}: {reason}", "check the endpoint, the proxy and the network")
         return
-    if not date:
+    except HTTPException as error:
+        fact = f"{host} answers, but not as a web server does ({type(error).__name__}: {error})"
+        yield Finding("problem", "endpoint", fact, "check the port, and whether the endpoint is http or https")
+        return
+    if (moment := _read_date(date)) is None:
         yield Finding("ok", "endpoint", f"{host} answers")
         return
-    skew = (datetime.now(UTC) - parsedate_to_datetime(date)).total_seconds()
+    skew = (datetime.now(UTC) - moment).total_seconds()
     fact = (
         f"{host} answers; this machine's clock is {abs(skew):.0f} s {'ahead of' if skew > 0 else 'behind'} the server's"
     )
@@ -184,6 +189,15 @@ def _clock(endpoint: str) -> Iterator[Finding]:
         )
     else:
         yield Finding("ok", "endpoint", fact)
+
+
+def _read_date(date: str | None) -> datetime | None:
+    """Returns the time in a header `Date`; None if there is no such header, or it has no time with a zone."""
+    try:
+        moment = parsedate_to_datetime(date or "")
+    except (ValueError, OverflowError):
+        return None
+    return moment if moment.tzinfo else None
 
 
 async def _objects(store: ObjectStore, url: str) -> list[Finding]:
