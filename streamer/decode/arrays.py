@@ -186,18 +186,24 @@ def decode_safetensors(content: Content) -> dict[str, Array]:
     length = int.from_bytes(content[:8], "little")
     if len(content) < 8 + length or length > _SAFETENSORS_HEADER_BYTES:
         raise ValueError(f"the header has {length} bytes, the file {len(content)}")
-    header = json.loads(bytes(content[8 : 8 + length]))
+    try:
+        header = json.loads(bytes(content[8 : 8 + length]))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"its header is not JSON: {error}") from error
+    if not isinstance(header, dict):
+        raise ValueError(f"its header is a {type(header).__name__} of JSON, not an object with the tensors by name")
     header.pop("__metadata__", None)
     tensors = {}
     for name, entry in header.items():
         match entry:
-            case {"dtype": str(dtype), "shape": list(shape), "data_offsets": [int(start), int(stop)]}:
+            case {"dtype": str(dtype), "shape": list(sizes), "data_offsets": [int(start), int(stop)]}:
                 pass
             case _:
                 raise ValueError(f"tensor {name!r} has no dtype, shape and data_offsets")
+        if start < 0 or not all(isinstance(size, int) and size >= 0 for size in sizes):
+            raise ValueError(f"tensor {name!r} has the shape {sizes} from byte {start} on, which cannot be")
         if dtype not in _SAFETENSORS_TYPES:
             raise ValueError(f"tensor {name!r} is {dtype}, which numpy does not have")
-        sizes = [int(size) for size in shape]
         numbers = _numbers(content, np.dtype(_SAFETENSORS_TYPES[dtype]), math.prod(sizes), 8 + length + start)
         if numbers.nbytes != stop - start:
             raise ValueError(f"tensor {name!r}: shape {sizes} needs {numbers.nbytes} bytes, it has {stop - start}")

@@ -8,7 +8,8 @@ from __future__ import annotations
 import importlib
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from functools import cache
 from types import ModuleType
 from typing import Any
@@ -16,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from streamer.errors import ConfigError
+from streamer.errors import ConfigError, DecodeError, StreamerError
 
 Array = NDArray[Any]
 # A function that returns the random numbers of a sample, which depend on seed, epoch and sample alone. Each call
@@ -50,6 +51,28 @@ class TargetDecoder(ABC):
     def __call__(self, content: bytes | memoryview) -> object:
         """Decodes a field outside of an epoch: without random numbers, and into new memory; errors as of `decode`."""
         return self.decode(memoryview(content))
+
+
+@contextmanager
+def sample_errors(where: str) -> Iterator[None]:
+    """Names the sample in errors of decoders and formats that are raised inside of a `with`, which decodes its fields.
+
+    Args:
+        where: the sample, as the beginning of the message.
+
+    Raises:
+        DecodeError: a decoder or a format has refused the bytes, with whatever error.
+        ConfigError: a library is not installed.
+        StreamerError: any other error of this package, which is raised as it is.
+    """
+    try:
+        yield
+    except DecodeError as error:
+        raise DecodeError(f"{where}: {error.message}", **error.details) from error
+    except StreamerError:
+        raise
+    except Exception as error:  # decoders, which may be the user's, and their libraries have errors of their own
+        raise DecodeError(f"{where}: {type(error).__name__}: {error}") from error
 
 
 @cache

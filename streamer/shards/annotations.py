@@ -16,7 +16,7 @@ from streamer.annotations.options import Annotations, TableOptions
 from streamer.annotations.table import HEAD_NAME, ROWS_NAME, AnnotationTable
 from streamer.base.user_urls import absolute
 from streamer.config import FetchConfig
-from streamer.errors import ConfigError
+from streamer.errors import ConfigError, PackError
 from streamer.fetch import Fetcher
 from streamer.indexing.tasks import StoreOpener
 from streamer.manifest.staging import settle, workplace
@@ -24,6 +24,7 @@ from streamer.recode.annotations import build_table_here, fetch_file
 from streamer.shards.destination import Destination
 from streamer.shards.job import Job
 from streamer.shards.spool import open_spool, spool_folder
+from streamer.store.addresses.urls import shown
 
 _FILES = (ROWS_NAME, HEAD_NAME)
 
@@ -76,6 +77,7 @@ async def rules_here(destination: Destination, job: Job, rules: JoinRules) -> Jo
 
     Raises:
         ManifestError: the copy cannot be written.
+        PackError: the destination does not have the table any more.
         StoreError: the destination cannot be read.
     """
     if rules.table.is_dir():
@@ -84,6 +86,12 @@ async def rules_here(destination: Destination, job: Job, rules: JoinRules) -> Jo
     if not target.is_dir():
         folder = job.table_folder(rules.digest)
         records = await destination.records(folder)
+        if missing := [name for name in _FILES if folder + name not in records]:
+            raise PackError(
+                f"{shown(destination.url)} lacks {folder}{missing[0]}, a part of the table of annotations that this "
+                "pack has put there: leave .streamer/ alone while a pack runs, and run it again",
+                url=shown(destination.url),
+            )
         with workplace(target.parent) as place:
             for name in _FILES:
                 await fetch_file(records[folder + name], place / name, destination.fetcher)

@@ -36,7 +36,7 @@ def _read_description(content: bytes) -> dict[str, object]:
     """Returns what a pack wrote about its job; empty if that is damaged, as one that was cut off."""
     try:
         found = json.loads(content)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
 

@@ -70,11 +70,19 @@ class Receipt(Written, frozen=True, kw_only=True, omit_defaults=True):
         shard: number of the shard.
         version: version of its object, as the store named it after the upload.
         index_version: version of its index file; "" if there is none.
+
+    Raises:
+        ValueError: there are not as many lengths as checksums, or a number is negative.
     """
 
     shard: int
     version: str
     index_version: str = ""
+
+    def __post_init__(self) -> None:
+        counts = {len(self.blocks), len(self.sums), len(self.rows or self.blocks)}
+        if len(counts) > 1 or len(self.blocks) % 4 or min(self.shard, self.size, self.index_size) < 0:
+            raise ValueError(f"a receipt of {len(self.blocks) // 4} pieces with other numbers of sums or rows")
 
     def is_of(self, written: Written) -> bool:
         """Returns whether another file has the same content, by sizes and checksums."""
@@ -92,8 +100,8 @@ def encode_receipt(receipt: Receipt) -> bytes:
 
 
 def decode_receipt(content: bytes) -> Receipt | None:
-    """Decodes a receipt; returns None if `content` is not one."""
+    """Decodes a receipt; returns None if `content` is not one, or its numbers do not belong together."""
     try:
         return msgspec.json.decode(content, type=Receipt)
-    except msgspec.MsgspecError:
+    except (ValueError, RecursionError):
         return None

@@ -19,8 +19,9 @@ import numpy as np
 from streamer.annotations.join import Joiner, JoinRules
 from streamer.base.concurrency import plain_errors
 from streamer.config import FetchConfig
+from streamer.decode.base import sample_errors
 from streamer.decode.rule import StoredSample
-from streamer.errors import DecodeError, Discreet
+from streamer.errors import Discreet
 from streamer.fetch import Fetcher
 from streamer.formats.registry import find_format
 from streamer.indexing.tasks import StoreOpener
@@ -129,13 +130,11 @@ class _Opening:
         for read in batch.samples():
             where = f"sample {read.ordinal} of {shown(read.url)}"
             name = read.name
-            try:
+            with sample_errors(where):
                 key, fields = self._opener.open(read.content, name)
                 found = None
                 if self._joiner is not None:
                     found = self._joiner.fields(str(read.ordinal) if key is None else key, fields)
-            except (DecodeError, ValueError) as error:
-                raise DecodeError(f"{where}: {error}") from error
             values: list[tuple[str, object]] = [(field.name, field) for field in fields]
             if name.label >= 0 and all(field.name != "label" for field in fields):
                 values.append(("label", name.label))

@@ -12,8 +12,9 @@ from typing import Any
 
 import msgspec
 
+from streamer.decode.base import sample_errors
 from streamer.decode.rule import StoredSample
-from streamer.errors import DecodeError, Discreet, PackError
+from streamer.errors import Discreet, PackError
 from streamer.formats.base import Field, FieldPacker
 from streamer.shards.destination import Destination, agrees, files_of
 from streamer.shards.job import Job, Transform, transform_name
@@ -188,10 +189,11 @@ class _Making:
         Raises:
             PackError: it lacks a wanted field.
             DecodeError: a field cannot be decoded.
+            ConfigError: a library is not installed.
         """
         key = stored.key
         made = {} if key is None else {KEY: key_of_file(key) if stored.is_file else key}
-        try:
+        with sample_errors(stored.where):
             wanted = self._recipe.fields
             names = [name for name, _ in stored.fields]
             if wanted is not None and (missing := wanted.keys() - set(names)):
@@ -206,8 +208,6 @@ class _Making:
                 made |= self._values(new, value, key or "")
             for field in stored.annotations:
                 made |= self._values(field.name, field, "")
-        except (DecodeError, ValueError) as error:
-            raise DecodeError(f"{stored.where}: {error}") from error
         return made
 
     def _values(self, name: str, value: object, key: str) -> Mapping[str, Any]:
@@ -231,11 +231,17 @@ class _Making:
         return to_json(*field_value(renamed))
 
     def _transform(self, sample: dict[str, Any], where: str) -> Mapping[str, Any] | None:
-        """Returns what the transform makes of a sample, with its key, or None to leave it out; raises PackError."""
+        """Returns what the transform makes of a sample, with its key, or None to leave it out.
+
+        Raises:
+            PackError: the transform has failed, or returned something else.
+            DecodeError: a field is damaged JSON.
+        """
         transform = self._recipe.transform
         if transform is None:
             return sample
-        given = {name: to_given(value) for name, value in sample.items()}
+        with sample_errors(where):
+            given = {name: to_given(name, value) for name, value in sample.items()}
         call: Callable[[dict[str, Any]], object] = transform
         try:
             changed = call(given)

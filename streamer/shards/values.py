@@ -70,8 +70,8 @@ def files_of(sample: Sample) -> Files:
     underscores are left out.
 
     Raises:
-        PackError: a value has another type, two fields would have the same name, a name is not a text or cannot be one
-            in a tar, or there are no fields.
+        PackError: a value has another type or is a text that is not Unicode, two fields would have the same name, a
+            name is not a text or cannot be one in a tar, or there are no fields.
     """
     files: Files = []
     others: dict[str, object] = {}
@@ -98,7 +98,8 @@ def files_of(sample: Sample) -> Files:
         lower = name.lower()
         if lower in seen:
             raise PackError(f"fields {seen[lower]!r} and {name!r} would both be the file {lower!r}; rename one")
-        if split_name(f"key.{name}") != ("key", lower) or "\0" in name or not name.strip(".") == name != "":
+        is_name = _is_text_of_tar(name) and name.strip(".") == name != ""
+        if not is_name or split_name(f"key.{name}") != ("key", lower):
             raise PackError(f"a field cannot be named {name!r}")
         seen[lower] = name
     return [(name.lower(), content) for name, content in files]
@@ -117,9 +118,19 @@ def key_of(sample: Sample, ordinal: int) -> str:
         raise PackError(f"{KEY} is {key!r}, which is not a text")
     folder, slash, name = key.rpartition("/")
     tidy = f"{folder}{slash}{name.replace('.', '_')}"
-    if "\0" in tidy or tidy.startswith("/") or ".." in folder.split("/") or split_name(f"{tidy}.x") != (tidy, "x"):
+    is_path = _is_text_of_tar(tidy) and not tidy.startswith("/") and ".." not in folder.split("/")
+    if not is_path or split_name(f"{tidy}.x") != (tidy, "x"):
         raise PackError(f"{KEY} {key!r} cannot be the name of a file in a tar; give it another")
     return tidy
+
+
+def _is_text_of_tar(name: str) -> bool:
+    """Whether a name can be stored in a tar: without zeros, and in UTF-8 but for bytes that were no UTF-8 in a tar."""
+    try:
+        name.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        return False
+    return "\0" not in name
 
 
 def _file_of(name: str, value: object) -> tuple[str, Content] | None:
@@ -129,7 +140,7 @@ def _file_of(name: str, value: object) -> tuple[str, Content] | None:
     if isinstance(value, bytearray):
         return name, bytes(value)
     if isinstance(value, str):
-        return (name if name.rpartition(".")[2].lower() in _TEXTS else f"{name}.txt"), value.encode()
+        return (name if name.rpartition(".")[2].lower() in _TEXTS else f"{name}.txt"), encode_text(name, value)
     if isinstance(value, int | np.integer) and not isinstance(value, bool) and name in _CLASS_NAMES:
         return "cls", b"%d" % int(value)
     if isinstance(value, np.ndarray) or (hasattr(value, "__array__") and not isinstance(value, np.generic)):
@@ -140,6 +151,17 @@ def _file_of(name: str, value: object) -> tuple[str, Content] | None:
             raise PackError(f"field {name!r} is an array of Python objects; give numbers, or a list") from error
         return (name if _has_extension(name, "npy") else f"{name}.npy"), buffer.getvalue()
     return (name, json_of(name, value)) if name.endswith(".json") else None
+
+
+def encode_text(name: str, text: str) -> bytes:
+    """Returns a text of a field in UTF-8; raises PackError if it has half a character (a lone surrogate)."""
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        raise PackError(
+            f"field {name!r} is not valid Unicode: character {error.start} is {text[error.start]!a}, half of a "
+            "character; correct it in a transform (text.encode('utf-8', 'replace').decode()), or give bytes"
+        ) from error
 
 
 def json_of(name: str, value: object) -> bytes:

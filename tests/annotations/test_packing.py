@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import msgspec
 import numpy as np
 import pytest
@@ -15,7 +17,7 @@ import pytest
 import streamer
 from streamer import Annotations, StreamingDataset
 from streamer.cli.main import main
-from streamer.errors import ConfigError, DecodeError, ManifestError
+from streamer.errors import ConfigError, DecodeError, ManifestError, PackError
 from streamer.executors.runner import Runner
 from streamer.indexing.source import DatasetSource
 from streamer.shards.annotations import rules_here
@@ -156,3 +158,8 @@ async def test_other_machines_copy_the_table(
         assert rules.table.parent.name.startswith(f"streamer-pack-{prepared.job.id}-")
         assert (rules.table / "rows.arrows").read_bytes() == (joined.table / "rows.arrows").read_bytes()
         assert await rules_here(destination, prepared.job, elsewhere) == rules
+        shutil.rmtree(rules.table)
+        removed = f"{writing.url}{prepared.job.table_folder(joined.digest)}rows.arrows"
+        fsspec.filesystem("memory").rm(removed)
+        with pytest.raises(PackError, match=r"memory://packed/ lacks .*rows\.arrows, a part of the table"):
+            await rules_here(destination, prepared.job, elsewhere)

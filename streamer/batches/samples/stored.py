@@ -19,8 +19,8 @@ from streamer.batches.samples.maker import (
     locate_samples,
     refuse_common_fields,
 )
+from streamer.decode.base import sample_errors
 from streamer.decode.rule import StoredSample
-from streamer.errors import DecodeError
 from streamer.formats.base import SampleName
 from streamer.formats.registry import open_format
 from streamer.manifest.table import Manifest
@@ -78,7 +78,7 @@ class StoredReader:
         content = self._content.read(place)
         where = f"sample {ordinal} of {self._manifest.extent_of(ordinal).object.url}"
         name = self._manifest.name(ordinal) if self._manifest.whole_objects else _NO_NAME
-        try:
+        with sample_errors(where):
             key, opened = self._opener.open(content, name)
             own = [field for field in opened if field.name not in self._leave_out]
             found: dict[str, object] = {field.name: field for field in own}
@@ -90,8 +90,6 @@ class StoredReader:
                 found |= {field.name: field for field in annotations}
             for join in self._joins:
                 found |= refuse_common_fields(found, join.values(ordinal, bytes), join.field_of)
-        except (DecodeError, ValueError) as error:
-            raise DecodeError(f"{where}: {error}") from error
         return StoredSample(
             ordinal=ordinal,
             where=where,

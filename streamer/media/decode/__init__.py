@@ -18,10 +18,8 @@ if TYPE_CHECKING:
 def find_decoder(kind: str) -> MediaDecoder | None:
     """Returns a decoder for the fields of a kind, or None if the kind is not one of videos or audio.
 
-    The decoders are imported here, because most workers decode neither. See `streamer.decode.dispatch.ELSEWHERE`.
-
-    Raises:
-        msgspec.MsgspecError: a kind of depth cameras says no distances.
+    A kind of depth cameras that says no distances is none. The decoders are imported here, because most workers decode
+    neither. See `streamer.decode.dispatch.ELSEWHERE`.
     """
     if kind in (AUDIO, START):
         from streamer.media.decode.audio import WindowAudio, WindowStart
@@ -30,7 +28,8 @@ def find_decoder(kind: str) -> MediaDecoder | None:
     if kind.startswith(DEPTH):
         from streamer.media.decode.video import DepthFrames
 
-        return DepthFrames(depth=read_kind(kind))
+        depth = read_kind(kind)
+        return None if depth is None else DepthFrames(depth=depth)
     from streamer.media.decode.video import CLIP_DECODERS
 
     return CLIP_DECODERS[kind]() if kind in CLIP_DECODERS else None

@@ -294,6 +294,9 @@ def depth_of(info: Mapping[str, Any]) -> Depth | None:
         raise ValueError(str(error)) from error
 
 
-def read_kind(kind: str) -> Depth:
-    """Returns how distances are stored, from the kind of a field (`Depth.kind`); raises msgspec.MsgspecError."""
-    return msgspec.json.decode(kind.removeprefix(DEPTH), type=Depth)
+def read_kind(kind: str) -> Depth | None:
+    """Returns how distances are stored, from the kind of a field (`Depth.kind`); None if it does not say that."""
+    try:
+        return msgspec.json.decode(kind.removeprefix(DEPTH), type=Depth)
+    except (ValueError, RecursionError):
+        return None

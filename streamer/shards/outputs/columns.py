@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 
 from streamer.decode import arrays, values
 from streamer.decode.values import encode_json_tree
-from streamer.errors import DecodeError, PackError
+from streamer.errors import ConfigError, DecodeError, PackError
 from streamer.formats.base import Field
 from streamer.formats.names import BYTES, IMAGE, kind_of_bytes
 from streamer.manifest.model import NESTED
-from streamer.shards.values import KEY, Sample, json_of, value_of
+from streamer.shards.values import KEY, Sample, encode_text, json_of, value_of
 
 # The columns of all shards follow from so many samples at the beginning.
 FIRST_SAMPLES = 64
@@ -90,14 +90,18 @@ def field_value(field: Field) -> tuple[str, object]:
     return (field.name, field.content) if field.kind in _IMAGE_KINDS else value_of(field)
 
 
-def to_given(value: object) -> object:
+def to_given(name: str, value: object) -> object:
     """Returns a value from `Output.field_value` as a transform receives it: JSON decoded, and no memoryview.
 
+    Args:
+        name: name of the field, for the error.
+        value: the value.
+
     Raises:
-        ValueError: the value is damaged JSON.
+        DecodeError: the value is damaged JSON.
     """
     if isinstance(value, JsonText):
-        return json.loads(value)
+        return _read_json(name, value)
     return bytes(value) if isinstance(value, memoryview) else value
 
 
@@ -110,10 +114,17 @@ def to_json(name: str, value: object) -> object:
 
     Raises:
         PackError: the bytes are not what the name says.
-        ValueError: the value is damaged JSON.
+        DecodeError: the value is damaged JSON.
     """
     plain = _plain(name, value)
-    return json.loads(plain) if isinstance(plain, JsonText) else plain
+    return _read_json(name, plain) if isinstance(plain, JsonText) else plain
+
+
+def _read_json(name: str, text: JsonText) -> object:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise DecodeError(f"field {name!r} is damaged JSON: {error}", field=name) from error
 
 
 def plain_values(sample: Sample) -> dict[str, object]:
@@ -122,12 +133,14 @@ def plain_values(sample: Sample) -> dict[str, object]:
     Names that begin with two underscores are left out, except the key.
 
     Raises:
-        PackError: a name or the key is not a text, bytes are not what the name says, or there are no fields.
+        PackError: a name or the key is not a text, or not valid Unicode, bytes are not what the name says, or there are
+            no fields.
     """
     found: dict[str, object] = {}
     for name, value in sample.items():
         if not isinstance(name, str):
             raise PackError(f"a field is named by {name!r}, which is not a text")
+        encode_text(name, name)
         if name == KEY and not isinstance(value, str):
             raise PackError(f"{KEY} is {value!r}, which is not a text")
         if _is_column(name):
@@ -233,17 +246,16 @@ def _plain(name: str, value: object) -> object:
     if isinstance(value, JsonText):
         return value
     if isinstance(value, str):
-        try:
-            value.encode()
-        except UnicodeEncodeError as error:
-            raise PackError(f"field {name!r} is not valid UTF-8: {error}") from error
+        encode_text(name, value)
         return value
     if isinstance(value, bytes | bytearray | memoryview):
         read = _BY_ENDING.get(name.rpartition(".")[2].lower())
         try:
             return memoryview(value) if read is None else read(memoryview(value))
-        except (DecodeError, ValueError) as error:
-            raise PackError(f"field {name!r} is not what its name says: {error}") from error
+        except ConfigError:
+            raise
+        except Exception as error:  # each decoder has its own errors
+            raise PackError(f"field {name!r} is not what its name says: {type(error).__name__}: {error}") from error
     if hasattr(value, "__array__") and not isinstance(value, np.generic):
         return np.asarray(value)
     return value

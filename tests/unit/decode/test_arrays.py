@@ -99,12 +99,23 @@ def test_safetensors_give_their_arrays_by_name():
         ({"dtype": "F32", "shape": [300], "data_offsets": [0, 1200]}, "truncated"),
         ({"dtype": "BF16", "shape": [1], "data_offsets": [0, 2]}, "BF16"),
         ({"dtype": "F32"}, "no dtype, shape"),
+        ({"dtype": "F32", "shape": [-1], "data_offsets": [0, 4]}, "which cannot be"),
+        ({"dtype": "F32", "shape": [None], "data_offsets": [0, 4]}, "which cannot be"),
+        ({"dtype": "F32", "shape": [1], "data_offsets": [-8, -4]}, "which cannot be"),
+        ([], "no dtype, shape"),
     ],
 )
 def test_safetensors_that_contradict_themselves_are_refused(entry, reason):
     """A safetensors file whose shape, range or type contradicts its bytes raises ValueError."""
     with pytest.raises(ValueError, match=reason):
         arrays.decode_safetensors(safetensors({"x": entry}, bytes(12)))
+
+
+@pytest.mark.parametrize("header", [b"[]", b"3", b"null", b"{", b'{"\xff": 1}', b"[" * 100_000])
+def test_safetensors_whose_header_is_no_object_are_refused(header):
+    """A safetensors file whose header is other JSON than an object, or none, raises ValueError that says so."""
+    with pytest.raises(ValueError, match=r"its header is (a \w+ of|not) JSON"):
+        arrays.decode_safetensors(len(header).to_bytes(8, "little") + header)
 
 
 def test_safetensors_with_a_wrong_length_are_refused():

@@ -6,8 +6,10 @@ import struct
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from streamer.decode.dispatch import SampleDecoder
+from streamer.decode.dispatch import ELSEWHERE, SampleDecoder, find_decoder_of_kind
 from streamer.errors import ConfigError, DecodeError
 from streamer.formats.base import Field
 from streamer.tables.foreign import decode_pixels
@@ -84,3 +86,21 @@ def test_pixels_of_more_than_eight_bits_keep_their_values(mode, dtype):
     found = decode_pixels(memoryview(head + values.tobytes()))
     assert found.dtype == np.dtype(dtype).newbyteorder("=")
     assert found.tolist() == values.tolist()
+
+
+@pytest.mark.parametrize("kind", ["depth:", "depth:{", "depth:[]", 'depth:{"depth_min": 3, "depth_max": 1}', "depth:3"])
+def test_a_damaged_kind_has_no_decoder(kind):
+    """A field whose kind begins as a known one and does not go on as one raises DecodeError that names both."""
+    with pytest.raises(DecodeError, match="field 'x' is of kind .*, which has no decoder"):
+        decoded(b"", kind)
+
+
+@given(st.sampled_from(["", *ELSEWHERE, "<f4[", "<f4[2,", "mds-ndarray:", "mds-list:"]), st.text(max_size=12))
+@settings(max_examples=100, deadline=None)
+def test_any_kind_has_a_decoder_or_none(beginning, rest):
+    """Whatever text a kind is, its decoder is found or there is none; damaged bytes of it are a DecodeError."""
+    kind = beginning + rest
+    find_decoder_of_kind(kind)
+    with pytest.raises(DecodeError):
+        decoded(b"\xff\x00\x01", kind or "no kind")
+        raise DecodeError("the bytes are of this kind")

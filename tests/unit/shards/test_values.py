@@ -61,6 +61,9 @@ def test_a_json_is_itself() -> None:
         ({"a/b": b""}, "cannot be named 'a/b'"),
         ({".jpg": b""}, "cannot be named '.jpg'"),
         ({"": b""}, "cannot be named ''"),
+        ({"caption": "half \ud83d"}, r"field 'caption' is not valid Unicode: character 5 is '\\ud83d'"),
+        ({"json": {"text": "half \ud83d"}}, "field 'json' cannot be written"),
+        ({"half \ud83d": b""}, "cannot be named"),
     ],
 )
 def test_what_cannot_be_written_is_said(sample: dict[str, object], said: str) -> None:
@@ -75,7 +78,7 @@ def test_keys() -> None:
     assert key_of({}, 3) == "000000003"
 
 
-@pytest.mark.parametrize("key", ["", "/a", "../a", "a/", "a\0", "__meta__/a", 5])
+@pytest.mark.parametrize("key", ["", "/a", "../a", "a/", "a\0", "__meta__/a", 5, "half \ud83d"])
 def test_what_is_no_key_is_refused(key: object) -> None:
     """A key that cannot be the name of a file in a tar raises PackError."""
     with pytest.raises(PackError, match="__key__"):
@@ -99,3 +102,9 @@ def test_fields_of_typed_formats() -> None:
     assert of("gone", b"", "null") == ("gone", None)
     name, array = value_of(Field("v", memoryview(np.arange(3, dtype="<f4").tobytes()), "<f4[3]"))
     assert (name, array.tolist()) == ("v", [0.0, 1.0, 2.0])  # type: ignore[attr-defined]
+
+
+def test_bytes_of_a_name_that_were_no_text_stay() -> None:
+    """Bytes of names in a tar that are not UTF-8 (lone surrogates of Python) are kept in keys and names of fields."""
+    assert key_of({"__key__": "caf\udce9"}, 0) == "caf\udce9"
+    assert files_of({"caf\udce9": b""}) == [("caf\udce9", b"")]
