@@ -118,8 +118,12 @@ def number(text: str) -> float:
 
 def positive_number(text: str) -> float:
     """Parses a number as `number` does; raises argparse.ArgumentTypeError also for 0."""
-    if not (found := number(text)):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
+    try:
+        found = number(text)
+    except argparse.ArgumentTypeError:
+        found = 0.0
+    if not found:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0, at most {_MAX_NUMBER:,.0f}")
     return found
 
 

@@ -121,7 +121,8 @@ async def _job_at(destination: Destination, records: Mapping[str, ObjectRecord])
     try:
         described = msgspec.json.decode(content, type=dict[str, object])
         job = Job(destination.url, str(described["prefix"]), described)
-    except (msgspec.MsgspecError, KeyError) as error:
+        job.shard_name(0)
+    except (ValueError, RecursionError, LookupError, TypeError) as error:
         raise IntegrityError(f"{shown(record.url)} is not a description of a pack", url=shown(record.url)) from error
     if not found[0].startswith(job.folder):
         raise IntegrityError(f"{shown(record.url)} was changed: it describes pack {job.id}", url=shown(record.url))

@@ -90,9 +90,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         help="how long a training step takes when its batch is there",
     )
-    job.add_argument(
-        "--nodes", type=count_parts, default=1, metavar="N", help="machines, each with its cache (default: 1)"
-    )
+    job.add_argument("--nodes", type=count_parts, default=1, metavar="N", help="machines of the job (default: 1)")
     job.add_argument("--ranks", type=count_parts, default=1, metavar="N", help="ranks of each node (default: 1)")
     job.add_argument("--workers", type=count_parts, default=4, metavar="N", help="workers of each rank (default: 4)")
     job.add_argument(

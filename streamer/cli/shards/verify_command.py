@@ -13,8 +13,9 @@ from streamer.config import counted, format_bytes
 HELP = "compare the shards of a pack with what was written"
 
 DESCRIPTION = """\
-Compares the shards that `streamer pack` has written with its receipts and their manifest, and reads one sample of each
-shard, or with --every all of them, to compare it with its checksum. The exit code is 1 where a shard differs.
+Compares the shards that `streamer pack` has written with its receipts and their manifest, and reads one piece of each
+shard, or with --every all of them, to compare it with its checksum: a piece is a sample of a tar, a row group of
+Parquet, or about a MiB of tokens. The exit code is 1 where a shard differs.
 """
 
 EXAMPLES = """\
@@ -33,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options."""
     dataset = parser.add_argument_group("shards")
     dataset.add_argument("url", metavar="URL", help="where the pack has written them (its --out)")
-    dataset.add_argument("--every", action="store_true", help="read every sample, not one of each shard")
+    dataset.add_argument("--every", action="store_true", help="read every sample, not one piece of each shard")
     add_storage_options(dataset)
     add_executor(parser.add_argument_group("machine"))
 

@@ -12,8 +12,15 @@ from streamer.shards.verify import verify
 
 @pytest.mark.parametrize(
     "content",
-    [b"", b"[]", b"{}", b"[" * 100_000, b'{"prefix": "\xff"}', b'{"prefix": "", "output": "x"}']
-    + [b'{"prefix": "", "output": []}'],
+    [
+        b"",
+        b"[]",
+        b"{}",
+        b"[" * 100_000,
+        b'{"prefix": "\xff"}',
+        b'{"prefix": "", "output": "x"}',
+        b'{"prefix": "", "output": []}',
+    ],
 )
 async def test_a_damaged_description_is_named(tmp_path: Path, content: bytes) -> None:
     """A description of a pack that is not one raises IntegrityError with its place."""
