@@ -277,10 +277,26 @@ def test_the_pages_about_audio_and_video(place: Place, fresh: Path) -> None:
     place.run(fresh, program("docs/video.md") + EPILOGUE)
 
 
+TEXTS = """
+import json
+from pathlib import Path
+import streamer
+lines = (json.dumps({"text": "x" * length}) for length in range(900, 1100))
+Path("texts.jsonl").write_text("\\n".join(lines))
+dataset = streamer.StreamingDataset("texts.jsonl")
+"""
+
+
 def test_the_page_about_choosing(place: Place, fresh: Path) -> None:
-    """The page about choosing samples runs: conditions are parsed where they are written, without opening datasets."""
+    """The page about choosing samples runs: conditions are parsed where they are written, without opening datasets.
+
+    Lengths are counted once, and choose the samples.
+    """
+    conditions, counting = blocks("docs/select.md")
     opened = "from streamer import StreamingDataset\ndataset = StreamingDataset('images/')\n"
-    place.run(fresh, opened + program("docs/select.md") + EPILOGUE)
+    place.run(fresh, opened + conditions + EPILOGUE)
+    printed = place.run(fresh, TEXTS + counting + "print(len(short))\n" + EPILOGUE)
+    assert printed.split() == ["101"]
 
 
 SIDES = """
