@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from streamer.batches.batch.ragged import Ragged
+from streamer.errors import ConfigError
 
 Output = npt.NDArray[np.generic] | list[npt.NDArray[np.generic]]
 
@@ -49,10 +50,16 @@ class DaliSource:
 
         Raises:
             KeyError: a batch has no such field.
+            ConfigError: a batch is no dict.
             Exception: what the loader raises.
         """
         for batch in self._loader:
-            assert isinstance(batch, Mapping), "only samples that are dicts have fields"
+            if not isinstance(batch, Mapping):
+                raise ConfigError(
+                    f"DaliSource needs batches that are dicts of fields, and this one is a {type(batch).__name__}: "
+                    "leave transforms and collate functions out that make something else of them",
+                    field="loader",
+                )
             self._held.append(batch)
             outputs: list[Output] = []
             for field in self._fields:
