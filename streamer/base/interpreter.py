@@ -1,7 +1,6 @@
-"""Finds the Python for child processes, and checks this one: its standard descriptors and its installed modules.
+"""Finds the Python for child processes, and opens the standard descriptors of this one.
 
-What starts processes uses it (`base/child.py`, `client/launcher.py`, `batches/workers/fork_server.py`). Parts that need
-an optional package call `require_modules`.
+What starts processes uses it (`base/child.py`, `client/launcher.py`, `batches/workers/fork_server.py`).
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ import os
 import sys
 import sysconfig
 from collections.abc import Iterator
-from importlib.util import find_spec
 
 from streamer.errors import ConfigError
 
@@ -72,24 +70,3 @@ def open_standard_descriptors() -> None:
             return
         # Programs that this one starts inherit it, as they inherit standard descriptors from a shell.
         os.set_inheritable(descriptor, True)
-
-
-def require_modules(what: str, extra: str, *modules: str, field: str) -> None:
-    """Checks that modules are installed, without importing them.
-
-    Args:
-        what: the part that needs them, as the beginning of the message.
-        extra: the extra of streamer-data that installs them.
-        modules: their names.
-        field: the argument or setting that asks for the part, for the error.
-
-    Raises:
-        ConfigError: one is missing; the text names all missing ones and the extra.
-    """
-    missing = [name for name in modules if find_spec(name) is None]
-    if missing:
-        raise ConfigError(
-            f"{what} needs {' and '.join(missing)} in this environment ({sys.prefix}): "
-            f"pip install 'streamer-data[{extra}]'",
-            field=field,
-        )

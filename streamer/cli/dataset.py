@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 import msgspec
 
+from streamer.base.extras import require_extra
 from streamer.cli.options import add_choice_to_request
 from streamer.cli.terminal import Terminal
 from streamer.client.engine_client import EngineClient
@@ -206,11 +207,9 @@ def dataset_of(arguments: argparse.Namespace, manifest: str | None) -> Streaming
     Raises:
         ConfigError: an option is invalid, or torch is missing.
     """
-    try:
+    with require_extra("reading samples", field="torch"):
         from streamer.loader.dataset import StreamingDataset
         from streamer.loader.options.arguments import Index
-    except ImportError as error:
-        raise ConfigError(f"to read samples, torch is needed: {error}", field="torch") from error
     from streamer.formats.folder import Folder
 
     return StreamingDataset(

@@ -6,6 +6,7 @@ import argparse
 from contextlib import closing
 from pathlib import Path
 
+from streamer.base.extras import require_extra
 from streamer.cli.exit_codes import Exit
 from streamer.cli.options import add_cache_dir, add_dataset, add_executor, parse_function
 from streamer.cli.terminal import Terminal
@@ -71,7 +72,9 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
     from streamer.base.cgroup import usable_cores
     from streamer.cli.dataset import client_settings, dataset_of, open_manifest
     from streamer.client.engine_client import EngineClient
-    from streamer.loader.measure import find_partial_file, measure_lengths
+
+    with require_extra("counting tokens", field="torch"):
+        from streamer.loader.measure import find_partial_file, measure_lengths
 
     out: Path = arguments.out
     _check_out(out)

@@ -19,6 +19,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+from streamer.base.extras import require_extra
 from streamer.base.user_urls import take_logins
 from streamer.config import parse_bytes
 from streamer.errors import ConfigError
@@ -385,11 +386,9 @@ def check_places(plot: Path | None, json_file: Path | None) -> None:
         ConfigError: matplotlib is missing or does not write such files, or a folder does not exist.
     """
     if plot is not None:
-        try:
+        with require_extra("--plot", field="plot"):
             from matplotlib.backend_bases import FigureCanvasBase
             from matplotlib.figure import Figure  # noqa: F401 - it is looked for here and used by the report
-        except ImportError as error:
-            raise ConfigError("--plot needs matplotlib: pip install 'streamer-data[plots]'", field="plot") from error
         if plot.suffix.lstrip(".").lower() not in (kinds := FigureCanvasBase.get_supported_filetypes()):
             raise ConfigError(
                 f"--plot {plot}: matplotlib does not write {plot.suffix or 'files without an ending'}; it writes "

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from streamer.base.extras import require_extra
 from streamer.cli.exit_codes import Exit
 from streamer.cli.options import add_cache_dir, add_dataset, parse_url_or_options
 from streamer.cli.terminal import Terminal
@@ -272,15 +273,13 @@ def _save(
     """
     import numpy as np
 
-    try:
+    with require_extra("--out", field="out"):
         from PIL import Image
 
         from streamer.cli.images import contact_sheet
 
         if clip is not None:
             image = contact_sheet(clip, times.ravel().tolist() if isinstance(times, np.ndarray) else ())
-    except ImportError as error:
-        raise ConfigError("--out needs Pillow: pip install 'streamer-data[images]'", field="out") from error
     try:
         Image.fromarray(image).save(out)
     except (OSError, ValueError) as error:

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
-from streamer.base.interpreter import require_modules
+from streamer.base.extras import require_modules
 from streamer.cli.connect import add_engine_options, engine_client
 from streamer.cli.exit_codes import Exit
 from streamer.cli.options import count_parts, positive_number

@@ -22,6 +22,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from streamer.base.extras import require_extra
 from streamer.errors import ConfigError
 from streamer.formats.table.records import is_dtype
 
@@ -213,7 +214,8 @@ def decode_safetensors(content: Content) -> dict[str, Array]:
 
 def decode_torch(content: Content) -> object:
     """Decodes a file of `torch.save`, and runs the code in its pickles: only for files that the user wrote."""
-    torch = importlib.import_module("torch")
+    with require_extra("reading files of torch.save", field="decode"):
+        torch = importlib.import_module("torch")
     loaded: object = torch.load(io.BytesIO(content), map_location="cpu", weights_only=False)
     return loaded
 

@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from streamer.errors import ConfigError, DecodeError, StreamerError
+from streamer.base.extras import explain_import_error, require_extra
+from streamer.errors import DecodeError, StreamerError
 
 Array = NDArray[Any]
 # A function that returns the random numbers of a sample, which depend on seed, epoch and sample alone. Each call
@@ -62,7 +63,7 @@ def sample_errors(where: str) -> Iterator[None]:
 
     Raises:
         DecodeError: a decoder or a format has refused the bytes, with whatever error.
-        ConfigError: a library is not installed.
+        ConfigError: a package is not installed.
         StreamerError: any other error of this package, which is raised as it is.
     """
     try:
@@ -71,6 +72,8 @@ def sample_errors(where: str) -> Iterator[None]:
         raise DecodeError(f"{where}: {error.message}", **error.details) from error
     except StreamerError:
         raise
+    except ImportError as error:
+        raise explain_import_error(where, error, field="decode") from error
     except Exception as error:  # decoders, which may be the user's, and their libraries have errors of their own
         raise DecodeError(f"{where}: {type(error).__name__}: {error}") from error
 
@@ -98,5 +101,7 @@ def require_library(name: str) -> ModuleType:
     """Imports and returns the module `name`; raises a ConfigError if it is not installed."""
     module = library(name)
     if module is None:
-        raise ConfigError(f"{name} is not installed; `pip install 'streamer-data[images]'`", field="decode")
+        with require_extra("decoding images", field="decode"):
+            # It is imported once more for the reason: the package may be there, and lack a library of the system.
+            module = importlib.import_module(name)
     return module

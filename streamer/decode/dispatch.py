@@ -16,6 +16,7 @@ from struct import Struct
 
 import numpy as np
 
+from streamer.base.extras import explain_import_error
 from streamer.decode import arrays, images, values
 from streamer.decode.arrays import NO_ROW, Array, ArrayDecoder, PlainArray, Row
 from streamer.decode.base import Draws, TargetDecoder
@@ -308,7 +309,7 @@ def _decode_field(key: str, field: Field, reader: _Reader, given: tuple[Array | 
 
     Raises:
         DecodeError: the decoder has raised another error than a ConfigError.
-        ConfigError: the error of the decoder.
+        ConfigError: the error of the decoder, or a package is not installed that it imports.
     """
     place, draws = given
     try:
@@ -324,6 +325,9 @@ def _decode_field(key: str, field: Field, reader: _Reader, given: tuple[Array | 
         return images.place(value, place) if type(value) is np.ndarray else value
     except ConfigError:
         raise
+    except ImportError as error:  # which is wrong for all samples, and none is left out for it
+        what = f"decoding field {field.name!r} with {_name_of(reader)}"
+        raise explain_import_error(what, error, field="decode") from error
     except Exception as error:  # a decoder, which may be the user's, may raise anything
         raise DecodeError(
             f"sample {key!r}: field {field.name!r} ({len(field.content)} bytes) is refused by {_name_of(reader)}: "

@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from streamer.base.extras import require_extra
 from streamer.errors import ConfigError, DecodeError
 
 RunLengths: TypeAlias = dict[str, Any]
@@ -39,12 +40,8 @@ def coco_masks(sample: Mapping[str, Any]) -> NDArray[np.uint8]:
         ConfigError: pycocotools is not installed, or the sample lacks one of the three fields.
         DecodeError: an object has no segmentation, or one that is damaged or does not fit the image.
     """
-    try:
+    with require_extra("coco_masks", field="annotations"):
         from pycocotools import mask
-    except ImportError as error:
-        raise ConfigError(
-            "coco_masks needs pycocotools: pip install 'streamer-data[coco]'", field="annotations"
-        ) from error
     missing = [name for name in ("segmentation", "height", "width") if sample.get(name) is None]
     if missing:
         raise ConfigError(f"coco_masks: the sample has no {missing[0]!r}; name it in fields=", field="fields")

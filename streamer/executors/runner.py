@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import Generic, NamedTuple, Self, TypeVar
 
 from streamer.base.cgroup import usable_cores
+from streamer.base.extras import require_extra
 from streamer.errors import ConfigError, StoreError, StreamerError, WorkerError
 from streamer.executors.processes import Processes
 from streamer.fetch.retry import retryable
@@ -72,12 +73,8 @@ def runner(on: str | Executor) -> Iterator[Runner]:
 @contextmanager
 def _dask(address: str) -> Iterator[Runner]:
     """Connects to a Dask scheduler while the block runs; raises ConfigError without Dask or a scheduler."""
-    try:
+    with require_extra("on='dask:...', here and on its workers,", field="on"):
         from distributed import Client
-    except ImportError as error:
-        raise ConfigError(
-            "on='dask:...' needs Dask here and on its workers: pip install 'streamer-data[dask]'", field="on"
-        ) from error
     try:
         client = Client(address)
     except (OSError, ValueError) as error:
@@ -94,14 +91,10 @@ def _dask(address: str) -> Iterator[Runner]:
 @contextmanager
 def _ray(address: str) -> Iterator[Runner]:
     """Connects to a Ray cluster while the block runs; raises ConfigError without Ray or a cluster."""
-    try:
+    with require_extra("on='ray:...', here and on its workers,", field="on"):
         import ray
 
         from streamer.executors.on_ray import RayExecutor
-    except ImportError as error:
-        raise ConfigError(
-            "on='ray:...' needs Ray here and on its workers: pip install 'streamer-data[ray]'", field="on"
-        ) from error
     # A program that uses Ray is connected already.
     connected = ray.is_initialized()
     try:

@@ -17,9 +17,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from streamer.base.extras import require_extra
 from streamer.errors import ConfigError, ManifestError, RecodeError
 from streamer.formats.base import Answer, Block, Facts, Format, Records
-from streamer.formats.failures import check_not_empty, make_refusal, require_extra
+from streamer.formats.failures import check_not_empty, make_refusal
 from streamer.manifest.blocks import MOST_FETCH_BYTES, MOST_RECORD_BYTES
 from streamer.manifest.model import ObjectRecord
 from streamer.manifest.protocols import Examine, Examined, Indexing, Need, Note, Source, Span
@@ -269,7 +270,7 @@ def check_library(compression: str) -> None:
 
 
 def _cramjam() -> ModuleType:
-    with require_extra("Zstandard, Brotli and Snappy are decompressed by cramjam", "codecs"):
+    with require_extra("decompressing Zstandard, Brotli or Snappy", field="format"):
         return importlib.import_module("cramjam")
 
 

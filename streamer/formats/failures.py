@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from streamer.errors import ConfigError, ManifestError
+from streamer.errors import ManifestError
 from streamer.manifest.model import ObjectRecord
 
 
@@ -97,20 +97,3 @@ def make_refusal(record: ObjectRecord, what: str, offset: int = 0, *, of_one: bo
     if of_one:
         error.details["reason"] = where
     return error
-
-
-@contextmanager
-def require_extra(what: str, extra: str) -> Iterator[None]:
-    """Turns an ImportError within the context into a ConfigError that says how to install the library.
-
-    Args:
-        what: the beginning of the message, such as "Zstandard is decompressed by cramjam".
-        extra: the extra of this package that installs the library.
-    """
-    try:
-        yield
-    except ImportError as error:
-        raise ConfigError(
-            f"{what}, which cannot be imported where the engine runs: pip install 'streamer-data[{extra}]' ({error})",
-            field="format",
-        ) from error

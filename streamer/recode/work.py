@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from streamer.annotations.options import TableOptions
 from streamer.annotations.table import ANNOTATIONS
+from streamer.base.extras import require_extra
 from streamer.config import format_bytes
 from streamer.errors import ConfigError, RecodeError, StreamerError
 from streamer.formats.base import Buffers, Recoder, Records
@@ -59,13 +60,8 @@ class Recoders:
         if self._recoder is None or self._dataset != dataset:
             if job.format == ANNOTATIONS:
                 options = msgspec.convert(job.options, TableOptions)
-                try:
+                with require_extra(f"annotations={options.url!r}", field="annotations"):
                     from streamer.annotations.parse import AnnotationRecoder
-                except ImportError as error:
-                    raise ConfigError(
-                        f"annotations={options.url!r} needs pyarrow: pip install 'streamer-data[parquet]'",
-                        field="annotations",
-                    ) from error
                 self._recoder = AnnotationRecoder(options)
             else:
                 self._recoder = find_format(job.format, job.options).recoder(job.facts)

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from streamer.base.cgroup import usable_cores
-from streamer.base.interpreter import require_modules
+from streamer.base.extras import require_modules
 from streamer.base.process import collect_rarely
 from streamer.cache.folder_guard import take_locks
 from streamer.cache.memory_folder import find_cache, remove_substitute

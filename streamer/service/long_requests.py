@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from streamer.base.interpreter import require_modules
+from streamer.base.extras import require_modules
 from streamer.base.system_limits import limit_error
 from streamer.base.user_urls import take_logins
 from streamer.engine.datasets import Dataset

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from streamer.base.bounded_connections import BoundedConnections
-from streamer.base.interpreter import require_modules
+from streamer.base.extras import require_modules
 from streamer.engine.statistics import Values
 from streamer.errors import ConfigError
 from streamer.service.history.rings import DEFAULT_SECONDS, MAX_SECONDS

@@ -28,7 +28,7 @@ import sys
 from collections.abc import Mapping
 from typing import Literal, cast, get_args
 
-from streamer.base.interpreter import require_modules
+from streamer.base.extras import require_modules
 from streamer.errors import ConfigError
 from streamer.store import guard
 from streamer.store.addresses.hosts import check_names, own_headers

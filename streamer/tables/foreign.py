@@ -19,6 +19,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from streamer.base.extras import require_extra
 from streamer.decode.arrays import Content, decode_npy, usable
 from streamer.decode.images import Stored, decode_image
 from streamer.decode.values import decode_json, decode_text
@@ -82,8 +83,8 @@ def decode_pixels(content: memoryview) -> Stored:
         return np.repeat(_array(pixels, "u1", [height, width, 1]), 3, axis=2)
     if width * height > len(pixels) * 8:
         raise ValueError(f"{len(pixels)} bytes are too few for {width} x {height} pixels")
-    from PIL import Image
-
+    with require_extra("decoding images", field="decode"):
+        from PIL import Image
     opened = Image.frombytes(mode, (width, height), bytes(pixels))
     found = np.array(opened if mode.startswith(("I", "F")) else opened.convert("RGB"))
     return found.astype(found.dtype.newbyteorder("="), copy=False)

@@ -13,6 +13,7 @@ from pickle import UnpicklingError
 
 import numpy as np
 
+from streamer.base.extras import require_extra
 from streamer.batches.samples.opened import Members, OpenedDataset
 from streamer.batches.samples.plans import BatchRecipe, Plans, StreamCodes
 from streamer.config import Environment
@@ -56,10 +57,8 @@ def states_in(path: Path) -> Iterator[Mapping[str, object]]:
 
 def _checkpoint(path: Path) -> object:
     """Returns the content of a checkpoint of torch; ConfigError if torch is missing or refuses it."""
-    try:
+    with require_extra(f"the checkpoint {path}", field="files"):
         import torch
-    except ImportError as error:
-        raise ConfigError(f"{path} is a checkpoint of torch, which is not installed: {error}", field="files") from error
     try:
         # Tensors stay on the disk; objects of any other class are refused.
         return torch.load(path, map_location="cpu", weights_only=True, mmap=True)

@@ -292,13 +292,9 @@ class _Bench:
 
 def client_of(store: ObjectStore) -> str:
     """Returns the name of the client by which a store reads: "file", "curl", "obstore" or "fsspec"."""
-    from streamer.store.curl.store import CurlStore
-    from streamer.store.local_store import LocalStore
-    from streamer.store.obstore_store import ObstoreStore
-
-    # A store of libcurl is also one of obstore.
-    kinds = {LocalStore: "file", CurlStore: "curl", ObstoreStore: "obstore"}
-    return kinds.get(type(store), "fsspec")
+    # By the names of the classes, because the package of one that is not used may not be installed.
+    clients = {"LocalStore": "file", "CurlStore": "curl", "ObstoreStore": "obstore"}
+    return clients.get(type(store).__name__, "fsspec")
 
 
 def endpoint_of(root: StoreRoot) -> str:

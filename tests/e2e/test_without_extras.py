@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
 import sys
 import tomllib
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -43,13 +45,35 @@ len(StreamingDataset("s3://bucket/data/", cache_dir="cache"))
 """
 
 
-def in_a_bare_environment(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
+COMMANDS = """
+import contextlib, io, json, sys
+from streamer.cli.main import main
+
+sys.modules["torch"] = None
+found = []
+for words in json.load(sys.stdin):
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(said):
+            code = main(words)
+    except SystemExit as end:
+        code = end.code
+    except Exception as error:
+        code = repr(error)
+    found.append([" ".join(words), code, said.getvalue()])
+print(json.dumps(found))
+"""
+
+
+def in_a_bare_environment(folder: Path, *command: str, text: str = "") -> subprocess.CompletedProcess[str]:
     """Runs a command of a Python that finds none of the optional libraries."""
     (folder / "block").mkdir(exist_ok=True)
     (folder / "block" / "sitecustomize.py").write_text(BLOCK)
     variables = {"PYTHONPATH": str(folder / "block"), "STREAMER_RUNTIME_DIR": str(folder / "run")}
+    variables["STREAMER_CACHE_DIR"] = str(folder / "cache")
     return subprocess.run(
         [sys.executable, *command],
+        input=text,
         cwd=folder,
         env=os.environ | variables,
         capture_output=True,
@@ -93,6 +117,41 @@ def test_the_commands_answer(tmp_path: Path) -> None:
     for command in (["--help"], ["index", "data/", "--cache-dir", "cache"], ["show", "--sample", "0", "data/"]):
         found = in_a_bare_environment(tmp_path, "-m", "streamer", *command)
         assert found.returncode == 0, found.stderr[-3000:]
+
+
+def test_commands_without_torch_end_with_their_codes(tmp_path: Path) -> None:
+    """Without torch and extras each command works, or ends with code 2 and what to install; none with a traceback."""
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "a.txt").write_text("some words")
+    (tmp_path / "right").mkdir()
+    (tmp_path / "right" / "r.jsonl").write_text('{"id": "a", "x": 1}\n')
+    plan = "--cache-bytes 1MB --batch-size 1 --step-seconds 0.1 --no-search"
+    needs = {
+        "measure data/ --field txt --out n.npy": "torch",
+        "pack data/ --out joined/ --join right/:id": "torch",
+        f"plan data/ {plan} --link 1MB/s --join right/:id": "torch",
+        f"plan data/ {plan} --link 1MB/s --plot p.png": "plots",
+        "pack data/ --out columns/ --output-format parquet --executor processes:1": "parquet",
+        "index data/ --out m/ --executor dask:tcp://127.0.0.1:1": "dask",
+        "index data/ --out m/ --executor ray:auto": "ray",
+        "audit state.pt": "torch",
+        "doctor s3://b/x": "s3",
+        "serve --http 127.0.0.1:0": "serve",
+    }
+    works = ["bench data/ --seconds 0.1 --connections 1 --ranges 1KiB", f"plan data/ {plan} --link 1MB/s"]
+    works += ["pack data/ --out out/ --executor processes:1", "verify out/"]
+    with zipfile.ZipFile(tmp_path / "state.pt", "w") as file:
+        file.writestr("archive/data.pkl", b"")
+    found = in_a_bare_environment(
+        tmp_path, "-c", COMMANDS, text=json.dumps([words.split() for words in [*works, *needs]])
+    )
+    assert found.returncode == 0, found.stderr[-3000:]
+    for words, code, said in json.loads(found.stdout):
+        if words in works:
+            assert code == 0, (words, code, said)
+        else:
+            assert code == 2, (words, code, said)
+            assert f"pip install 'streamer-data[{needs[words]}]'" in said, (words, said)
 
 
 @pytest.mark.parametrize(

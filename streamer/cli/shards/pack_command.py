@@ -7,6 +7,7 @@ import time
 from contextlib import ExitStack, closing
 from typing import TYPE_CHECKING
 
+from streamer.base.extras import require_extra
 from streamer.base.user_urls import absolute
 from streamer.cli.exit_codes import Exit
 from streamer.cli.options import (
@@ -186,11 +187,13 @@ def _open_dataset(arguments: argparse.Namespace) -> StreamingDataset:
     """Returns the dataset joined to those of all --join options.
 
     Raises:
-        ConfigError: an option is invalid.
+        ConfigError: an option is invalid, or torch is not installed.
     """
     from streamer.cli.dataset import JoinOptions, choose_format
     from streamer.formats.folder import Folder
-    from streamer.loader.dataset import StreamingDataset
+
+    with require_extra("--join", field="join"):
+        from streamer.loader.dataset import StreamingDataset
 
     extensions = arguments.extensions
     joined = StreamingDataset(

@@ -12,9 +12,9 @@ from typing import TypeAlias
 import msgspec
 import numpy as np
 
+from streamer.base.extras import require_extra
 from streamer.errors import RecodeError
 from streamer.formats.base import Records
-from streamer.formats.failures import require_extra
 from streamer.media.containers.blocks import ClipHint, Needed, read_hint
 from streamer.media.containers.packet_checks import check_key, check_order
 from streamer.media.containers.records import ClipAudioHeader, ClipHeader, encode_head, encode_part
@@ -51,7 +51,7 @@ class ClipRecoder:
             ConfigError: pyarrow is not installed, which reads tables.
         """
         if samples < 0:
-            with require_extra("Tables of segments are read with pyarrow", "parquet"):
+            with require_extra("reading a table of segments", field="format"):
                 from streamer.media.containers.segment_table import read_segments
             return read_segments(content, hint.decode(), self._names)
         try:

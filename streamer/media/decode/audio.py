@@ -27,9 +27,9 @@ from streamer.media.decode.decoder import (
     Deadline,
     MediaDecoder,
     check_codecs,
-    check_library,
     check_seconds,
     context_of,
+    import_pyav,
     memory_for,
     packet_of,
 )
@@ -287,7 +287,7 @@ def _decode_file(content: memoryview) -> tuple[Wave, int]:
         ValueError: the file has no audio, or none that is decoded.
         av.FFmpegError: the file is damaged.
     """
-    check_library()
+    import_pyav()
     import av
 
     deadline = Deadline(len(content))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from streamer.base.interpreter import require_modules
+from streamer.base.extras import require_extra, require_modules
 from streamer.decode.base import Array, TargetDecoder
 from streamer.errors import ConfigError
 from streamer.media.containers.entries import TrackCodec
@@ -50,6 +50,8 @@ class MediaDecoder(TargetDecoder):
             ConfigError: PyAV is needed and not installed, or has no decoder for one of these codecs.
         """
         if self.needs_pyav:
+            # Without codecs it is not imported, which takes 60 MB: this may be the process of the training.
+            require_modules(_PURPOSE, "video", "av", field="decode")
             check_codecs(codecs)
 
 
@@ -124,17 +126,23 @@ class LimitedReader(io.BytesIO):
         return super().read(size)
 
 
-def check_library() -> None:
-    """Raises ConfigError if PyAV is not installed; does not import it."""
-    require_modules("decoding videos and compressed audio", "video", "av", field="decode")
+_PURPOSE = "decoding videos and compressed audio"
+
+
+def import_pyav() -> None:
+    """Imports PyAV, before the first `import av` of a function; raises ConfigError if it is not installed."""
+    with require_extra(_PURPOSE, field="decode"):
+        import av  # noqa: F401
 
 
 def check_codecs(names: Collection[str]) -> None:
-    """Raises ConfigError if PyAV is not installed, or has no decoder for one of these codecs (FFmpeg's names)."""
-    check_library()
-    for name in names:
-        import av
+    """Raises ConfigError if one of these codecs (FFmpeg's names) has no decoder in PyAV, or that is not installed."""
+    if not names:
+        return
+    import_pyav()
+    import av
 
+    for name in names:
         try:
             av.Codec(name, "r")
         except ValueError as error:

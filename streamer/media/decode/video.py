@@ -28,7 +28,7 @@ from streamer.media.containers.packet_checks import find_droppable
 from streamer.media.containers.records import open_record, read_head
 from streamer.media.containers.tables import Integers
 from streamer.media.decode.audio import decode_packets
-from streamer.media.decode.decoder import Deadline, MediaDecoder, check_seconds, memory_for
+from streamer.media.decode.decoder import Deadline, MediaDecoder, check_seconds, import_pyav, memory_for
 from streamer.media.decode.rgb import turn_size, write_rgb
 from streamer.media.decode.video_packets import DisorderError, VideoPackets, read_container, read_mp4
 from streamer.media.lerobot.info import Depth
@@ -66,7 +66,7 @@ class Frames(MediaDecoder):
         """Decodes the frames of a record, in the shape of its clips; see `TargetDecoder.decode`.
 
         Raises:
-            ConfigError, ImportError: PyAV has no such decoder, or is not installed (`check` tells it before).
+            ConfigError: PyAV has no such decoder, or is not installed (`check` tells it before).
             ValueError, msgspec.MsgspecError: the record or its packets are damaged.
         """
         try:
@@ -95,7 +95,7 @@ class Frames(MediaDecoder):
             out: memory that is used for the result if it fits.
 
         Raises:
-            ConfigError, ImportError: PyAV has no such decoder, or is not installed (`check` tells it before).
+            ConfigError: PyAV has no such decoder, or is not installed (`check` tells it before).
             ValueError: a frame cannot be decoded, or has another size than the first one, or decoding takes too long.
         """
         frames = decode_frames(video, pts.tolist())
@@ -165,7 +165,7 @@ class VideoClip(MediaDecoder):
         """Decodes a clip of a whole video; see `TargetDecoder.decode`.
 
         Raises:
-            ConfigError, ImportError: PyAV has no such decoder, or is not installed (`check` tells it before).
+            ConfigError: PyAV has no such decoder, or is not installed (`check` tells it before).
             ValueError: the video is damaged, too short or of a kind that is not decoded, or takes too long.
         """
         deadline = Deadline(len(content))
@@ -256,20 +256,18 @@ def _check_output(name: str, size: object, order: object) -> None:
 
 
 def decode_frames(video: VideoPackets, wanted: Sequence[int]) -> list[VideoFrame]:
-    """Decodes packets from the first one on until all wanted frames are there.
+    """Decodes packets from the first one on until all wanted frames are there; returns them in the order of the times.
 
     Args:
         video: the packets.
         wanted: times of the frames, ticks.
 
-    Returns:
-        A frame for each time, in their order.
-
     Raises:
-        ConfigError, ImportError: PyAV has no such decoder, or is not installed.
+        ConfigError: PyAV has no such decoder, or is not installed.
         DisorderError: frames are shown in another order than the times say.
         ValueError: a frame cannot be decoded, or decoding takes too long.
     """
+    import_pyav()
     import av
 
     missing = set(wanted)
@@ -366,7 +364,7 @@ def read_video(content: memoryview, deadline: Deadline) -> tuple[VideoPackets, F
         deadline: limit of the time for decoding.
 
     Raises:
-        ImportError: PyAV is not installed.
+        ConfigError: PyAV is not installed.
         ValueError: the file is no video, or damaged, or takes too long.
     """
     if not is_movie(content):

@@ -26,8 +26,8 @@ from streamer.media.decode.decoder import (
     MAX_SECONDS,
     Deadline,
     LimitedReader,
-    check_library,
     context_of,
+    import_pyav,
     limit,
     packet_of,
 )
@@ -100,13 +100,12 @@ class VideoPackets(msgspec.Struct, frozen=True):
         """Opens a decoder of FFmpeg (a context) that has decoded nothing.
 
         Raises:
-            ImportError: PyAV is not installed.
-            ConfigError: PyAV has no such decoder.
+            ConfigError: PyAV is not installed, or has no such decoder.
             ValueError: the codec is one of audio.
         """
+        context = self.open() if self.open else context_of(self.codec)
         import av
 
-        context = self.open() if self.open else context_of(self.codec)
         if not isinstance(context, av.VideoCodecContext):
             raise ValueError(f"{self.codec.name} is an audio codec")
         return context
@@ -198,7 +197,7 @@ def open_container(content: memoryview, deadline: Deadline) -> InputContainer:
         ValueError: the file is none of the containers that are read.
         av.FFmpegError: the file is damaged.
     """
-    check_library()
+    import_pyav()
     import av
 
     options = {"format_whitelist": _READ, "protocol_whitelist": ""}
@@ -222,9 +221,10 @@ def read_container(
         by_number: whether the whole video is decoded, because its times are known to be wrong.
 
     Raises:
-        ImportError: PyAV is not installed.
+        ConfigError: PyAV is not installed.
         ValueError: the file is no video, or damaged, or takes too long.
     """
+    import_pyav()
     import av
 
     try:

@@ -13,9 +13,10 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from streamer.base.extras import require_extra
 from streamer.errors import ConfigError, DecodeError, ManifestError
 from streamer.formats.base import Facts, Field, FieldSpec, Format, Recoder, SampleName
-from streamer.formats.failures import check_table, make_refusal, require_extra
+from streamer.formats.failures import check_table, make_refusal
 from streamer.formats.reading import Asking, collect_samples, read_range
 from streamer.formats.table.records import TableOpener, find_dtype, head_dtype
 from streamer.manifest.blocks import Block
@@ -234,7 +235,7 @@ class LeRobot(Format, frozen=True, forbid_unknown_fields=True):
         Raises:
             ConfigError: pyarrow is not installed.
         """
-        with require_extra("Files of LeRobot are read with pyarrow", "parquet"):
+        with require_extra("reading files of LeRobot", field="format"):
             from streamer.media.lerobot.recode import LeRobotRecoder, TableRecoder
         return LeRobotRecoder(msgspec.convert(facts.notes, Notes, strict=False)) if facts.notes else TableRecoder()
 

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from streamer.base.extras import require_extra
 from streamer.errors import ConfigError
 from streamer.formats.base import Field
 from streamer.shards.outputs.base import Output, SampleTaker, ShardWriter
@@ -41,14 +42,8 @@ class ParquetOutput(Output):
     def check(self, vocab_size: int | None = None) -> None:
         """Makes sure that pyarrow can be imported, and refuses a vocabulary; see `Output.check`."""
         super().check(vocab_size)
-        try:
+        with require_extra("writing Parquet", field="output_format"):
             import streamer.shards.outputs.parquet  # noqa: F401
-        except ImportError as error:
-            raise ConfigError(
-                "Parquet is written with pyarrow, which cannot be imported: pip install 'streamer-data[parquet]' "
-                f"({error})",
-                field="output_format",
-            ) from error
 
     def find_kinds(self, values: Mapping[str, object]) -> dict[str, str]:
         """Returns the kinds of values that are not None; see `Output.find_kinds`."""

@@ -12,8 +12,9 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 import msgspec
 import numpy as np
 
+from streamer.base.extras import require_extra
 from streamer.formats.base import Block, Facts, Format, Recoder
-from streamer.formats.failures import DamagedError, make_damage_error, make_refusal, require_extra
+from streamer.formats.failures import DamagedError, make_damage_error, make_refusal
 from streamer.formats.names import base_name
 from streamer.formats.reading import Range, Reading, Window, join_ranges, read_ranges
 from streamer.formats.table.partitions import partition_values
@@ -178,7 +179,7 @@ class ArrowIPC(Format, frozen=True, forbid_unknown_fields=True):
 
     def recoder(self, facts: Facts) -> Recoder:
         """Returns what decodes record batches with pyarrow; raises ConfigError if pyarrow is not installed."""
-        with require_extra("Arrow files are decoded with pyarrow", "parquet"):
+        with require_extra("decoding Arrow files", field="format"):
             from streamer.tables.arrow_ipc.recode import BatchRecoder
         return BatchRecoder(facts)
 

@@ -2,8 +2,7 @@
 
 `formats/registry.py` makes it for engine, recoders and workers. Rows of a single dataset without filters are read where
 they lie. Rows of several datasets, or of filtered ones, are decoded and joined by a recoder, once. Here a dataset is an
-array in an HDF5 file, and a chunk is a box of its items that is stored as a whole; but `chunk_bytes` is the size of
-streamer's chunks.
+array in an HDF5 file, and a chunk is a box of its items, stored as a whole; `chunk_bytes` is that of streamer's chunks.
 """
 
 from __future__ import annotations
@@ -17,9 +16,10 @@ from contextlib import contextmanager, suppress
 import msgspec
 import numpy as np
 
+from streamer.base.extras import require_extra
 from streamer.errors import ConfigError
 from streamer.formats.base import Block, Facts, Opener, Recoder
-from streamer.formats.failures import DamagedError, UnreadError, make_damage_error, make_refusal, require_extra
+from streamer.formats.failures import DamagedError, UnreadError, make_damage_error, make_refusal
 from streamer.formats.reading import Asking, Reading, read_together
 from streamer.formats.windows import RowFormat, RowPiece, RowPieces
 from streamer.manifest.model import ObjectRecord
@@ -417,7 +417,7 @@ def _decoder(dtype: np.dtype[np.generic], column: ColumnHint) -> Decode:
     """Returns what decodes the chunks of a column; raises ConfigError if that needs h5py and it is not installed."""
     if all(each.number in UNDO for each in filters_of(column)):
         return FilteredChunks(dtype, column)
-    with require_extra("this HDF5 dataset has filters that only h5py decodes", "hdf5"):
+    with require_extra("decoding the filters of this HDF5 dataset", field="format"):
         from streamer.tables.hdf5.recode import HDF5ChunkDecoder
     return HDF5ChunkDecoder(dtype, column)
 

@@ -5,19 +5,22 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from itertools import count
 
 import h5py
 import numpy as np
 
+from streamer.base.extras import explain_import_error
 from streamer.errors import RecodeError
 from streamer.tables.hdf5.chunks import filters_of
 from streamer.tables.tiles import Array, ColumnHint
 
-with suppress(ImportError):
+_missing: ImportError | None = None
+try:
     # The import registers blosc, bitshuffle, Zstandard and other filters.
     import hdf5plugin  # noqa: F401
+except ImportError as error:
+    _missing = error
 
 # Number of parameters that LZF and bitshuffle put before the user's when a dataset is made, by number of the filter.
 _MADE = {32000: 3, 32008: 3}
@@ -36,7 +39,8 @@ class HDF5ChunkDecoder:
         column: hint with shape, fill value and filters of the chunks.
 
     Raises:
-        RecodeError: a filter is not installed, or scale-offset was applied without a fill value.
+        RecodeError: no library has a filter, or scale-offset was applied without a fill value.
+        ConfigError: hdf5plugin is not installed, which has a filter that h5py lacks.
     """
 
     def __init__(self, dtype: np.dtype[np.generic], column: ColumnHint) -> None:
@@ -50,9 +54,10 @@ class HDF5ChunkDecoder:
                     "chunks are packed by scale-offset in a dataset whose fill value is undefined; write it with one"
                 )
             if not h5py.h5z.filter_avail(each.number):
+                if _missing is not None:
+                    raise explain_import_error(f"decoding HDF5 filter {each.number}", _missing, field="format")
                 raise RecodeError(
-                    f"chunks have HDF5 filter {each.number}, which is not installed for h5py where the engine runs; "
-                    "hdf5plugin has the usual ones"
+                    f"chunks have HDF5 filter {each.number}, which h5py and hdf5plugin lack where the engine runs"
                 )
         self._file = h5py.File(f"chunks-{next(_names)}", "w", driver="core", backing_store=False)
         # Datasets in memory by mask: bit i says that filter i was left out.

@@ -23,9 +23,10 @@ from typing import Annotated, Any
 import msgspec
 import numpy as np
 
+from streamer.base.extras import require_extra
 from streamer.formats.base import Block, Facts, Format, Opener, Recoder
 from streamer.formats.compressed import check_library
-from streamer.formats.failures import make_damage_error, require_extra
+from streamer.formats.failures import make_damage_error
 from streamer.formats.reading import read_range, spans_between
 from streamer.formats.table.records import TableOpener
 from streamer.manifest.model import ObjectRecord
@@ -175,10 +176,16 @@ class LitData(Format, frozen=True, forbid_unknown_fields=True):
             yield from spans_between((yield from index_offsets(record, items)), start)
 
     def opener(self, facts: Facts) -> Opener:
-        """Returns what splits items into their leaves, or opens the records of rows."""
+        """Returns what splits items into their leaves, or opens the records of rows.
+
+        Raises:
+            ConfigError: items are compressed one by one, and cramjam is not installed.
+        """
         if facts.notes["layout"] == "arrow":
             return TableOpener(facts.fields)
         packed = facts.notes["layout"] == "packed items"
+        if packed:
+            check_library("zstd")
         return ItemOpener(facts.fields, whole=facts.notes["whole"], packed=packed)
 
     def recoder(self, facts: Facts) -> Recoder:
@@ -188,7 +195,7 @@ class LitData(Format, frozen=True, forbid_unknown_fields=True):
             ConfigError: cramjam or pyarrow is not installed.
         """
         if facts.notes["layout"] == "arrow":
-            with require_extra("Arrow chunks of LitData are decoded with pyarrow", "parquet"):
+            with require_extra("decoding Arrow chunks of LitData", field="format"):
                 from streamer.tables.litdata.arrow_rows import ArrowRecoder
             return ArrowRecoder(facts.fields)
         check_library("zstd")

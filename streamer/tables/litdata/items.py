@@ -22,7 +22,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from streamer.errors import DecodeError, RecodeError
+from streamer.errors import ConfigError, DecodeError, RecodeError
 from streamer.formats.base import Block, Field, FieldSpec, Records, SampleName
 from streamer.formats.compressed import MAX_ITEM_BYTES, decompress, decompress_shard
 from streamer.formats.failures import make_damage_error
@@ -218,6 +218,8 @@ class ItemOpener(LengthsOpener):
         if self._packed:
             try:
                 content = decompress("zst", content, MAX_ITEM_BYTES)
+            except ConfigError:
+                raise
             except ValueError as error:
                 raise DecodeError(f"not a packed item of LitData: {error}") from error
         if self._whole:
@@ -241,6 +243,8 @@ class ItemRecoder:
             items, raw_bytes = _CHUNK.decode(hint)
             chunk = decompress_shard("zstd", content, raw_bytes)
             offsets = read_offsets(chunk, items, len(chunk), behind=chunk[-len(ARROW_END) :] == ARROW_END)
+        except ConfigError:
+            raise
         except ValueError as error:
             raise RecodeError(f"not the chunk that its index.json describes: {error}") from error
         if not self._sample_bytes:
@@ -269,6 +273,8 @@ class RunRecoder:
             parts = [
                 decompress_shard("zstd", piece, length) for piece, length in zip(pieces, run.unpacked, strict=True)
             ]
+        except ConfigError:
+            raise
         except ValueError as error:
             raise RecodeError(f"not the frames that the chunk's table describes: {error}") from error
         return Records(parts, lengths)

@@ -12,9 +12,10 @@ from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 
+from streamer.base.extras import require_extra
 from streamer.errors import ManifestError
 from streamer.formats.base import Block, Facts, Recoder
-from streamer.formats.failures import DamagedError, make_damage_error, make_refusal, require_extra
+from streamer.formats.failures import DamagedError, make_damage_error, make_refusal
 from streamer.formats.reading import Reading, near_needs, read_ranges
 from streamer.formats.table.layouts import refuse_table, table_log
 from streamer.formats.table.partitions import partition_values
@@ -173,7 +174,7 @@ class Parquet(RowFormat, frozen=True, forbid_unknown_fields=True):
 
     def recode_rows(self, facts: Facts) -> Recoder:
         """Returns what decodes pages with pyarrow; raises ConfigError if pyarrow is not installed."""
-        with require_extra("Parquet is decoded with pyarrow", "parquet"):
+        with require_extra("decoding Parquet", field="format"):
             from streamer.tables.parquet.recode import ParquetRecoder
         return ParquetRecoder(facts)
 

@@ -14,9 +14,10 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from streamer.base.extras import require_extra
 from streamer.errors import RecodeError
 from streamer.formats.compressed import DecompressError, decompress
-from streamer.formats.failures import make_damage_error, require_extra
+from streamer.formats.failures import make_damage_error
 from streamer.formats.reading import Reading, read_ranges
 from streamer.manifest.model import ObjectRecord
 from streamer.manifest.protocols import Need
@@ -112,7 +113,7 @@ def checksum_of(content: memoryview) -> int:
 
 
 def _library(name: str) -> Any:  # noqa: ANN401
-    with require_extra(f"the codecs of this zarr array need {name}", "zarr"):
+    with require_extra("decoding the codecs of this zarr array", field="format"):
         return importlib.import_module(name)
 
 

@@ -124,7 +124,7 @@ def test_another_rate_than_the_file_says_is_refused():
 def test_without_pyav_only_wav_is_decoded(monkeypatch: pytest.MonkeyPatch):
     """Without PyAV only WAV is decoded, and the error for other audio says what to install."""
     content = flac()
-    monkeypatch.setattr("streamer.base.interpreter.find_spec", lambda name: None)
+    monkeypatch.setattr("streamer.base.extras.find_spec", lambda name: None)
     monkeypatch.setitem(sys.modules, "av", None)
     assert AudioClip()(wav(sound(1)))["audio"].shape == (1, RATE)
     with pytest.raises(ConfigError, match=r"streamer-data\[video\]"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import struct
+import sys
 
 import numpy as np
 import pytest
@@ -173,10 +174,12 @@ def test_a_mode_that_there_is_not():
 def test_values_as_stored_need_pillow(monkeypatch):
     """mode="stored" without Pillow raises ConfigError, since OpenCV alone returns the colours of a palette."""
     found = images.library
+    content = deep_images()["grey png"][0]
     for module in (images, base):
         monkeypatch.setattr(module, "library", lambda name: None if name == "PIL.Image" else found(name))
-    with pytest.raises(ConfigError, match=r"PIL.Image is not installed; `pip install 'streamer-data\[images\]'`"):
-        ImageDecoder(mode="stored")(deep_images()["grey png"][0])
+    monkeypatch.setitem(sys.modules, "PIL.Image", None)
+    with pytest.raises(ConfigError, match=r"decoding images needs PIL in .*pip install 'streamer-data\[images\]'"):
+        ImageDecoder(mode="stored")(content)
 
 
 def test_transparency_is_dropped_not_blended(image, encode):

@@ -195,7 +195,7 @@ def test_codecs_that_PyAV_does_not_have():
 def test_without_PyAV_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch):
     """Without PyAV a dataset of videos is refused when it is opened, and the error says what to install."""
     found = util.find_spec
-    monkeypatch.setattr("streamer.base.interpreter.find_spec", lambda name: None if name == "av" else found(name))
+    monkeypatch.setattr("streamer.base.extras.find_spec", lambda name: None if name == "av" else found(name))
     for decoder, specs in (
         (SampleDecoder({"mp4": VideoClip()}), []),
         (SampleDecoder(), [Field("frames", memoryview(b""), "clip")]),

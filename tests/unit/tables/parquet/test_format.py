@@ -244,7 +244,7 @@ def test_without_pyarrow(monkeypatch: pytest.MonkeyPatch):
     for module in ("columns", "recode"):
         monkeypatch.delitem(sys.modules, f"streamer.tables.parquet.{module}", raising=False)
     monkeypatch.delitem(sys.modules, "streamer.formats.table.writer", raising=False)
-    with pytest.raises(ConfigError, match=r"where the engine runs: pip install 'streamer-data\[parquet\]'"):
+    with pytest.raises(ConfigError, match=r"in this environment .*: pip install 'streamer-data\[parquet\]'"):
         Parquet().recoder(facts_of(found))
 
 
