@@ -1,8 +1,8 @@
 """Connects to an engine's socket, checks which user listens there, and sends and receives messages.
 
 `client/launcher.py` makes the connections of clients, `client/runtime_folder.py` one to each engine that it lists.
-`read_statistics` and `report` make one of their own for a single request: they open no session, start no engine, and
-may be called from any thread, while the job's client waits.
+`loader/kinds/step_session.py` calls `read_statistics` and `report`, which make one of their own for a single request:
+they open no session, start no engine, and may be called from any thread, while the job's client waits.
 
 The usual folder of sockets, `/tmp/streamer-UID`, has a name that every user knows, in a folder that all may write to.
 Without the check, a user who makes it first, or puts a link there, would be told a job's keys and the engine's token.

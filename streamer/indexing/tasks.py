@@ -184,7 +184,7 @@ class FetchedLists(msgspec.Struct, frozen=True):
     fetcher: Fetcher
 
     async def list(self, url: str) -> AsyncIterator[Sequence[ObjectRecord]]:
-        """Yields pages as `ObjectStore.list` does, once all are listed; raises StoreError."""
+        """Yields pages as `ObjectStore.list` does, once all are listed; raises StoreError, ConfigError."""
         for page in await self.fetcher.list(url):
             yield page
 
@@ -202,7 +202,7 @@ class TaskReader:
         return await self._fetcher.read(extent)
 
     async def examine(self, asked: Examine) -> Examined:
-        """Reads an object as a whole, recodes it as one block, and counts its samples; one object at a time.
+        """Reads an object as a whole, recodes it as one block, and returns what `asked` wants to know; one at a time.
 
         Raises:
             ManifestError: the object cannot be decoded.
@@ -298,7 +298,7 @@ class TaskLister:
 
 
 def list_range(task: ListTask) -> ListedPages:
-    """Lists some pages of the objects below a folder, in a task; raises StoreError."""
+    """Lists some pages of the objects below a folder, in a task; raises StoreError, ConfigError."""
     return asyncio.run(_list(task))
 
 
@@ -396,7 +396,7 @@ def groups(sizes: Sequence[int], most_tasks: int) -> Iterator[tuple[int, int]]:
 
 
 def index_containers(task: ContainersTask) -> tuple[int, Findings]:
-    """Indexes containers in a task; returns `task.first` and the findings in each. Raises StoreError."""
+    """Indexes containers in a task; returns `task.first` and the findings in each. Raises StoreError, ConfigError."""
     return task.first, asyncio.run(_index(task))
 
 

@@ -196,14 +196,14 @@ class LoaderViews:
 
     @property
     def collate_fn(self) -> Collate:
-        """The function that makes a batch of samples."""
+        """The user's `collate_fn`, or torch's; with `ragged=` or `packing=` batches are made in another way."""
         from torch.utils.data import default_collate
 
         return self._settings.collate_fn or default_collate
 
     @property
     def pin_memory(self) -> bool:
-        """Whether the ring is registered with CUDA once it is there; never without workers or without CUDA."""
+        """Whether the ring shall be registered with CUDA (`stats().pinned`: whether it is); never without workers."""
         import torch
 
         return self._settings.worker_count > 0 and self._settings.pin != "off" and torch.cuda.is_available()

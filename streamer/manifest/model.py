@@ -1,7 +1,7 @@
 """Defines the terms of the manifest as types: object, extent, chunk, codec, facts about a dataset.
 
-Used by nearly every room: stores list `ObjectRecord`s, `fetch/` reads `Extent`s, the engine and its clients pass
-`Chunk`s on, and formats give `Facts`.
+Used by nearly every room: stores list `ObjectRecord`s, `fetch/` reads `Extent`s, the engine, recoders and packs
+pass `Chunk`s on, and formats give `Facts`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class ObjectRecord(msgspec.Struct, frozen=True):
         url: whole address, in fsspec's form.
         size: length in bytes.
         version: text that pins a read: `etag:...`, `generation:...`, `version:...` or `commit:...` as the store gives
-            it, or `stat:<size>:<mtime_ns>` if the store gives none. It is compared as a whole.
+            it, or `stat:<size>:<mtime_ns>` if the store gives none. `store.versions.require` compares it.
     """
 
     url: str

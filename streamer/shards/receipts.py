@@ -1,6 +1,7 @@
 """Defines the receipt of a finished shard, by which a pack resumes, is verified, and gets its manifest.
 
-The outputs of shards make them (`outputs/`). Tasks write them to the destination, and the end of a pack reads them.
+The outputs of shards (`outputs/`) return a `Written`, of which `upload` (`task.py`) makes the receipt and writes it to
+the destination. The start and the end of a pack read the receipts, and `verify.py` does.
 """
 
 from __future__ import annotations

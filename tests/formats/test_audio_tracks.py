@@ -146,9 +146,12 @@ def test_what_aac_tells_its_decoder(config: str, rate: int, samples: int):
     assert (sound.rate, each) == (rate, samples)
 
 
-@pytest.mark.parametrize(("config", "reason"), [("f94c0000", "object type 42"), ("12", "ends after 1 bytes")])
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [("f94c0000", "object type 42"), ("139056e5e8", "and 0 Hz with SBR"), ("12", "ends after 1 bytes")],
+)
 def test_other_aac_is_refused(config: str, reason: str):
-    """xHE-AAC, which not every FFmpeg reads, and a configuration that is cut off are refused."""
+    """xHE-AAC, which not every FFmpeg reads, a rate that no number names, and a cut configuration are refused."""
     with pytest.raises(DamagedError, match=reason):
         tracks._aac(TrackCodec("aac", bytes.fromhex(config), rate=1, channels=2))
 

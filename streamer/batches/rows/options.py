@@ -198,8 +198,8 @@ class Packing(RowOption):
         pad: What fields are padded with, by name: `pad={"input_ids": 2}`. Fields that are not in it are padded with 0,
             "labels" with -100.
         labels: How the field "labels" is made of the tokens. "shifted" takes the next token of the document, and -100
-            at its end. "same" takes the token itself, and -100 at the first one of each document, for models that shift
-            labels themselves. None makes no labels.
+            at its end. "same" takes the token itself, and -100 at the first one of each document (each piece of
+            a longer one), for models that shift labels themselves. None makes no labels.
         multiple_of: Every document takes a multiple of this in its row. It must divide `length`.
         rows_per_set: rows that are planned together, on average. Half a row of them stays empty, and all their chunks
             must be local before the first of them is made.
@@ -272,7 +272,8 @@ class Buckets(RowOption):
     """Makes batches of whole samples of like length, as many as `max_tokens` allows. Needs `batch_size=1`.
 
     A batch has the fields padded to the longest of its samples, [samples, longest, ...], and "lengths", int32
-    [samples]. Every sample is once in an epoch, and all ranks make the same number of steps. See docs/sequences.md.
+    [samples]. Every sample is once in an epoch, unless `overflow` leaves it out, and all ranks make the same
+    number of steps. See docs/sequences.md.
 
     Args:
         max_tokens: Limit of samples x the longest of them, in the unit of `lengths`, 16 to 2**24.
@@ -433,7 +434,7 @@ def _settle_fields(given: object) -> tuple[str, ...]:
 
 
 def _settle_pad(given: object, named: Sequence[str] | None) -> dict[str, float]:
-    """Returns the argument `pad=` as a dict; a ConfigError if it has no numbers or names a field beside `named`."""
+    """Returns the argument `pad=` as a dict; a ConfigError if it has no numbers, or names what is not to be padded."""
     if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
         raise ConfigError(f"pad={given!r}: give a mapping of fields to what they are padded with", field="pad")
     if not all(isinstance(value, int | float) for value in given.values()):

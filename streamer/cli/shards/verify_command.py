@@ -26,7 +26,8 @@ examples:
 """
 
 NOTES = """\
-The same pack, run again, writes only the shards that differ.
+The same pack, run again, writes the shards whose size or version differs. A shard that has them but a wrong checksum
+is written again once it is deleted.
 """
 
 
@@ -34,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options."""
     dataset = parser.add_argument_group("shards")
     dataset.add_argument("url", metavar="URL", help="where the pack has written them (its --out)")
-    dataset.add_argument("--every", action="store_true", help="read every sample, not one piece of each shard")
+    dataset.add_argument("--every", action="store_true", help="read all pieces, not one of each shard")
     add_storage_options(dataset)
     add_executor(parser.add_argument_group("machine"))
 

@@ -123,7 +123,7 @@ class SampleIterator(Iterator[object]):
         """Continues from a state.
 
         Raises:
-            StateError: the state is of another dataset, order or seed, or of another number of workers.
+            StateError: the state is of another dataset, order or seed, or see `resume_share`.
         """
         self.close()
         epoch, first = self._prepared.reenter(state)
@@ -294,7 +294,8 @@ def resume_share(state: Mapping[str, object], share: Share, first: int, local_ba
         local_batch: Samples of this rank in a batch.
 
     Raises:
-        StateError: the state is of another worker or number of workers, or has a value that is no number.
+        StateError: the state has a value that is no number, or it is of several workers, or inside a batch, and of
+            another worker or number of workers than this.
     """
     saved = [_count(state, name, default) for name, default in (("worker", 0), ("workers", 1))]
     batches = _count(state, "worker_batches", 0)

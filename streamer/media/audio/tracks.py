@@ -152,10 +152,10 @@ def _aac(codec: TrackCodec) -> tuple[TrackCodec, int]:
     if found in _AAC_WIDE:
         wide = hertz()
         found = kind()
-    if found not in _AAC_PLAIN or not rate or not wide:
-        raise UnreadError(f"has AAC of object type {found} and {rate} Hz, which is not read")
     each = 960 if take(1) else 1024
     if (marked := bits.find(f"{_AAC_MARK:011b}00101" + "1", at)) >= 0:
         at = marked + 17
         wide = hertz()
+    if found not in _AAC_PLAIN or not rate or not wide:
+        raise UnreadError(f"has AAC of object type {found}, {rate} Hz and {wide} Hz with SBR, which is not read")
     return msgspec.structs.replace(codec, rate=wide, channels=channels or codec.channels), each * wide // rate
