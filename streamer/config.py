@@ -100,7 +100,8 @@ class FetchConfig:
     # endpoint succeed; sooner if it stalls again and again with bytes in between (fetch/retry.py).
     attempts: int = 8
     failing_seconds: float = 8.0
-    # Upper bound of the random pause before the second try; it doubles with each try, up to `backoff_max_seconds`.
+    # Bound of the random pause before the second try; it doubles with each try, up to `backoff_max_seconds`, which is
+    # the bound at once while many requests fail (`RetryBudget`).
     backoff_start_seconds: float = 0.05
     backoff_max_seconds: float = 4.0
     # A body slower than the floor for this long is abandoned and resumed on a new connection.

@@ -379,5 +379,5 @@ class Fetchers(FetcherSet):
         return open_root(root, client=self._client, refuse_local=self.allowlist.refuse_local)
 
     def find_address(self, url: str) -> Address:
-        """Returns an address in the root of a url, as `FetcherSet.find_address`, from what the allowlist knows."""
+        """Returns an address in the root of a url; its key may be another one (`_NamedRoots.find_address`)."""
         return self.allowlist.roots.find_address(url)

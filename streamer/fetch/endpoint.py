@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 from collections.abc import Callable
 
 from streamer.config import FetchConfig
@@ -21,9 +22,11 @@ from streamer.fetch.presence_clock import Alarm, PresenceClock
 from streamer.fetch.retry import (
     RetryBudget,
     TryOutcomes,
+    cap_to_deadline,
     is_credential_error,
     is_expiry,
     max_denial_seconds,
+    pause_seconds,
     read_retry_after,
 )
 from streamer.fetch.statistics import RequestTally
@@ -146,6 +149,7 @@ class Endpoint:
         notify: called with a sentence when the endpoint has served nothing for a while (`OutageWatch`).
 
     Attributes:
+        config: bounds and budgets, which all its requests look up here.
         clock: stands still while this process does not run. It stores the loop, because `get_running_loop()`
             calls getpid() each time in Python 3.11: 16 system calls for a small object were 7 % of its scheduling
             (2026-11-20).
@@ -182,7 +186,7 @@ class Endpoint:
         # Send time of the youngest request that was served.
         self.newest_served = float("-inf")
         self._limit_logged = False
-        self._config = config
+        self.config = config
         self._hedging = config.hedge
         self._first_byte: dict[int, Sampled] = {}
         self._refreshed = float("-inf")
@@ -260,7 +264,7 @@ class Endpoint:
         """
         now = self.time()
         served = self.last_success
-        if self.newest_answered > started_at + ORDER_SECONDS or now - started_at >= self._config.outage_seconds:
+        if self.newest_answered > started_at + ORDER_SECONDS or now - started_at >= self.config.outage_seconds:
             return False
         return served is not None and served > max(started_at, now - within_seconds)
 
@@ -325,7 +329,7 @@ class Endpoint:
             first_refused_at: when the first refusal of this request came.
             tally: counts a probe.
         """
-        denied_seconds = max_denial_seconds(error, self._config, served=self.last_success is not None)
+        denied_seconds = max_denial_seconds(error, self.config, served=self.last_success is not None)
         if self.time() - first_refused_at >= denied_seconds or (is_expiry(error) and error.details.get("fixed")):
             return True
         if not is_credential_error(error):
@@ -334,6 +338,23 @@ class Endpoint:
                 return True
         await self.refresh()
         return False
+
+    def pause(self, error: StreamerError, tries: int, idle_seconds: float, *, early: bool = True) -> float:
+        """Returns the seconds before a request is repeated: random, up to a bound that doubles with each failed try.
+
+        The pause ends when the request has been without progress for `failing_seconds`, or later if a store's
+        Retry-After says so.
+
+        Args:
+            error: the error of the last try.
+            tries: number of tries in a row that failed.
+            idle_seconds: seconds for which the request has been without progress.
+            early: whether the first bounds are short. Otherwise each is the largest, `backoff_max_seconds`.
+        """
+        config = self.config
+        start = config.backoff_start_seconds if early else config.backoff_max_seconds
+        pause = pause_seconds(tries, start, config.backoff_max_seconds, random.random())
+        return max(cap_to_deadline(pause, config.failing_seconds, idle_seconds), read_retry_after(error))
 
     def limit(self, limits: FetchLimits) -> None:
         """Sets another upper bound of the window; requests in flight go on."""

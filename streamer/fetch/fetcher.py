@@ -219,7 +219,7 @@ class Fetcher:
             ClosedError: the fetcher is not open.
         """
         endpoint = self._endpoint(url)
-        call = WholeCall(endpoint, self._config, self.tally)
+        call = WholeCall(endpoint, self.tally)
 
         async def pages() -> list[Page]:
             found: list[Page] = []
@@ -247,7 +247,7 @@ class Fetcher:
             ConfigError, ClosedError: as `fetch`.
         """
         endpoint = self._endpoint(url)
-        await WholeCall(endpoint, self._config, self.tally).run(lambda: endpoint.store.put(url, content))
+        await WholeCall(endpoint, self.tally).run(lambda: endpoint.store.put(url, content))
 
     async def put_file(self, url: str, path: Path) -> ObjectRecord:
         """Writes a file of this machine as an object, which appears as a whole or not at all.
@@ -262,7 +262,7 @@ class Fetcher:
             OSError: the file cannot be read (`ObjectStore.put_file`).
         """
         endpoint = self._endpoint(url)
-        call = WholeCall(endpoint, self._config, self.tally, long=True)
+        call = WholeCall(endpoint, self.tally, long=True)
         return await call.run(lambda: endpoint.store.put_file(url, path))
 
     def limit(self, limits: FetchLimits) -> None:
@@ -342,9 +342,7 @@ class Fetcher:
                 for extent in ranges:
                     endpoint = self._endpoint(extent.object.url)
                     if (fetch := fetches.get(endpoint.root)) is None:  # each endpoint has a queue of its own
-                        fetch = FetchContext(
-                            queue=make_queue(), make_view=make_view, group=group, config=self._config, tally=self.tally
-                        )
+                        fetch = FetchContext(queue=make_queue(), make_view=make_view, group=group, tally=self.tally)
                         fetches[endpoint.root] = fetch
                     group.create_task(RangeTransfer(extent, endpoint, fetch, at).run())
                     at += extent.length

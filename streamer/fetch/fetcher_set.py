@@ -112,7 +112,7 @@ class FetcherSet:
             pooled.touched = True
 
     def find_address(self, url: str) -> Address:
-        """Splits a url into its root and the rest. Subclasses may know other roots. Raises ConfigError."""
+        """Splits a url into its root and the rest; raises ConfigError. A subclass may keep what it has split."""
         return split(url)
 
     def close_idle(self, needed: Container[str]) -> None:

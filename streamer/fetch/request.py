@@ -11,7 +11,6 @@ from functools import partial
 
 import msgspec
 
-from streamer.config import FetchConfig
 from streamer.errors import StoreError, StoreTimeoutError, StreamerError
 from streamer.fetch import hedge
 from streamer.fetch.endpoint import QUEUED_SECONDS, RATE_LEAST_BYTES, Endpoint
@@ -32,7 +31,6 @@ class RequestSpec(msgspec.Struct, frozen=True):
     Attributes:
         extent: the part of a range that is still missing.
         endpoint: the endpoint that serves it.
-        config: bounds for its progress.
         tally: counts the request and its bytes.
         first_byte: recent times to first byte of requests of this size class, to which that of the request is added.
         first_byte_seconds: seconds after which a request without a first byte is given up.
@@ -45,7 +43,6 @@ class RequestSpec(msgspec.Struct, frozen=True):
 
     extent: Extent
     endpoint: Endpoint
-    config: FetchConfig
     tally: RequestTally
     first_byte: Sampled
     first_byte_seconds: float
@@ -180,7 +177,7 @@ class Request:
         # The deadline watches progress from the first byte on.
         deadline = self._deadline
         assert deadline is not None, "set before the body begins"
-        self._due = now + spec.config.progress_seconds
+        self._due = now + spec.endpoint.config.progress_seconds
         if self._due < deadline.due:  # a later time is set when the deadline is over (`_more_seconds`)
             deadline.move(self._due)
         if spec.extent.length >= RATE_LEAST_BYTES:
@@ -201,7 +198,7 @@ class Request:
 
         The deadline is at most `progress_seconds` from now.
         """
-        config = self._spec.config
+        config = self._spec.endpoint.config
         deadline = self._deadline
         assert deadline is not None, "set before the body begins"
         earned = self._count() / max(1, config.progress_floor_bytes_per_second)

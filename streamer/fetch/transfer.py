@@ -6,7 +6,6 @@ Used by `fetch/fetcher.py`: `RangeTransfer` for the ranges of chunks, `WholeCall
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import Awaitable, Callable
 from copy import copy
 from typing import TYPE_CHECKING, TypeVar
@@ -24,8 +23,6 @@ from streamer.fetch.retry import (
     describe_tries,
     gives_up,
     is_expiry,
-    pause_seconds,
-    read_retry_after,
     retryable,
 )
 from streamer.manifest.model import Extent
@@ -33,7 +30,6 @@ from streamer.store.addresses.urls import shown
 from streamer.store.base import PIECE_BYTES
 
 if TYPE_CHECKING:
-    from streamer.config import FetchConfig
     from streamer.fetch.endpoint import Endpoint
     from streamer.fetch.fair_gate import WaitQueue
     from streamer.fetch.hedge import Sampled
@@ -53,14 +49,12 @@ class FetchContext(msgspec.Struct, frozen=True):
         queue: the queue in which they wait for a place in the window.
         make_view: returns the memory for all ranges of the fetch.
         group: runs their tasks, and those of duplicates.
-        config: bounds.
         tally: counts their requests.
     """
 
     queue: WaitQueue
     make_view: MakeView
     group: asyncio.TaskGroup
-    config: FetchConfig
     tally: RequestTally
 
 
@@ -80,7 +74,6 @@ class RangeTransfer:
         self._extent = extent
         self._endpoint = endpoint
         self._context = context
-        self._config = context.config
         self._offset = at - extent.start
         self._position = extent.start
         self._attempts = 0
@@ -153,13 +146,12 @@ class RangeTransfer:
         if self._was_late:
             # Pieces are smaller after a stall, so that a slow body shows its progress: 256 KiB within 1.5 s are
             # 175 kB/s, and a steady connection at the least rate was abandoned each time (2026-11-20).
-            earned = int(self._config.progress_floor_bytes_per_second * self._config.progress_seconds)
+            earned = int(self._endpoint.config.progress_floor_bytes_per_second * self._endpoint.config.progress_seconds)
             piece_bytes = max(1, min(PIECE_BYTES, earned // 2))
         first_byte = self._endpoint.first_byte(extent.length)
         return RequestSpec(
             extent=extent,
             endpoint=self._endpoint,
-            config=self._config,
             tally=self._context.tally,
             first_byte=first_byte,
             first_byte_seconds=self._first_byte_timeout(first_byte),
@@ -179,17 +171,17 @@ class RangeTransfer:
         range that had waited for the window had 9.8 s for a third try (2026-11-22).
         """
         known = self._endpoint.best_known(first_byte)
-        max_seconds = self._config.first_byte_seconds
+        max_seconds = self._endpoint.config.first_byte_seconds
         first = hedge.first_byte_timeout(known, max_seconds, 1)
         idle = self._last_failure - self._progressed
         # Another timeout is final if the time is over, and the endpoint served others since the last failure.
         has_served = self._endpoint.newest_served >= self._last_failure and not self._endpoint.congested
-        is_last = has_served and idle >= self._config.failing_seconds
+        is_last = has_served and idle >= self._endpoint.config.failing_seconds
         if not self._failed_tries or is_last:
             return first
         now = hedge.first_byte_timeout(known, max_seconds, self._failed_tries + 1)
-        now = cap_to_deadline(now, self._config.failing_seconds, idle, first)
-        return cap_to_deadline(now, self._config.outage_seconds, self._endpoint.watch.quiet_seconds(), first)
+        now = cap_to_deadline(now, self._endpoint.config.failing_seconds, idle, first)
+        return cap_to_deadline(now, self._endpoint.config.outage_seconds, self._endpoint.watch.quiet_seconds(), first)
 
     async def _recover(self, error: StreamerError) -> float:
         """Decides after a failed try whether there is another; returns the seconds to wait before it.
@@ -212,8 +204,11 @@ class RangeTransfer:
             pause = 0.0
         elif await self._is_over(error):
             raise self._final(error) from error
+        elif error.details.get("outpaced"):
+            pause = 0.0
         else:
-            pause = 0.0 if error.details.get("outpaced") else self._pause(error)
+            idle = self._endpoint.time() - self._progressed
+            pause = self._endpoint.pause(error, self._failed_tries, idle, early=self._endpoint.retries.take())
         self._context.tally.retries += 1
         return pause
 
@@ -236,7 +231,7 @@ class RangeTransfer:
         # If no other request shows whether the object or the endpoint fails, a probe does.
         if not failing.isolated and failing.tries >= SILENT_TRIES:
             await endpoint.probe(self._context.tally)
-        return gives_up(failing, self._config)
+        return gives_up(failing, self._endpoint.config)
 
     def _count_failure(self) -> None:
         """Counts a failed try; counts anew if at least `PROGRESS_BYTES` arrived since the first one that counts."""
@@ -265,18 +260,6 @@ class RangeTransfer:
         unanswered = isinstance(error, StoreTimeoutError) and error.details.get("status") is None
         return unanswered and not self._endpoint.congested
 
-    def _pause(self, error: StreamerError) -> float:
-        """Returns the seconds before the next try: random, longer with each failed try, at least the Retry-After."""
-        config = self._config
-        if self._endpoint.retries.take():
-            pause = pause_seconds(
-                self._failed_tries, config.backoff_start_seconds, config.backoff_max_seconds, random.random()
-            )
-        else:
-            pause = config.backoff_max_seconds * random.random()
-        pause = cap_to_deadline(pause, config.failing_seconds, self._endpoint.time() - self._progressed)
-        return max(pause, read_retry_after(error))
-
     def _final(self, error: StreamerError) -> StreamerError:
         """Counts the range as failed; returns the error for the caller, to which a store's error adds the tries."""
         self._context.tally.failures += 1
@@ -285,7 +268,7 @@ class RangeTransfer:
         elapsed = self._endpoint.time() - self._started
         facts = {"url": shown(self._extent.object.url), **error.details}
         facts |= {"attempts": self._attempts, "elapsed_seconds": round(elapsed, 3)}
-        tried = describe_tries(self._attempts, elapsed, self._endpoint.watch.quiet_seconds(), self._config)
+        tried = describe_tries(self._attempts, elapsed, self._endpoint.watch.quiet_seconds(), self._endpoint.config)
         return type(error)(error.message + tried, **facts)
 
 
@@ -294,15 +277,13 @@ class WholeCall:
 
     Args:
         endpoint: the store's endpoint.
-        config: bounds.
         tally: counts the retries.
         long: whether the answer may come only after minutes. The endpoint is not reported as silent meanwhile.
     """
 
-    def __init__(self, endpoint: Endpoint, config: FetchConfig, tally: RequestTally, *, long: bool = False) -> None:
+    def __init__(self, endpoint: Endpoint, tally: RequestTally, *, long: bool = False) -> None:
         self._endpoint = endpoint
         self._is_watched = not long
-        self._config = config
         self._tally = tally
         self._tries = 0
         self._started = endpoint.time()
@@ -360,9 +341,7 @@ class WholeCall:
         if await self._is_over(error, idle, served_at):
             raise self._final(error, idle) from error
         self._tally.retries += 1
-        config = self._config
-        pause = pause_seconds(self._tries, config.backoff_start_seconds, config.backoff_max_seconds, random.random())
-        return max(pause, read_retry_after(error))
+        return self._endpoint.pause(error, self._tries, idle)
 
     async def _is_over(self, error: StreamerError, idle_seconds: float, served_at: float) -> bool:
         """Whether the failure of the last try is final. This may send a probe or renew the credentials."""
@@ -376,11 +355,13 @@ class WholeCall:
             isolated=self._endpoint.concerns_one_request(error, self._first_failure, served_at, self._outcomes),
             permanent=self._endpoint.is_permanent(error),
         )
-        return not retryable(error) or gives_up(failing, self._config)
+        return not retryable(error) or gives_up(failing, self._endpoint.config)
 
     def _final(self, error: StreamerError, idle_seconds: float) -> StreamerError:
         if self._tries == 1 or not isinstance(error, StoreError):
             return error
         facts = {**error.details, "attempts": self._tries, "elapsed_seconds": round(idle_seconds, 3)}
         quiet = self._endpoint.watch.quiet_seconds()
-        return type(error)(error.message + describe_tries(self._tries, idle_seconds, quiet, self._config), **facts)
+        return type(error)(
+            error.message + describe_tries(self._tries, idle_seconds, quiet, self._endpoint.config), **facts
+        )

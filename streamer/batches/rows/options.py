@@ -272,8 +272,7 @@ class Buckets(RowOption):
     """Makes batches of whole samples of like length, as many as `max_tokens` allows. Needs `batch_size=1`.
 
     A batch has the fields padded to the longest of its samples, [samples, longest, ...], and "lengths", int32
-    [samples]. Every sample is once in an epoch, unless `overflow` leaves it out, and all ranks make the same
-    number of steps. See docs/sequences.md.
+    [samples]. Every sample that `overflow` does not drop is once in an epoch. All ranks make the same number of steps.
 
     Args:
         max_tokens: Limit of samples x the longest of them, in the unit of `lengths`, 16 to 2**24.

@@ -34,7 +34,6 @@ async def _received(
     spec = RequestSpec(
         Extent(ObjectRecord("s3://bucket/o", len(BODY), "etag:1"), 0, len(BODY)),
         endpoint,
-        config,
         RequestTally(),
         Sampled(),
         first_byte_seconds,
