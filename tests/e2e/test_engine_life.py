@@ -366,9 +366,16 @@ def test_a_second_hello_is_out_of_turn(engine):
     assert [type(answer) for answer in answers] == [Welcome, Failed]
 
 
-def test_a_hundred_peers_that_vanish_leave_nothing(engine):
-    """A hundred connections cut in the middle of a frame leave no session and do not harm the engine."""
-    for _ in range(100):
-        with socket.socket(socket.AF_UNIX) as peer:
-            peer.connect(str(engine))
-            peer.sendall(encode(Hello(PROTOCOL, "0", 1))[:9])
+def test_a_hundred_peers_that_vanish_leave_nothing(engine, settings):
+    """A hundred connections cut in the middle of a frame leave no session or connection, and the engine answers."""
+    with EngineClient(settings) as client:
+        open_before = len(os.listdir(f"/proc/{engine_pid(client)}/fd"))
+        for _ in range(100):
+            with socket.socket(socket.AF_UNIX) as peer:
+                peer.connect(str(engine))
+                peer.sendall(encode(Hello(PROTOCOL, "0", 1))[:9])
+        assert client.statistics()["sessions"] == []
+        deadline = time.monotonic() + 60
+        while len(os.listdir(f"/proc/{engine_pid(client)}/fd")) > open_before:
+            assert time.monotonic() < deadline, "connections are still open"
+            time.sleep(0.01)

@@ -14,7 +14,14 @@ import pytest
 from streamer.client.engine_client import EngineClient
 from streamer.client.settings import ClientSettings
 from tests.formats.cases import Case
-from tests.formats.contract import Job, engine_below
+from tests.formats.contract import Job, engine_below, find_cases
+
+
+def pytest_pycollect_makeitem(collector: pytest.Module | pytest.Class, name: str, obj: object) -> list[object] | None:
+    """Leaves a test of the contract out of a format none of whose cases has what the test is about."""
+    if hasattr(obj, "only_for") and isinstance(collector, pytest.Class) and not find_cases(collector.obj, obj):
+        return []
+    return None
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import io
 import json
 import pickle
 import random
@@ -20,6 +21,8 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
+from typing import TypeVar
 
 import numpy as np
 import pytest
@@ -28,7 +31,7 @@ from streamer import Order, StreamingDataLoader, StreamingDataset
 from streamer.cli.main import main
 from streamer.errors import ConfigError, DecodeError, ManifestError, ObjectChangedError, RecodeError
 from streamer.formats import AUTO, reading
-from streamer.formats.base import Block, Span
+from streamer.formats.base import Block, Format, Span
 from streamer.formats.registry import find_codecs, find_format
 from streamer.formats.table.records import find_dtype
 from streamer.manifest.blocks import decode_hints
@@ -60,12 +63,34 @@ MAX_BYTES = 64 << 20
 # For two and for three ranks.
 GLOBAL_BATCH = 6
 MOST_SECONDS = 1.0
+Test = TypeVar("Test", bound=Callable[..., object])
 
 
 @functools.cache
 def _cases_of(contract: type[FormatContract]) -> list[Case]:
     """Returns the cases, read once for all tests of a contract, not for each of the twenty."""
     return contract.cases()
+
+
+def only_for(has: Callable[[Case], object]) -> Callable[[Test], Test]:
+    """Makes a test one of the cases that have what it is about; a format without such a case has no such test."""
+
+    def mark(test: Test) -> Test:
+        test.only_for = has  # type: ignore[attr-defined]
+        return test
+
+    return mark
+
+
+def find_cases(contract: type[FormatContract], test: object) -> list[Case]:
+    """Returns the cases of a format that a test of the contract is about."""
+    has = getattr(test, "only_for", None)
+    return [case for case in _cases_of(contract) if has is None or has(case)]
+
+
+def _overrides(name: str) -> Callable[[Case], bool]:
+    """Returns what tells whether the format of a case has a method of its own, not the default."""
+    return lambda case: getattr(type(case.format), name) is not getattr(Format, name)
 
 
 class FormatContract:
@@ -81,7 +106,7 @@ class FormatContract:
         if "case" in metafunc.fixturenames:
             # Half a second each.
             rest = [pytest.mark.formats] if "job" in metafunc.fixturenames else []
-            cases = _cases_of(type(self))
+            cases = find_cases(type(self), metafunc.function)
             marked = [pytest.param(case, id=case.name, marks=rest if i else []) for i, case in enumerate(cases)]
             metafunc.parametrize("case", marked)
 
@@ -255,33 +280,43 @@ class FormatContract:
         elif fields:
             assert None not in keys or KEY in fields
 
+    @only_for(lambda case: case.format.part_mark)
     def test_keys_of_parts_begin_with_their_file(self, case: Case):
-        """The key of a part of a file is the file's key before the format's mark."""
-        if mark := case.format.part_mark:
-            found = find(case.format, case.objects)
-            opener = case.format.opener(facts_of(found))
-            for content, name in contents_of(case.format, found, case.objects):
-                key, _ = opener.open(memoryview(content), name)
-                assert key is not None
-                assert key.rpartition(mark)[0] in case.objects
+        """The key of a part of a file is the file's key before the format's mark; each sample has its own."""
+        found = find(case.format, case.objects)
+        opener = case.format.opener(facts_of(found))
+        contents = contents_of(case.format, found, case.objects)
+        keys = [opener.open(memoryview(content), name)[0] for content, name in contents]
+        assert {str(key).rpartition(case.format.part_mark)[0] for key in keys} <= case.objects.keys()
+        assert len(set(keys)) == len(case.samples)
 
+    @only_for(lambda case: case.format.recuts)
     def test_recuts(self, case: Case):
         """An index for smaller chunks finds the same samples in as many blocks or more, and reads as much at most."""
-        if not case.format.recuts:
-            return
         coarse, fine = (find(case.format, case.objects, chunk_bytes) for chunk_bytes in (8 << 20, 4 << 10))
         first, other = ([item for _, items in found.items for item in items] for found in (coarse, fine))
         assert all(isinstance(item, Block) for item in first)
-        assert sum(block.samples for block in first) == sum(block.samples for block in other)
+        assert sum(block.samples for block in first) == sum(block.samples for block in other) == len(case.samples)
         assert len(first) <= len(other)
         size = sum(map(len, case.objects.values()))
         assert _read_bytes(fine) <= max(_read_bytes(coarse), size)
 
+    @only_for(_overrides("find_codecs"))
     async def test_codecs(self, case: Case, tmp_path: Path):
-        """The codecs that a format names for its dataset are names of decoders of FFmpeg."""
+        """The codecs that a format names for its dataset are FFmpeg's names of those in its files, but for PCM."""
         av = pytest.importorskip("av")
-        for name in find_codecs(await built(case.format, MemoryStore(case.objects), tmp_path)):
-            assert av.Codec(name, "r").name
+        named = find_codecs(await built(case.format, MemoryStore(case.objects), tmp_path))
+        assert {av.Codec(name, "r").id for name in named} == self.codecs_in(case, av)
+
+    def codecs_in(self, case: Case, av: ModuleType) -> set[int]:
+        """Returns FFmpeg's numbers of the codecs in the media files of a case: of the videos, if there are any."""
+        found: set[int] = set()
+        for name, content in case.objects.items():
+            if Path(name).suffix not in {".jsonl", ".json", ".parquet"}:
+                with av.open(io.BytesIO(content)) as media:
+                    streams = media.streams.video or media.streams.audio
+                    found |= {one.codec.id for one in streams if not one.codec.name.startswith("pcm_")}
+        return found
 
     async def test_bytes_of_tokens_and_samples(self, case: Case, tmp_path: Path):
         """A sample of tokens is a multiple of the token's bytes; the bytes of samples are known of all or of none."""
@@ -308,12 +343,12 @@ class FormatContract:
         for cost in (mean, *each):
             assert cost is None or (cost.work > 0 and str(cost) and isinstance(cost.cheaper + cost.advice, str))
 
+    @only_for(_overrides("find_packer"))
     async def test_packer(self, case: Case, tmp_path: Path):
         """A format's packer can be pickled, and gives names and values, or leaves a field to its kind."""
         manifest = await built(case.format, MemoryStore(case.objects), tmp_path)
         packer = pickle.loads(pickle.dumps(case.format.find_packer(manifest)))
-        if packer is None:
-            return
+        assert packer is not None
         found = find(case.format, case.objects)
         opener = case.format.opener(facts_of(found))
         for content, name in contents_of(case.format, found, case.objects)[:3]:
@@ -341,18 +376,14 @@ class FormatContract:
         shown = job.show(case)
         assert all(name in shown for name in case.samples[0] if name != KEY), shown
 
+    @only_for(lambda case: _find_number(case) is not None)
     def test_conditions_need_no_index(self, case: Case, job: Job):
         """`where=` takes a field that a format reads alone without an index of columns."""
-        facts = facts_of(find(case.format, case.objects))
-        for spec in facts.fields:
-            dtype = find_dtype(spec.kind)
-            is_number = dtype is not None and not dtype.shape and dtype.kind in "iu" and spec.name.isidentifier()
-            if is_number and case.format.narrow(facts, [spec.name]) is not None:
-                values = [sample[spec.name] for sample in samples_in(case.format, case.objects)]
-                wanted = next(value for value in values if value is not None)
-                part = job.dataset(case).select(where=f"{spec.name} == {wanted!r}")
-                assert part.samples == values.count(wanted)
-                return
+        name = _find_number(case)
+        values = [sample[name] for sample in samples_in(case.format, case.objects)]
+        wanted = next(value for value in values if value is not None)
+        part = job.dataset(case).select(where=f"{name} == {wanted!r}")
+        assert part.samples == values.count(wanted)
 
     @pytest.mark.formats
     def test_resumes_on_another_number_of_ranks(self, case: Case, job: Job):
@@ -382,6 +413,19 @@ class FormatContract:
                 path.write_bytes(path.read_bytes() + b"\0")
         with job.loader(case, 0, 1, manifest=manifest) as loader, pytest.raises(ObjectChangedError):
             list(loader)
+
+
+def _find_number(case: Case) -> str | None:
+    """Returns the name of a field of integers that the format of a case reads alone, or None if there is none."""
+    if not _overrides("narrow")(case):
+        return None
+    facts = facts_of(find(case.format, case.objects))
+    for spec in facts.fields:
+        dtype = find_dtype(spec.kind)
+        is_number = dtype is not None and not dtype.shape and dtype.kind in "iu" and spec.name.isidentifier()
+        if is_number and case.format.narrow(facts, [spec.name]) is not None:
+            return spec.name
+    return None
 
 
 def _fetched_bytes(found: Found) -> int:

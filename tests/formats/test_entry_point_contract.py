@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -72,6 +73,10 @@ class TestColumnFile(FormatContract):
             Case("columns", chosen(), objects(), samples),
             Case("one column", chosen(columns=("number",)), objects(), numbers),
         ]
+
+    def codecs_in(self, case: Case, av: ModuleType) -> set[int]:
+        """Returns the number of the codec that the index wrote into the hints."""
+        return {av.Codec("h264", "r").id}
 
 
 @pytest.fixture

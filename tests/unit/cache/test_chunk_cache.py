@@ -386,13 +386,24 @@ async def test_layers_below_are_found_and_never_written(
     assert {path: path.stat().st_mtime_ns for path in layer.rglob("*")} == before
 
 
-async def test_the_page_cache_is_advised(config: CacheConfig, make_chunk: MakeChunk) -> None:
-    """`advise` takes read-ahead and drop for chunks that are in the cache and for others without an error."""
+async def test_the_page_cache_is_advised(
+    config: CacheConfig, make_chunk: MakeChunk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`advise` advises read-ahead and drop of the whole file of a chunk in the cache, and does nothing for others."""
+    advised: list[tuple[str, int, int, int]] = []
+
+    def note(descriptor: int, start: int, length: int, advice: int) -> None:
+        advised.append((os.readlink(f"/proc/self/fd/{descriptor}"), start, length, advice))
+
     async with ChunkCache(config) as cache:
         await publish(cache, make_chunk(1))
         for key in (make_chunk(1).key, make_chunk(2).key):
-            await cache.advise(key, "WILLNEED")
-            await cache.advise(key, "DONTNEED")
+            with monkeypatch.context() as patched:
+                patched.setattr(os, "posix_fadvise", note)
+                await cache.advise(key, "WILLNEED")
+                await cache.advise(key, "DONTNEED")
+        path = str(cache.path(make_chunk(1).key))
+    assert advised == [(path, 0, 0, os.POSIX_FADV_WILLNEED), (path, 0, 0, os.POSIX_FADV_DONTNEED)]
 
 
 async def test_a_file_that_cannot_be_opened_gets_no_advice(

@@ -6,12 +6,12 @@ The copy is made in the same process.
 from __future__ import annotations
 
 import pickle
+import sys
 
 import cloudpickle
 import pytest
 
 from streamer.errors import ConfigError, StateError
-from streamer.loader.accelerate_state import AccelerateEpochs
 from streamer.loader.dataloader import StreamingDataLoader
 from tests.fake_dataset import FakeDataset
 
@@ -68,11 +68,14 @@ def test_accelerate_makes_no_loader_of_its_own(name: str, text: str) -> None:
             space[name](loader)  # type: ignore[operator]
 
 
-def test_without_accelerate_nothing_is_told() -> None:
-    """Without accelerate an epoch begins and ends without an error."""
-    epochs = AccelerateEpochs()
-    epochs.begin()
-    epochs.end()
+def test_without_accelerate_nothing_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a program that has not imported accelerate, epochs begin and end without an import of it."""
+    monkeypatch.delitem(sys.modules, "accelerate.data_loader", raising=False)
+    # An import would be an error.
+    monkeypatch.setitem(sys.modules, "accelerate", None)
+    with StreamingDataLoader(FakeDataset(10, make), 2) as loader:
+        assert [len(list(loader)) for _ in range(2)] == [5, 5]
+    assert "accelerate.data_loader" not in sys.modules
 
 
 @pytest.mark.parametrize("epoch", [-1, 2**32, 2**70])

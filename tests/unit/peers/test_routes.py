@@ -43,7 +43,7 @@ def test_the_cases(
 
 
 def test_a_member_without_the_chunks_is_soon_asked_rarely() -> None:
-    """A member without the chunks is asked eight times and then for every 32nd chunk, until it is found to have one."""
+    """A member without the chunks is asked eight times and then for one in 31, until it is found to have one."""
     found = FoundChunks()
 
     def asked(chunks: int, has: bool) -> int:
@@ -54,7 +54,9 @@ def test_a_member_without_the_chunks_is_soon_asked_rarely() -> None:
                 found.record(SECOND, "dataset", has)
         return count
 
-    assert asked(1000, has=False) == 8 + 31
+    # The first pause is one chunk longer.
+    assert asked(8 + 1 + 30 * 31 + 20, has=False) == 8 + 30
     assert found.may_have(SECOND, "another dataset")
-    assert 1 <= asked(64, has=True) <= 64
+    # It is asked again after the other 11 chunks of the pause, and then for each.
+    assert asked(31, has=True) == 31 - 10
     assert asked(100, has=True) == 100

@@ -181,7 +181,9 @@ def test_a_sample_that_ended_workers_is_not_read_with_the_others(make_dataset, f
     assert set(ordinary) == set(ordinals[1:])
 
 
-def test_an_unreadable_file_names_its_sample(make_dataset, fake_engine, tmp_path, ordinary, monkeypatch):
+def test_after_an_error_of_the_disk_each_sample_is_read_by_itself(
+    make_dataset, fake_engine, tmp_path, ordinary, monkeypatch
+):
     """After an error of the disk in a read of several samples each of them is read by itself."""
     batches = Batches(make_dataset(tars(tmp_path / "tars"), decode=None), fake_engine)
     batches.make(0)

@@ -75,6 +75,8 @@ def test_an_index_that_is_over_is_not_refused():
     run = Run()
     run.at(0, 8 * MB)
     run.at(1000, 100_000 * MB)
+    # No rate is said either.
+    assert run.texts == ["index 100 objects: read 100.0 GB once", *["0 of 100 objects, 0 samples"] * 2]
 
 
 def test_what_an_earlier_manifest_knows_takes_no_time():

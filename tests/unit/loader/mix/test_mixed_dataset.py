@@ -101,14 +101,14 @@ def test_the_global_batches_do_not_depend_on_the_ranks(make_mix, world_size):
 def test_batchings(make_mix, batching):
     """A batch has the exact share of each member with `stratified`, and one member with `homogeneous`.
 
-    With `random` it has any number of each; an epoch has the quotas with all three.
+    With `random` its shares differ from batch to batch; an epoch has the quotas with all three.
     """
     data = make_mix("ab", weights=Weights({"a": 3, "b": 1}, epoch_samples=160), batching=batching, batch_size=8)
     batches = np.array(numbers(data)).reshape(-1, 8)
     of_b = (batches >= 1000).sum(axis=1)
     assert of_b.sum() == 40
-    expected = {"stratified": of_b == 2, "random": of_b <= 8, "homogeneous": (of_b == 0) | (of_b == 8)}
-    assert expected[batching].all()
+    shares = set(of_b.tolist())
+    assert {"stratified": shares == {2}, "random": len(shares) >= 3, "homogeneous": shares == {0, 8}}[batching]
 
 
 @pytest.mark.parametrize("world_size", [1, 2])
