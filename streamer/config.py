@@ -434,7 +434,7 @@ def read_toml(path: Path) -> dict[str, object]:
         return tomllib.loads(path.read_text())
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}", field=str(path)) from error
-    except ValueError as error:  # of TOML, or bytes that are not UTF-8
+    except (ValueError, RecursionError) as error:  # of TOML, or bytes that are not UTF-8
         raise ConfigError(f"{path} is not TOML: {error}", field=str(path)) from error
 
 

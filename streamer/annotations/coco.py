@@ -222,7 +222,7 @@ def parse_coco(content: memoryview, options: TableOptions) -> Parsed:
         raise ConfigError(f"key={options.key!r}: images of COCO are named by {USUAL_KEY!r}", field="key")
     try:
         file = msgspec.json.decode(content, type=_CocoFile)
-    except msgspec.MsgspecError as error:
+    except (ValueError, RecursionError) as error:
         raise RecodeError(
             f"not COCO's JSON, an object with images, annotations and categories: {error}{explain_bad_json(content)}"
         ) from error
@@ -276,14 +276,14 @@ def _decode_items(raw: msgspec.Raw, kind: type[_Item], what: str) -> Iterator[Se
     """Yields the items of a list, some thousand at a time; raises RecodeError, which quotes an item."""
     try:
         items = msgspec.json.decode(raw, type=list[msgspec.Raw])
-    except msgspec.MsgspecError as error:
+    except (ValueError, RecursionError) as error:
         raise RecodeError(f"its list of {what}s: {error}") from error
     decoder = msgspec.json.Decoder(list[kind])  # type: ignore[valid-type]
     for first in range(0, len(items), _BATCH_ITEMS):
         some = items[first : first + _BATCH_ITEMS]
         try:
             yield decoder.decode(b"[%b]" % b",".join(some))
-        except msgspec.MsgspecError as error:
+        except (ValueError, RecursionError) as error:
             _refuse(some, first, kind, what)
             raise RecodeError(f"its {what}s from number {first} on: {error}") from error
 
@@ -293,7 +293,7 @@ def _refuse(items: Sequence[msgspec.Raw], first: int, kind: type, what: str) -> 
     for number, item in enumerate(items, first):
         try:
             msgspec.json.decode(item, type=kind)
-        except msgspec.MsgspecError as error:
+        except (ValueError, RecursionError) as error:
             quoted = bytes(memoryview(item)[:_QUOTED]).decode(errors="replace")
             raise RecodeError(f"{what} number {number} is not as COCO has it: {error}: {quoted}") from error
 

@@ -196,7 +196,7 @@ class AnnotationTable:
             head = msgspec.json.decode((path / HEAD_NAME).read_bytes(), type=AnnotationHead)
         except OSError as error:
             raise ManifestError(f"no annotations at {path}: {error.strerror}", path=str(path)) from error
-        except msgspec.MsgspecError as error:
+        except (ValueError, RecursionError) as error:
             raise ManifestCorruptError(f"{path / HEAD_NAME}: {error}", path=str(path)) from error
         return cls(path, head, map_table(path / ROWS_NAME, ROWS))
 

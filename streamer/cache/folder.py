@@ -144,7 +144,7 @@ def open_folder(path: Path, group: str | None = None) -> CacheFolder:
         _refuse_foreign(path)
         marker = path / MARKER
         if marker.exists():
-            _check_version(path, marker.read_text())
+            _check_version(path, marker.read_text(errors="replace"))
         elif not is_fresh(path):
             raise CacheVersionError(
                 f"{path} is not empty and not a streamer cache (no file {MARKER!r}); choose another cache_dir, or "
@@ -177,7 +177,7 @@ def open_folder(path: Path, group: str | None = None) -> CacheFolder:
 def is_intact(folder: CacheFolder) -> bool:
     """Whether an opened folder is still there, with its id and its subfolders."""
     try:
-        found = (folder.path / ROOT_ID).read_text().strip()
+        found = (folder.path / ROOT_ID).read_text(errors="replace").strip()
     except OSError:
         return False
     return found == folder.root_id and all(os.path.isdir(folder.path / name) for name in _FOLDERS)
@@ -212,8 +212,8 @@ def open_layer(path: Path) -> CacheFolder:
         CacheVersionError: it has another layout.
     """
     try:
-        version = (path / MARKER).read_text()
-        root_id = (path / ROOT_ID).read_text().strip()
+        version = (path / MARKER).read_text(errors="replace")
+        root_id = (path / ROOT_ID).read_text(errors="replace").strip()
     except OSError as error:
         raise CacheError(f"cannot read the cache layer {path}: {error.strerror}") from error
     _check_version(path, version)
@@ -330,7 +330,7 @@ def _read_root_id(path: Path, permissions: Permissions, new: str) -> str:
     if permissions.group_id is not None:
         os.chown(file, -1, permissions.group_id)
     os.chmod(file, permissions.file_mode)
-    return file.read_text().strip()
+    return file.read_text(errors="replace").strip()
 
 
 def remove_contents(folder: Path) -> None:

@@ -72,7 +72,7 @@ class JoinOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         current = replace_arguments("StreamingDataset.join", given)
         try:
             return msgspec.convert(current, cls)
-        except msgspec.ValidationError as error:
+        except ValueError as error:
             # The text is not quoted as a whole: it may have secrets.
             raise ConfigError(f"--join {given.get('url', '')}: {error} (docs/joins.md)", field="join") from error
 

@@ -420,7 +420,7 @@ def _mapping(text: str, what: str) -> dict[str, object]:
     field = what.replace(" ", "_")
     try:
         found = json.loads(_file(text[1:], field) if text.startswith("@") else text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{what} are not JSON: {error}", field=field) from error
     if not isinstance(found, dict):
         raise ConfigError(f"{what} are a JSON object, not {type(found).__name__}", field=field)

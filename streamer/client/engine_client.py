@@ -170,7 +170,7 @@ class EngineClient:
         welcome = self._connect().welcome
         for candidate in (self.settings.cache_dir, Path(welcome.root)):
             with contextlib.suppress(OSError):
-                if (candidate / _ROOT_ID).read_text().strip() == welcome.root_id:
+                if (candidate / _ROOT_ID).read_text(errors="replace").strip() == welcome.root_id:
                     return [candidate, *map(Path, welcome.layers)]
         raise EngineUnavailableError(
             f"the engine's cache folder {welcome.root} (root-id {welcome.root_id}) is visible neither there nor at "

@@ -179,7 +179,7 @@ def _begin(record: ObjectRecord, content: memoryview) -> int:
 def _is_value(line: bytes) -> bool:
     try:
         _RAW.decode(line)
-    except msgspec.DecodeError:
+    except (ValueError, RecursionError):
         return False
     return True
 

@@ -61,7 +61,7 @@ def find_format(name: str, options: Mapping[str, object] | None = None) -> Forma
     names = {stored: option for option, stored in kind.stored_names.items()}
     try:
         return msgspec.convert({names.get(key, key): value for key, value in (options or {}).items()}, kind)
-    except msgspec.ValidationError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"format {name!r}: {error}", field="format") from error
 
 

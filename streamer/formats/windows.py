@@ -362,7 +362,7 @@ class WindowRecoder:
         # Below, `rows` are the rows from the first window on: uint8, shape (rows, row_bytes).
         try:
             block = _HINT.decode(hint)
-        except msgspec.MsgspecError as error:
+        except ValueError as error:
             raise RecodeError(f"a hint of {len(hint)} bytes does not say where rows are: {error}") from error
         found = []
         at = 0

@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from streamer.batches import checks
+from streamer.batches.rows.costs import map_npy
 from streamer.batches.samples.cached_bytes import ChunkUnreadableError
 from streamer.batches.samples.maker import SampleLocation, SampleMaker, describe_key
 from streamer.batches.samples.seeding import UNSEEDED
@@ -49,6 +50,7 @@ _PARTS = 4
 # The lengths so far are written at this interval, and when a call is interrupted.
 _SAVE_SECONDS = 60.0
 _MAX_LENGTH = np.iinfo(np.int32).max
+_CHUNK = np.dtype([("key", "V16"), ("samples", np.int64)])
 
 
 @check_arguments("measure_lengths")
@@ -73,14 +75,13 @@ def measure_lengths(
         dataset: Dataset of which all samples are counted, with the transform that training uses. Its
             `packing` and `balance` do not matter.
         count: Name of a field, whose length counts, or a function of what the transform returns.
-        path: Path of the file, .npy: int32, one number for each sample of the whole, by the numbers that `dataset[i]`
-            takes.
+        path: Path of the .npy file: int32, one number for each sample of the whole, by the numbers of `dataset[i]`.
         num_workers: Number of processes that read, or 0 for this one. An executor has its own.
         resume_from: File of an earlier call with the same count and transform, which may be that of `path`, and which
             may have been interrupted: only the chunks of samples that it does not have are read. It needs the
             `PATH.chunks.npy` that each call writes beside its file.
-        executor: Executor of tasks, as "processes:8", "dask:tcp://scheduler:8786", "ray:auto" or an object. Each
-            task reads a run of chunks through the cache of its machine. By default this process.
+        executor: Executor of tasks, as "processes:8", "dask:tcp://scheduler:8786", "ray:auto" or an object. Each task
+            reads a run of chunks through the cache of its machine. By default this process.
         on_progress: Function that is called now and then with the number of samples read, and of all to be read.
 
     Returns:
@@ -381,9 +382,8 @@ def _length_of(sample: object, name: str) -> int:
     try:
         return len(fields[name])
     except TypeError as error:
-        raise ConfigError(
-            f"count={name!r}: a value of type {type(fields[name]).__name__} has no length", field="count"
-        ) from error
+        kind = type(fields[name]).__name__
+        raise ConfigError(f"count={name!r}: a value of type {kind} has no length", field="count") from error
 
 
 def _list_files(path: Path) -> tuple[Path, Path]:
@@ -393,7 +393,7 @@ def _list_files(path: Path) -> tuple[Path, Path]:
 
 def _list_chunks(manifest: Manifest) -> npt.NDArray[np.void]:
     """Returns the key of each chunk, and its number of samples, as a structured array."""
-    chunks = np.empty(manifest.chunks, [("key", "V16"), ("samples", np.int64)])
+    chunks = np.empty(manifest.chunks, _CHUNK)
     chunks["key"] = np.ascontiguousarray(manifest.chunk_keys).view("V16").reshape(-1)
     chunks["samples"] = manifest.chunk_samples
     return chunks
@@ -406,19 +406,19 @@ def _fill_in(lengths: npt.NDArray[np.int32], manifest: Manifest, path: Path, res
         ConfigError: the file is missing, or was not written by `measure_lengths`. The error names `resume_from`.
     """
     try:
-        before, chunks = (np.load(each, allow_pickle=False) for each in _list_files(path))
-        if chunks["samples"].sum() != len(before):
-            raise ValueError(f"{len(before)} numbers of {chunks['samples'].sum()} samples")
-    except (OSError, ValueError, IndexError) as error:
-        raise ConfigError(
-            f"resume_from={resume_from!r} was not written by measure_lengths(): {error}", field="resume_from"
-        ) from error
+        before, chunks = map(map_npy, _list_files(path))
+        is_own = (before.ndim, before.dtype, chunks.ndim, chunks.dtype) == (1, lengths.dtype, 1, _CHUNK)
+        if not is_own or (chunks["samples"] < 0).any() or chunks["samples"].sum() != len(before):
+            raise ValueError(f"{before.dtype} of shape {before.shape}, of chunks {chunks.dtype} {chunks.shape}")
+    except (OSError, ValueError) as error:
+        message = f"resume_from={resume_from!r} was not written by measure_lengths(): {error}"
+        raise ConfigError(message, field="resume_from") from error
     begins = np.cumsum(chunks["samples"]) - chunks["samples"]
-    starts = dict(zip(chunks["key"].tolist(), begins.tolist(), strict=True))
+    starts = dict(zip(chunks.tolist(), begins.tolist(), strict=True))
     found = np.zeros(len(lengths), np.bool_)
     bounds = pairwise(manifest.chunk_first.tolist())
-    for key, (first, stop) in zip(_list_chunks(manifest)["key"].tolist(), bounds, strict=True):
-        if (start := starts.get(key)) is not None:
+    for chunk, (first, stop) in zip(_list_chunks(manifest).tolist(), bounds, strict=True):
+        if (start := starts.get(chunk)) is not None:
             lengths[first:stop] = before[start : start + stop - first]
             found[first:stop] = True
     return found

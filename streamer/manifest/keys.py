@@ -346,7 +346,7 @@ def read_head(path: Path, kind: type[_Head], name: str) -> _Head:
         return msgspec.json.decode((path / HEAD_NAME).read_bytes(), type=kind)
     except OSError as error:
         raise ManifestError(f"no {name} at {path}: {error.strerror}", path=str(path)) from error
-    except msgspec.MsgspecError as error:
+    except (ValueError, RecursionError) as error:
         raise ManifestCorruptError(f"{path / HEAD_NAME}: {error}", path=str(path)) from error
 
 

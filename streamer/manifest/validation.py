@@ -441,7 +441,7 @@ def _blocks(chunk: Chunk) -> list[Block] | None:
                     part_ranges=hint.part_ranges,
                 )
             )
-    except (msgspec.MsgspecError, IndexError):
+    except (ValueError, IndexError):
         return None
     codec = Codec.SHARED if any(block.part_ranges for block in blocks) else Codec.RECORDS
     if ranges or codec != chunk.codec or sum(block.samples for block in blocks) != chunk.samples:

@@ -164,7 +164,7 @@ def read_records(saved: Mapping[str, object]) -> list[Record]:
     text = saved.get(KEY, "[]")
     try:
         return msgspec.json.decode(text if isinstance(text, str) else "", type=list[Record])
-    except msgspec.DecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise StateError(f"state: {KEY}={text!r} cannot be read: {error}", field=KEY) from error
 
 

@@ -234,7 +234,7 @@ def _convert(parts: object, kind: type[S], words: str, field: str) -> S:
     """Makes a spec of plain values; raises StateError about `field` if they do not fit it."""
     try:
         return msgspec.convert(parts, kind)
-    except msgspec.ValidationError as error:
+    except (ValueError, RecursionError) as error:
         raise StateError(f"state of {words}: {error}", field=field) from error
 
 

@@ -264,7 +264,7 @@ class PeerClient:
             return None
         try:
             facts = msgspec.json.decode(answer, type=PeerFacts)
-        except msgspec.MsgspecError:
+        except (ValueError, RecursionError):
             self.warn(address, "is not a peer: another program answers there")
             return None
         if (facts.protocol, facts.placement) != (PROTOCOL, PLACEMENT):

@@ -111,7 +111,7 @@ class RecoderProcess:
             raise RecoderEndedError(f"no answer after {job.most_seconds:.0f} s") from error
         except OSError as error:
             raise RecoderEndedError(f"{await self.end()} ({error})") from error
-        except msgspec.MsgspecError as error:
+        except ValueError as error:
             await self.end()
             raise RecoderEndedError(f"an answer without a meaning: {error}") from error
         except asyncio.CancelledError:

@@ -151,7 +151,7 @@ def recode(job: RecodeJob, recoder: Recoder, content: memoryview, write: Write) 
     """
     try:
         blocks = decode_hints(job.hint)
-    except msgspec.MsgspecError as error:
+    except ValueError as error:
         raise RecodeError(f"the hint of the chunk cannot be decoded: {error}") from error
     found = sum(block.fetch_bytes for block in blocks), sum(block.samples for block in blocks)
     if found != (job.fetch_bytes, job.samples):

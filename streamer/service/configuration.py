@@ -220,7 +220,7 @@ def _read_options(path: Path) -> dict[str, object]:
         found = json.loads(path.read_text())
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}", field="storage_options_file") from error
-    except ValueError:
+    except (ValueError, RecursionError):
         raise ConfigError(f"{path} is not JSON", field="storage_options_file") from None
     if not isinstance(found, dict):
         raise ConfigError(f"{path} holds no JSON object", field="storage_options_file")

@@ -156,7 +156,7 @@ class Listeners:
     def _read_root_id(self) -> str:
         """Returns the id of the folder at the cache's path, which tells whether it was replaced; "" without one."""
         try:
-            return (self._cache / ROOT_ID).read_text()
+            return (self._cache / ROOT_ID).read_text(errors="replace")
         except OSError:
             return ""
 

@@ -42,15 +42,16 @@ def states_in(path: Path) -> Iterator[Mapping[str, object]]:
     text = path.read_text(errors="replace")
     try:
         yield from _find_states(json.loads(text))
-    except ValueError:
+    except (ValueError, RecursionError):
         for line in text.splitlines():
             if LOG_MARK not in line:
                 continue
             try:
                 # A log of JSON has the message in its field `body`.
-                body = json.loads(line)["body"] if line.startswith("{") else line
+                body = str(json.loads(line)["body"]) if line.startswith("{") else line
                 state, _ = json.JSONDecoder().raw_decode(body, body.index(LOG_MARK) + len(LOG_MARK))
-            except (ValueError, KeyError, TypeError):  # the line is another program's, or was cut by a kill
+            except (ValueError, LookupError, TypeError, RecursionError):
+                # The line is another program's, or was cut by a kill.
                 continue
             yield from _find_states(state)
 

@@ -193,7 +193,7 @@ def _check_shares(body: bytes) -> None:
         found = _shares_decoder.decode(body)
         if _tag_decoder.decode(found.tag) != ShareCache.__struct_config__.tag:
             return
-    except (msgspec.DecodeError, RecursionError):  # it is refused when it is decoded as a message
+    except (ValueError, RecursionError):  # it is refused when it is decoded as a message
         return
     size = len(memoryview(found.readers)) + len(memoryview(found.former))
     if size > _MAX_SHARES_BYTES:

@@ -53,7 +53,7 @@ class StoreOptions:
         """
         try:
             return cls(json.dumps(dict(options), sort_keys=True).encode())
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, RecursionError) as error:
             raise ConfigError(
                 f"storage_options must hold plain values (texts, numbers, lists, dicts): {error}; leave objects of "
                 "credentials out: the engine finds this machine's identity by itself (docs/deploy/credentials.md)",

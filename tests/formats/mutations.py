@@ -6,6 +6,8 @@ import random
 
 # Numbers at the edges of their types, where parsers err.
 _EDGES = [b"\xff" * 8, b"\x00" * 8, b"\xff\xff\xff\x7f", b"\x00\x00\x00\x80", b"\xff" * 10, b"\n", b"{", b'"']
+# JSON that is nested more deeply than its parsers follow.
+_DEEP = [b"[" * 20_000, b'{"a":' * 20_000]
 
 
 def mutated(content: bytes, drawn: random.Random) -> bytes:
@@ -22,6 +24,8 @@ def mutated(content: bytes, drawn: random.Random) -> bytes:
             del out[at:]
         elif kind < 0.9:
             del out[at : at + drawn.randint(1, 16)]
-        else:
+        elif kind < 0.98:
             out[at:at] = drawn.randbytes(drawn.randint(1, 8))
+        else:
+            out[at:at] = drawn.choice(_DEEP)
     return bytes(out)

@@ -10,6 +10,7 @@ import re
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -144,19 +145,35 @@ def _find_known(manifest: Manifest, fields: tuple[str, ...]) -> tuple[int, int]:
     )
 
 
+def map_npy(path: Path) -> npt.NDArray[Any]:
+    """Maps the array of an .npy file.
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: it is not an .npy file, is cut off, or has Python objects.
+    """
+    try:
+        found = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError):
+        raise
+    except Exception as error:  # the header is a Python literal, for which the parser has errors of its own
+        raise ValueError(f"its header cannot be read: {type(error).__name__}: {error}") from error
+    if not isinstance(found, np.ndarray):
+        found.close()
+        raise ValueError("it is an .npz file of several arrays")
+    return found
+
+
 def _map_file(path: str, manifest: Manifest) -> npt.NDArray[np.integer]:
     """Maps the numbers of an .npy file, one for each sample of the manifest; raises a ConfigError if it has others."""
     try:
-        column = np.load(Path(path), mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
-        raise ConfigError(f"lengths={path!r} is not an .npy file that can be read: {error}", field="lengths") from error
-    if not isinstance(column, np.ndarray):
-        column.close()
+        column = map_npy(Path(path))
+    except (OSError, ValueError) as error:
         raise ConfigError(
-            f"lengths={path!r} is an .npz file of several arrays, not an .npy file; write one array with numpy.save, "
-            "or measure again",
+            f"lengths={path!r} is not an .npy file that can be read: {error}; write one array with numpy.save, or "
+            "measure again",
             field="lengths",
-        )
+        ) from error
     if column.dtype.kind not in "iu" or column.shape != (manifest.samples,):
         raise ConfigError(
             f"lengths={path!r} has {column.dtype} {column.shape}; a whole number for each of the {manifest.samples} "

@@ -37,7 +37,6 @@ from streamer.engine.processes.messages import (
     decode_to_engine,
     encode,
 )
-from streamer.errors import ConfigError
 from streamer.fetch.concurrency import FetchLimits
 from streamer.fetch.statistics import COUNTS, FetchStatistics, Histogram
 from streamer.recode.shared import map_memory
@@ -364,7 +363,7 @@ class FetchProcess:
                     on_ready()
                 if self._ended.is_set():
                     return
-        except (OSError, msgspec.MsgspecError, ConfigError) as error:
+        except (OSError, ValueError) as error:
             logger.warning("%r: %s", self, error)
             self.end()
 

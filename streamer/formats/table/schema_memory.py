@@ -53,7 +53,7 @@ class SchemaMemory:
         for content in memories:
             try:
                 stored = msgspec.msgpack.decode(content, type=_Stored)
-            except msgspec.MsgspecError:
+            except ValueError:
                 # The memory is of another version of this code, so the files are read again.
                 continue
             numbers = np.frombuffer(stored.numbers[: len(stored.numbers) // 4 * 4], "<u4").tolist()

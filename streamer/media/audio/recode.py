@@ -115,7 +115,7 @@ class AudioRecoder:
                 part_lengths=_lengths(pieces),
                 part_ranges=ranges,
             )
-        except (msgspec.MsgspecError, DamagedError, KeyError) as error:
+        except (ValueError, DamagedError, KeyError) as error:
             raise RecodeError(f"{samples} windows are not in these {len(content)} bytes: {error}") from error
 
 

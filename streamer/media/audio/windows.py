@@ -159,7 +159,7 @@ def split_record(content: memoryview) -> tuple[WindowHeader, memoryview]:
     try:
         (length,) = _LENGTH.unpack_from(content)
         head = _HEAD.decode(content[_LENGTH.size : _LENGTH.size + length])
-    except (struct.error, msgspec.MsgspecError) as error:
+    except (struct.error, ValueError) as error:
         raise DecodeError(f"{len(content)} bytes are not a window of audio: {error}", offset=0) from error
     return head, content[_LENGTH.size + length :]
 

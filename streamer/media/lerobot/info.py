@@ -290,7 +290,7 @@ def depth_of(info: Mapping[str, Any]) -> Depth | None:
             found[name] = value
     try:
         return msgspec.convert(found, Depth)
-    except msgspec.ValidationError as error:
+    except ValueError as error:
         raise ValueError(str(error)) from error
 
 

@@ -63,7 +63,7 @@ class LeRobotRecoder:
         """
         try:
             described = msgspec.msgpack.decode(hint, type=EpisodeHint)
-        except msgspec.MsgspecError as error:
+        except ValueError as error:
             raise RecodeError(f"the hint of a block is damaged: {error}") from error
         pieces = []
         at = 0

@@ -73,7 +73,7 @@ def find_audio_pieces(content: memoryview, hint: bytes) -> tuple[list[bytes], In
     """
     try:
         return msgspec.msgpack.decode(hint, type=ClipAudioHint).pieces(content)
-    except (msgspec.MsgspecError, DamagedError, OverflowError) as error:
+    except (ValueError, DamagedError, OverflowError) as error:
         raise RecodeError(f"the hint of the audio of a block is damaged: {error}") from error
 
 

@@ -132,7 +132,7 @@ def _read_type(path: str) -> str:
     """Returns the type that a file of credentials names; "" if it names none or cannot be read."""
     try:
         content = json.loads(Path(path).read_bytes())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return ""
     return str(content.get("type", "")) if isinstance(content, Mapping) else ""
 

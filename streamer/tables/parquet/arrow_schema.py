@@ -120,7 +120,7 @@ def tensor_of(field: Table) -> tuple[int, ...]:
         return ()
     try:
         details = msgspec.json.decode(pairs.get(_DETAILS, ""), type=_Tensor)
-    except msgspec.MsgspecError as error:
+    except ValueError as error:
         raise UnreadError(f"a column {field.text(0)!r} of tensors that do not say their shape: {error}") from error
     if details.permutation is not None and details.permutation != sorted(details.permutation):
         raise UnreadError(

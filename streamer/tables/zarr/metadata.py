@@ -249,7 +249,7 @@ def _lengths(found: object, shape: Sequence[int]) -> tuple[int, ...]:
     """Returns the shape of a chunk in an array of this shape; raises ArraysError if it is none."""
     try:
         chunk = msgspec.convert(found, tuple[int, ...])
-    except msgspec.ValidationError:
+    except ValueError:
         chunk = ()
     if len(chunk) != len(shape) or len(shape) > _MAX_AXES or not _are_lengths(chunk) or not _are_lengths(shape, 0):
         raise ArraysError(f"its shape is {shape}, that of its chunks {found}")
@@ -269,7 +269,7 @@ def _shard(codecs: Sequence[ZarrCodec], outer: tuple[int, ...]) -> tuple[Shard, 
     """
     try:
         settings = msgspec.convert(codecs[0].configuration, _Sharding)
-    except msgspec.ValidationError as error:
+    except ValueError as error:
         raise ArraysError(f"its shards are not described as they should be: {error}") from error
     inner = _lengths(settings.chunk_shape, outer)
     names = [codec.name for codec in settings.index_codecs]
