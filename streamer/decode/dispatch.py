@@ -266,7 +266,7 @@ class SampleDecoder:
     def reader(self, field: Field) -> Callable[[memoryview], object]:
         """Returns the decoder of a field by the rule, its kind and its name, or `bytes` for a field without a decoder.
 
-        The rule counts first, then the kind, then the extension of the name.
+        The kind "null" counts first, then the rule, then other kinds, then the extension of the name.
 
         Raises:
             DecodeError: the kind has no decoder.

@@ -1,7 +1,8 @@
 """Defines the messages between the engine and a recoder: one msgpack datagram each way per job.
 
-The engine makes the job of a chunk (`engine/bring.py`, `recoded_chunks.py`), `recode/pool.py` sends it, and
-`recode/__main__.py` answers. Tasks make such jobs for their own process (`shards/reading.py`, `recode/work.py`).
+The engine makes the job of a chunk (`engine/bring.py`, `recoded_chunks.py`) or of a file of annotations
+(`annotations.py`), `recode/pool.py` sends it, and `recode/__main__.py` answers. Tasks make such jobs for their own
+process (`shards/reading.py`, `recode/work.py`).
 
 The job itself is in the shared memory, because its hints may be longer than a datagram. The fetched bytes of a short
 chunk follow the job there. For a longer chunk the datagram carries the descriptor of the memory with its bytes.

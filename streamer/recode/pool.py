@@ -83,8 +83,8 @@ class RecoderProcess:
             content: the fetched bytes.
 
         Raises:
-            RecoderEndedError: there is no answer, or none within `job.most_seconds`. The process is ended then, and
-                also if the call is cancelled.
+            RecoderEndedError: the process cannot be started, there is no answer, none within `job.most_seconds`, or one
+                that cannot be decoded. The process is ended then, and also if the call is cancelled.
             OSError: the shared memory cannot grow.
         """
         encoded = encode(job)
@@ -282,7 +282,7 @@ class RecoderPool:
 
         Raises:
             ManifestError: the object cannot be decoded; has a detail "reason".
-            ConfigError: as `recode`.
+            ConfigError, OSError: as `recode`.
         """
         now = self._loop.time()
         with read_examined(asked) as chunk:
@@ -293,7 +293,7 @@ class RecoderPool:
         """Runs a job; if it fails, tries once more in a new process.
 
         Raises:
-            RecodeError, ConfigError: as `recode`. A ConfigError is not tried again.
+            RecodeError, ConfigError, OSError: as `recode`. Only what would be a RecodeError is tried again.
         """
         failures = []
         for _ in range(_TRIES):

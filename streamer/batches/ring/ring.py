@@ -257,7 +257,7 @@ class Ring:
             self._on_fence()
 
     def wait_for_fences(self) -> None:
-        """Waits until nothing on the device reads a released slot any more."""
+        """Waits until the device has passed all fences that were made."""
         for fence, _ in list(self._fenced):
             fence.wait()
 

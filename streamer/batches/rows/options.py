@@ -339,7 +339,7 @@ class Buckets(RowOption):
 
 @dataclass(frozen=True, repr=False)
 class NoPacking:
-    """Stands for `packing=None`: samples are not packed. Its methods are those of `RowOption`, and refuse nothing."""
+    """Stands for `packing=None`. It has those methods of `RowOption` that need no rows, and they refuse nothing."""
 
     # See the attributes of `RowOption`.
     making: ClassVar[str] = "samples"
@@ -406,7 +406,7 @@ def settle_source(name: str, given: object) -> str | Estimate | None:
     A mapping becomes the `Estimate` with these arguments, since a file of options can only have a mapping.
 
     Raises:
-        ConfigError: the argument is something else. `name` is its name for the message.
+        ConfigError: the argument is something else, or has an invalid value. `name` is its name for the message.
     """
     if given is None or isinstance(given, Estimate):
         return given

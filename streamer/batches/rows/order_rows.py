@@ -98,7 +98,7 @@ class RowRecipe(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def paths(self) -> list[Path]:
-        """Files that `open` reads."""
+        """Files that `open` reads, but for the user's file of lengths."""
         raise NotImplementedError
 
     def open(self, data: SampleSource) -> OrderRows:
@@ -200,7 +200,7 @@ class OrderRows(ABC):
         """Opens the lengths of samples if `balance` needs them. Does nothing for rows, whose costs are known.
 
         Raises:
-            ConfigError: nothing says how long a sample is.
+            ConfigError: nothing says how long a sample is, or the file of lengths is not one of this dataset.
         """
 
     @abstractmethod

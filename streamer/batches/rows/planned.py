@@ -103,11 +103,11 @@ class RowsRecipe(RowRecipe, frozen=True, kw_only=True):
 
     @property
     def paths(self) -> list[Path]:
-        """Files that `open` reads."""
+        """See `RowRecipe`."""
         return [self.table]
 
     def open(self, data: SampleSource) -> PlannedRows:
-        """Opens the rows of a dataset in this process; errors as of `PlannedRows`."""
+        """Opens the rows of a dataset in this process; errors as of `RowRecipe.open`."""
         return PlannedRows(self, data.documents(self.packing, shuffle=self.shuffle)[0])
 
 

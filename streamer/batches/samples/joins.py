@@ -146,6 +146,7 @@ class JoinReader:
 
         Raises:
             ChunkUnreadableError: a recoded chunk of the right side is missing or wrong.
+            StoreError, CacheError: see `ByteSource`.
         """
         self._batch = list(zip(ordinals.tolist(), self._locate_rows(ordinals), strict=True))
         self._index = {ordinal: at for at, (ordinal, _) in enumerate(self._batch)}
@@ -154,8 +155,9 @@ class JoinReader:
     def values(self, ordinal: int, raw: Callable[[memoryview], object] = bytes) -> Mapping[str, object]:
         """Returns the fields that a sample gets from its rows, by their names in the samples.
 
-        A sample without rows gets None for each field, or with "many_to_many" empty lists. Rows of the next samples of
-        the batch are read in advance. A second call for the same sample reads again.
+        A sample without rows gets None for each field that `columns` or else the manifest names, or with "many_to_many"
+        empty lists. Rows of the next samples of the batch are read in advance. A second call for the same sample reads
+        again.
 
         Args:
             ordinal: Ordinal of the sample in the manifest of the left side.
@@ -165,7 +167,7 @@ class JoinReader:
             ChunkUnreadableError: bytes of a row are missing or wrong.
             DecodeError: a row cannot be decoded, or lacks a column.
             ConfigError: a pickle is not allowed, or a library is missing.
-            OSError: bytes of a row cannot be read for another reason. It is an error of the store, or a CacheError.
+            StoreError, CacheError: bytes of a row cannot be read for another reason.
         """
         if ordinal not in self._read:
             at = self._index.get(ordinal)

@@ -1,7 +1,7 @@
 """Makes one sample from its ordinal: locates, reads, opens, decodes and transforms it. Imports no torch.
 
 Readers of batches use it (`batches/samples/recipe.py`), and whatever makes single samples: `dataset[i]`
-(`loader/members/member.py`), scans (`loader/scan_reader.py`) and `streamer show`.
+(`loader/members/member.py`), scans (`loader/scan_reader.py`), `streamer show` and plans (`tools/planning/decoding.py`).
 """
 
 from __future__ import annotations
@@ -61,7 +61,8 @@ class SampleLocation(WantedSample, frozen=True):
 class ByteSource(Protocol):
     """Reads the bytes of samples: of leased chunks in the cache, or of files that are scattered over chunks.
 
-    Reading raises a ChunkUnreadableError if a chunk of the cache is missing or wrong, or an error of the store.
+    Reading raises a ChunkUnreadableError if a chunk of the cache is missing or wrong, a CacheError (no files or memory
+    for this process), or a StoreError.
     """
 
     def boundaries(self, chunk: int) -> Integers:
@@ -162,7 +163,7 @@ class SampleMaker:
     def places(
         self, ordinals: Integers, codes: Integers | None = None, runs: Iterable[int] = repeat(0), member: int = 0
     ) -> list[SampleLocation]:
-        """Returns the locations of samples, in the order of their ordinals.
+        """Returns the locations of samples, in the order of `ordinals`.
 
         Args:
             ordinals: Ordinals of the samples in the manifest.
@@ -171,7 +172,7 @@ class SampleMaker:
             member: number of this dataset in the stream.
 
         Raises:
-            ChunkUnreadableError: a recoded chunk, which says itself where its samples are, is missing or wrong.
+            ChunkUnreadableError, CacheError, StoreError: the table of a recoded chunk cannot be read.
         """
         columns = locate_samples(self._manifest, self._content, ordinals)
         numbers = columns[3] if codes is None else codes.tolist()
@@ -210,8 +211,8 @@ class SampleMaker:
         """Reads, opens, decodes and transforms one sample, after seeding the generators that user code holds.
 
         Raises:
-            ChunkUnreadableError: the sample's bytes are missing or wrong.
-            DecodeError: the bytes cannot be decoded. The message names sample, object and decoder.
+            ChunkUnreadableError, StoreError, CacheError: see `ByteSource`.
+            DecodeError: the bytes cannot be decoded. The message names sample and object.
             ConfigError: a pickle is not allowed, or a library is missing.
             WorkerError: user code has called `sys.exit`.
             Exception: the error of the transform, with a note that names the sample.
@@ -237,13 +238,13 @@ class SampleMaker:
         """Reads, opens and decodes one sample, without the transform.
 
         Args:
-            place: Place of the sample.
+            place: location of the sample.
             row: memory by field, into which arrays of the same dtype and shape are decoded.
             look: called with the sample's bytes and its undecoded fields, or None.
             raw: function that converts the bytes of fields without a decoder.
 
         Raises:
-            ChunkUnreadableError: the sample's bytes are missing or wrong.
+            ChunkUnreadableError, StoreError, CacheError: see `ByteSource`.
             DecodeError, ConfigError, WorkerError: errors of `decode`.
         """
         started = time.perf_counter_ns()
@@ -263,10 +264,8 @@ class SampleMaker:
         """Makes the dict of a sample from its bytes (`content`); see `sample` for the other arguments.
 
         Raises:
-            ChunkUnreadableError: bytes of a joined row are missing or wrong.
-            DecodeError: the bytes cannot be decoded. The message names sample, object and decoder.
-            ConfigError: a pickle is not allowed, or a library is missing.
-            WorkerError: a decoder has called `sys.exit`.
+            ChunkUnreadableError, StoreError, CacheError: bytes of a joined row cannot be read.
+            DecodeError, ConfigError, WorkerError: as `make`.
         """
         started = time.perf_counter_ns()
         try:
@@ -287,7 +286,7 @@ class SampleMaker:
         return sample
 
     def open(self, place: SampleLocation, content: memoryview) -> tuple[str, Sequence[Field]]:
-        """Splits a sample's bytes into its key (its ordinal, if it has none) and its undecoded fields.
+        """Splits a sample's bytes into its key (its ordinal, if it has none) and its undecoded fields, but `leave_out`.
 
         Raises:
             DecodeError: the bytes do not have the format.
@@ -312,8 +311,9 @@ class SampleMaker:
         `in_place` has the arrays that are in their rows already, by field. See `sample` for `row` and `raw`.
 
         Raises:
-            ChunkUnreadableError: bytes of a joined row are missing or wrong.
+            ChunkUnreadableError, StoreError, CacheError: bytes of a joined row cannot be read.
             DecodeError: a decoder refuses a field, two fields have the same name, or annotations are missing.
+            ConfigError, SystemExit: a decoder's.
         """
         draws = partial(self._clip_draws.find_generator, place.run, place.ordinal)
         sample = self.decoder(key, fields, row, in_place, raw=raw, draws=draws)

@@ -118,7 +118,8 @@ class OpenedDataset:
             shuffle: whether the rows are shuffled.
 
         Raises:
-            ConfigError: nothing says how many tokens a sample has, or a sample is longer than a row and must not be.
+            ConfigError: nothing says how many tokens a sample has, the file of lengths is not one of this dataset, a
+                sample is longer than a row and must not be, or all are left out.
             ManifestError: no sample has a token, or the table cannot be written.
         """
         # Imported here and below, since samples without packing need none of it (14 ms of imports, 2026-11-26).
@@ -284,7 +285,10 @@ class MemberRecipe(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def paths(self) -> list[Path]:
-        """Files and folders that `open` reads, and that of the annotations with which samples are made."""
+        """Files and folders that `open` reads, and that of the annotations with which samples are made.
+
+        The user's files of lengths are not among them.
+        """
         found = [self.manifest_path]
         if self.selection is not None:
             digest, folder = self.selection

@@ -94,7 +94,7 @@ class StreamMaker:
         """Locates samples by their codes; returns their locations in the order of the codes.
 
         Raises:
-            ChunkUnreadableError: a recoded chunk is missing or wrong, see `SampleMaker.places`.
+            ChunkUnreadableError, CacheError: a recoded chunk cannot be read, see `SampleMaker.places`.
         """
         every = self.codes.uses(epoch, codes)
         if len(every) == 1:
@@ -122,7 +122,7 @@ class StreamReader:
         recipe: what decides the rank's batches.
 
     Raises:
-        ManifestError: there is no manifest at the recipe's path of a member.
+        ManifestError, ConfigError: as `MemberRecipe.open`.
     """
 
     def __init__(self, recipe: BatchRecipe) -> None:
@@ -178,7 +178,7 @@ class StreamReader:
 
     @property
     def draws(self) -> bool:
-        """Whether user code runs for a sample of any member."""
+        """Whether user code that may draw random numbers runs for a sample of any member."""
         return any(maker.draws for maker in self._maker.every())
 
     @property

@@ -114,7 +114,7 @@ class HeldSample(msgspec.Struct, frozen=True):
     _count_in_place: Callable[[], None]
 
     def find_arrays(self, fields: Sequence[Field]) -> Row | None:
-        """Returns the arrays in their rows, by field, or None if a field is not where the template has it.
+        """Returns the arrays in their rows, by field, or None if one lacks the template's place, length or head.
 
         Args:
             fields: Fields of the sample, opened from `content`.

@@ -174,11 +174,18 @@ class ForkedPool:
         return process
 
     def request(self, message: StartWorker | Kill, descriptors: list[int] | None = None) -> None:
-        """Sends a request. It is lost if the server has ended, which `pump` notices."""
+        """Sends a request. It is lost if the server has ended, which `pump` notices.
+
+        Raises:
+            BlockingIOError: the server has not read the requests before it.
+        """
         send(self._end, message, descriptors)
 
     def pump(self) -> None:
-        """Receives the replies that the server has sent, without waiting, and notices whether it has ended."""
+        """Receives the replies that the server has sent, without waiting, and notices whether it has ended.
+
+        If it has, waits at most 2 s until it is reaped.
+        """
         while not self.gone:
             try:
                 received = receive(self._end, REPLY)
@@ -250,7 +257,11 @@ class ForkServer:
             send(self._control, Import(new))
 
     def connect(self) -> ForkedPool:
-        """Returns a new pool. Its workers get the present working directory, `sys.path` and environment of the rank."""
+        """Returns a new pool. Its workers get the present working directory, `sys.path` and environment of the rank.
+
+        Raises:
+            ConfigError, OSError: as `memory_file`.
+        """
         ours, theirs = MessageSocket.pair()
         context = memory_file("streamer-context", current_context())
         send(self._control, Connect(), [theirs.fileno(), context])

@@ -1,4 +1,4 @@
-"""Defines the messages between a rank and its workers: datagrams of tens of bytes, encoded by msgspec.
+"""Defines the messages between a rank and its workers: datagrams, encoded by msgspec.
 
 The worker (`batches/workers/worker.py`) is one end; the feeder (`loader/feed/feeder.py`) is the other one.
 

@@ -215,7 +215,11 @@ class Worker:
         self._slots = SlotMemory()
 
     def serve(self) -> None:
-        """Reports that the worker is ready, and makes batches until the rank closes its end."""
+        """Reports that the worker is ready, and makes batches until the rank closes its end.
+
+        Raises:
+            ConfigError, OSError: the memory of a slot cannot be received or mapped.
+        """
         self._status_page.idle(self._row)
         try:
             self._send(WorkerReady())

@@ -45,7 +45,7 @@ class Units(Protocol):
         """Returns units `[begin, end)` as a piece of a record (`audio.windows`).
 
         Raises:
-            DamagedError: the block does not have all of them.
+            DamagedError: the block of a WAV does not have all of them. Of packets, only `between` checks it.
         """
         ...
 
@@ -112,7 +112,10 @@ class AudioFrames(msgspec.Struct, frozen=True):
         return np.concatenate([np.arange(*edge) for edge in edges.tolist()])
 
     def write_hint(self, ranges: Sequence[Range]) -> PackedFrames:
-        """Returns the packets in ranges of the object for a hint, with offsets in the joined bytes of these ranges."""
+        """Returns the packets in ranges of the object for a hint, with offsets in the joined bytes of these ranges.
+
+        `behind` is not kept.
+        """
         which = self.find_inside(ranges)
         (begins, ends) = np.array(ranges).T
         # Places in the object become those in the joined ranges.

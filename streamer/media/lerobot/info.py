@@ -170,7 +170,8 @@ def frames_of(
         tolerance_seconds: seconds by which a distance may differ from whole frames at most.
 
     Raises:
-        ConfigError: a feature is not known, a window is empty, or a distance is not a multiple of a frame.
+        ConfigError: a feature is not known, a window is empty, or a distance is not a multiple of a frame or not below
+            1e6 seconds.
     """
     found = {}
     for key, seconds in deltas.items():
