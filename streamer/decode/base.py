@@ -1,6 +1,7 @@
 """Defines what decoders have in common: where they write to, their random numbers, and their optional libraries.
 
 The decoders of images (`decode/images.py`, `decode/tiff.py`) and of video and audio (`streamer/media/decode`) use it.
+Packs name samples in errors with it (`shards/task.py`, `shards/sources.py`, `batches/samples/stored.py`).
 """
 
 from __future__ import annotations

@@ -17,8 +17,8 @@ The first bytes choose the decoder, not the name. JPEG is decoded by simplejpeg 
 writes into the caller's array; 2026-11-20), PNG and WebP by OpenCV, TIFF by `streamer.decode.tiff`, binary PGM, PPM and
 PAM by `streamer.decode.netpbm`, others by Pillow. An image that its decoder finds damaged is not given to another one,
 which might decode it without an error. There are three exceptions. A JPEG that simplejpeg refuses goes to Pillow, and
-the refusal is reported as damage. A PNG that OpenCV does not read goes to Pillow, if its checksums are right. An image
-that Pillow would change or does not know goes to OpenCV.
+the refusal is reported as damage. A PNG or WebP that OpenCV does not read goes to Pillow, a PNG only if its checksums
+are right. An image that Pillow would change or does not know goes to OpenCV.
 
 libjpeg and libpng inside OpenCV write warnings to stderr without naming the file. JPEGs that simplejpeg refuses
 therefore go to Pillow, which is silent, and PNGs go to OpenCV without the chunks that do not affect their pixels.
@@ -135,7 +135,7 @@ class ImageDecoder:
         max_pixels: largest height x width. A TIFF of wide values or many bands may have four bytes for each of them.
 
     Raises:
-        ConfigError: there is no such mode, or a number is invalid.
+        ConfigError: there is no such mode, or `max_pixels` is invalid.
     """
 
     min_height: int = 0

@@ -85,7 +85,8 @@ def is_image_name(name: str) -> bool:
 def find_companions(sample: Mapping[str, object], field: str, source: str, shape: tuple[int, ...]) -> dict[str, Kind]:
     """Returns the fields that would have to move with an image, with their kinds.
 
-    Boxes, keypoints and outlines are found by their names, also inside of dicts. A mask is one of these:
+    Boxes, keypoints and outlines are found by their names, also inside of dicts and lists of dicts, and boxes in texts
+    of XML. A mask is one of these:
     * a field that is called a mask, and is an image or an array of the image's height and width,
     * a two-dimensional array of that height and width beside an image of colours,
     * an image of that size without another name than its extension, as `0.png` beside `0.jpg`.

@@ -61,6 +61,7 @@ class RecodedChunks:
             StoreError: the chunk cannot be fetched.
             RecodeError: the chunk cannot be decoded.
             ConfigError: the format, or a library of it, is not installed where the engine runs.
+            OSError: the memory of a recoder cannot grow, or the chunk file cannot be read.
         """
         async with self._loading:
             found = self._kept.get(chunk.key)

@@ -189,7 +189,7 @@ def read_heads(accepted: Sequence[ObjectRecord]) -> Reading[list[tuple[ObjectRec
     """Reads the headers of `.npy` files together, and returns them in the same order.
 
     Raises:
-        ManifestError: a file is not an array of numbers in C order with one axis or more, or has another length.
+        ManifestError: a file is not an array of numbers in C order with rows of a byte or more, or has another length.
     """
     if empty := next((record for record in accepted if not record.size), None):
         raise make_refusal(empty, "has no bytes, not even the header of an .npy file")

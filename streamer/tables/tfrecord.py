@@ -76,7 +76,11 @@ class TFRecord(Format, frozen=True, forbid_unknown_fields=True):
         return _NAME.fullmatch(base_name(key).lower()) is not None and not is_hidden(key)
 
     def survey(self, accepted: Sequence[ObjectRecord], others: Mapping[str, ObjectRecord]) -> Surveying:
-        """Pairs files with index files, and finds which features are lists of byte strings; takes all files."""
+        """Pairs files with index files, and finds which features are lists of byte strings; takes all files.
+
+        Raises:
+            ConfigError: a library that decompresses the first file is missing.
+        """
         survey = pair_sidecars(accepted, others, _INDEX_ENDINGS, 2 * HEAD.size)
         filled = next((record for record in accepted if record.size), None)
         if not self.example or filled is None:

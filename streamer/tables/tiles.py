@@ -242,7 +242,7 @@ def samples_of(columns: dict[str, TileColumn], chunk_bytes: int) -> Iterator[Spa
 
 
 def blocks_of(columns: dict[str, TileColumn], rows: tuple[int, int], chunk_bytes: int) -> Iterator[Block]:
-    """Yields blocks with the rows `[rows[0], rows[1])`, each of about `chunk_bytes` as fetched.
+    """Yields blocks with the rows `[rows[0], rows[1])`, each of about `chunk_bytes` as fetched, or less.
 
     If the array with the longest rows has tiles, blocks begin where its tiles begin. A tile of another array that goes
     on in the next block is fetched twice. Raises ArraysError if a long run of rows was never written.

@@ -74,8 +74,8 @@ class RowAssembler:
                 decides instead, and a sample without any values becomes an empty document.
 
         Raises:
-            DecodeError: the sample is not a dict, lacks a named field, has another number of tokens or a field that
-                rows have of their own, or `pad` or `labels` do not fit its fields.
+            DecodeError: the sample is not a dict, lacks a named field, has another number of tokens, or one value for
+                each token in a field that rows have of their own, or `pad` or `labels` do not fit its fields.
         """
         fields = check_fields_of(sample)
         if self._estimated and (tokens := self._count_tokens(fields)) == 0:

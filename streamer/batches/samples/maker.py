@@ -179,7 +179,7 @@ class SampleMaker:
         return [SampleLocation(*row) for row in zip(*columns, numbers, runs, repeat(member), strict=False)]
 
     def begin(self, places: Iterable[SampleLocation]) -> None:
-        """Begins a batch of these samples: locates their rows in other datasets together. Nothing without joins."""
+        """Begins a batch of these samples: locates their rows in other datasets, if joined; errors as of `places`."""
         if self._joins:
             ordinals = np.array([place.ordinal for place in places], np.int64)
             for join in self._joins:

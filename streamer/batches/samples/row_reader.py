@@ -40,7 +40,7 @@ class WholeReader:
     def begin(self, places: Mapping[int, SampleLocation], rows: Rows, at: Callable[[int], None]) -> None:
         """Reads the bytes of all samples into the slot, behind the rows, if they have space there.
 
-        It reads nothing if the slot is not known, or if the samples of the last batch were mostly decoded.
+        It reads nothing if the slot is not known, or unless the samples of the last batch mostly stayed undecoded.
 
         Args:
             places: Places of the samples of one dataset, by index in the batch.
@@ -120,6 +120,7 @@ class RowReader:
 
         Raises:
             ChunkUnreadableError: the bytes of a sample are missing or wrong.
+            CacheError: as `SampleMaker.begin`.
         """
         self._places = places
         self._rows = rows

@@ -143,6 +143,9 @@ class WorkerPool:
         """Starts the worker with a number from `missing`, and returns its handle, without waiting for the worker.
 
         A process that is started here ends with the calling thread (PR_SET_PDEATHSIG).
+
+        Raises:
+            ConfigError, OSError: the system gives no further process, descriptor or memory.
         """
         ours, theirs = Channel.pair()
         ours.set_blocking(False)

@@ -60,7 +60,7 @@ class Supervisor:
         """Starts worker 0, unless there is a worker.
 
         Raises:
-            ConfigError: the fork server cannot be started.
+            ConfigError, OSError: the fork server or the worker cannot be started.
         """
         if not self.pool.workers:
             self._start(0)
@@ -83,7 +83,7 @@ class Supervisor:
         """Ends and reaps a worker, receives its last messages, and starts another one if `ended` asks for it.
 
         Does nothing if the worker has been replaced already. If the fork server refused to fork the worker, it is
-        started as a new interpreter, and so are all later ones.
+        started as a new interpreter, and so are all later ones. Errors as of `start_first`.
         """
         if not self._is_current(handle):
             return
@@ -186,7 +186,10 @@ class SampleTimeouts:
         return max(0.0, self.limit_seconds - max(self._spent_seconds(handle) for handle in busy))
 
     def find_stuck(self) -> list[WorkerHandle]:
-        """Returns the workers whose sample has exceeded the timeout, and logs a warning for each."""
+        """Returns the workers whose sample, or collation, has exceeded the timeout, and logs a warning for each.
+
+        The list is empty once where this check itself comes late (`LATE_SECONDS`).
+        """
         found: list[WorkerHandle] = []
         now = time.monotonic_ns()
         begun = [doing.since for doing in map(self._pool.find_status, self._pool.workers.values()) if doing.task]

@@ -148,7 +148,7 @@ class Needed(msgspec.Struct, frozen=True):
 def cut_blocks(
     packets: Packets, frames: FrameTable, samples: Samples, described: Described, chunk_bytes: int
 ) -> Iterator[Block]:
-    """Yields the blocks of a track: runs of samples whose packets take about `chunk_bytes`.
+    """Yields the blocks of a track: runs of samples with the same codec parameters, of about `chunk_bytes` or less.
 
     A block begins with the first packet of its first sample. Packets that samples of two blocks need are fetched with
     both.

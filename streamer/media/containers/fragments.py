@@ -319,7 +319,7 @@ class Runs(msgspec.Struct):
 
 
 def trex(body: memoryview) -> Defaults:
-    """Reads the body of trex, the defaults of a track."""
+    """Reads the body of trex, the defaults of a track; raises DamagedError if it is cut off."""
     return Defaults(*numbers(">5I", body, 4))
 
 

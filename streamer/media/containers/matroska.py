@@ -295,7 +295,7 @@ def read_matroska(
         stream_index: number of the track, or None for the one that `prefer` takes.
 
     Returns:
-        Packets and codec parameters of the track, and its ticks of a second.
+        Packets and codec parameters of the track, and the number of its ticks in a second.
 
     Raises:
         DamagedError: the file is cut off, or its elements contradict each other.

@@ -64,7 +64,7 @@ def length_bytes_of(codec: TrackCodec) -> int:
 
 
 def split_units(packet: memoryview, length_bytes: int) -> Iterator[memoryview]:
-    """Yields the NAL units of a packet that are not empty."""
+    """Yields the NAL units of a packet that are not empty; the last one ends with the packet, if it is cut off."""
     at = 0
     while at + length_bytes < len(packet):
         size = int.from_bytes(packet[at : at + length_bytes], "big")
@@ -97,7 +97,7 @@ class ParameterSets(Protocol):
         """Reads a NAL unit: keeps a parameter set, returns the frame of a first slice, ignores other units.
 
         Raises:
-            ValueError: the unit is cut off, or refers to a set that is not known.
+            ValueError: the unit is cut off, or (HEVC) refers to a set that is not known.
         """
         ...
 

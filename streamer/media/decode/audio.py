@@ -219,7 +219,7 @@ class AudioClip(MediaDecoder):
     "sample_rate" and "start_seconds". WAV of PCM needs no library; PyAV reads most other files that FFmpeg does.
 
     Attributes:
-        seconds: length of the window, filled with zeros where the file is shorter. None means the whole file.
+        seconds: length of the window, filled with zeros where the file is shorter. None means the file from `start` on.
         start: where the window begins, in seconds. "random" begins it anywhere, drawn anew in each epoch.
 
     Raises:

@@ -410,6 +410,7 @@ class DepthFrames(Frames):
         """Decodes the frames of these times; see `Frames.decode_video`. The frames are neither resized nor turned.
 
         Raises:
+            ConfigError: as `Frames.decode_video`.
             ValueError: as `Frames.decode_video`, or the frames do not have 12 bits.
         """
         frames = decode_frames(video, pts.tolist())

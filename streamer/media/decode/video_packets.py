@@ -101,7 +101,7 @@ class VideoPackets(msgspec.Struct, frozen=True):
 
         Raises:
             ConfigError: PyAV is not installed, or has no such decoder.
-            ValueError: the codec is one of audio.
+            ValueError, av.FFmpegError: the codec is one of audio, or `open` cannot read the file again.
         """
         context = self.open() if self.open else context_of(self.codec)
         import av

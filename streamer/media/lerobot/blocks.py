@@ -77,8 +77,9 @@ class FramePart(msgspec.Struct, frozen=True):
     def blocks(self, spans: Sequence[Run], chunk_bytes: int) -> Iterator[Block]:
         """Yields the samples of these episodes in blocks.
 
-        A block has about `chunk_bytes`, or as many bytes as the longest block of rows. A block of rows is fetched as a
-        whole with each block of samples that has rows of it, and should be at most half of that.
+        A block has about `chunk_bytes`, or as many bytes as the longest block of rows. It is shorter where it has 8,192
+        frames, or its hint would be too long. A block of rows is fetched as a whole with each block of samples that has
+        rows of it, and should be at most half of `chunk_bytes`.
 
         Args:
             spans: the samples of the episodes.

@@ -223,7 +223,11 @@ def read_dataspace(message: Cursor) -> tuple[int, ...] | None:
 
 
 def read_datatype(message: Cursor) -> np.dtype[np.generic]:
-    """Returns the dtype of numbers, booleans or complex numbers; raises UnreadError for other types."""
+    """Returns the dtype of numbers (also those of an enum), booleans or complex numbers.
+
+    Raises:
+        UnreadError: a value is of another type.
+    """
     head = message.number(1)
     bits = message.number(3)
     size = message.number(4)

@@ -249,7 +249,7 @@ def read_end(record: ObjectRecord, known: bytes = b"") -> Reading[tuple[FileTail
 def read_tails(records: Sequence[ObjectRecord]) -> Reading[list[FileTail | ManifestError]]:
     """Reads the ends of some files at the same time, without parsing the footers.
 
-    Returns, in the order of `records`, the end of each file, or the error if it is damaged or encrypted.
+    Returns, in the order of `records`, the end of each file, or the error of `read_end` if it has none that is read.
     """
     filled = [record for record in records if record.size]
     contents = yield from read_ranges([Need(*_first(record), record) for record in filled])
