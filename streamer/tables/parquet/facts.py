@@ -211,6 +211,7 @@ class WantedColumns(msgspec.Struct, frozen=True):
         """Whether the file alone would have the same fields in the same order, so that its records would be the same.
 
         It is False, too, if one of its wanted columns is a list of nulls.
+
         Args:
             root: root of the file's whole schema.
             features: how Hugging Face's datasets describe its columns (see `features_of`).
