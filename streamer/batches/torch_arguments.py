@@ -1,7 +1,7 @@
 """Arguments of torch's DataLoader that `StreamingDataLoader` takes or refuses, and torch's worker info, without torch.
 
-`loader/dataloader.py` checks its further keyword arguments here. Parts of the loader that may run in a worker of
-torch's own DataLoader ask for its worker info.
+`loader/dataloader.py` checks its further keyword arguments here; the pinner and the worker pool of `streamer/batches`
+take their values. Parts of the loader that may run in a worker of torch's own DataLoader ask for its worker info.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Decodes numbers: npy, npz and safetensors become numpy arrays. Torch files and pickles are read only if allowed.
 
 `decode/dispatch.py` chooses among these decoders. The readers and assemblers of batches use `Row` and the layout of
-plain arrays (`streamer/batches`). `ArrayDecoder` is public.
+plain arrays (`streamer/batches`). `tables/foreign.py` and packs (`shards/outputs/columns.py`) use some of the decoders.
+`ArrayDecoder` is public.
 
 Decoders raise an error, mostly a ValueError, for bytes that are not what their name says, are truncated, or would have
 to be unpickled. Those of arrays use a writable buffer in place instead of copying it.

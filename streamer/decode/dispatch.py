@@ -1,8 +1,10 @@
 """Chooses the decoder of a field, by its name or by the kind that its format names, and reports its errors.
 
 Makers of samples decode each sample with a `SampleDecoder` (`batches/samples/maker.py`), and so do readers of joins and
-scans (`batches/samples/joins.py`, `batches/scan.py`). `ELSEWHERE` names the modules with the decoders of kinds that
-only some formats write. They are imported at their first use. `streamer.formats.base.Field` says what a kind is.
+scans (`batches/samples/joins.py`, `batches/scan.py`), annotations (`annotations/join.py`) and the columns, keys and
+members of the loader (`loader/members`). Packs find decoders of kinds (`shards/values.py`). `ELSEWHERE` names the
+modules with the decoders of kinds that only some formats write. They are imported at their first use.
+`streamer.formats.base.Field` says what a kind is.
 """
 
 from __future__ import annotations

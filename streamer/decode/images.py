@@ -1,6 +1,8 @@
 """Decodes images: encoded bytes become height x width x 3 uint8 RGB arrays.
 
-`decode/dispatch.py` decodes fields with it. `ImageDecoder` and `decode_image` are public.
+`decode/dispatch.py` decodes fields with it, and so do `decode/values.py` and `tables/foreign.py` for images inside of
+values. The loader finds the image of a sample by it (`loader/device/prefetcher.py`). `ImageDecoder` and `decode_image`
+are public.
 
 The result is the same with every installed library, within one level (tests/unit/decode/test_images.py):
 

@@ -1,7 +1,8 @@
 """Defines the option `decode=` of a dataset, which says how fields are decoded, and what packs read in its place.
 
-Datasets of the loader take the option (`loader/dataset.py`), and `decode/dispatch.py` follows it. Scans yield
-`StoredSample`, and packs write them (`streamer/shards`).
+Datasets of the loader take the option (`loader/dataset.py`), makers of samples, joins and annotations hand its rule on,
+and `decode/dispatch.py` follows it. Scans yield `StoredSample` (`batches/samples/stored.py`), and packs write them
+(`streamer/shards`).
 """
 
 from __future__ import annotations

@@ -175,7 +175,10 @@ class SampleWatch:
         return None
 
     def compare(self, seen: Seen, made: object) -> None:
-        """Compares the function's result `made` with what `look` returned. Logs a warning if fields stayed behind."""
+        """Compares the function's result `made` with what `look` returned.
+
+        Logs a warning if the image has moved, and fields stayed behind.
+        """
         self._left -= 1
         fields: Mapping[str, Any]
         if isinstance(made, tuple | list) and len(made) == 2 and isinstance(made[1], Mapping):

@@ -1,7 +1,8 @@
 """The parts of a batch that are written to its slot without pickling: arrays, stacks of arrays, lists of strings.
 
-`collate.py`, `ragged.py` and `slot_layout.py` beside it make and write them; the ring and the readers of samples use
-`Bytes` and `find_address`. The module imports torch only inside `tensor_buffer`.
+`collate.py`, `ragged.py` and `slot_layout.py` beside it make and write them. The ring and the readers of samples use
+`Bytes` and `find_address`; workers and the loader have slots as `Bytes`. The module imports torch only inside
+`tensor_buffer`.
 """
 
 from __future__ import annotations

@@ -5,7 +5,8 @@ of one dtype and shape, Python's and numpy's numbers, strings - are collated her
 function, so that unusual input gives torch's result or torch's error.
 
 The units of a batch use it (`batches/samples/units.py`), also for fields of different lengths and for packed rows;
-`mismatch.py` beside it calls it to find the field that fails.
+`mismatch.py` beside it calls it to find the field that fails. `batches/workers/batch_maker.py` tells by
+`collate_by_torch` whether a collate function is the user's.
 """
 
 from __future__ import annotations

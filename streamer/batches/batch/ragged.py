@@ -1,8 +1,8 @@
 """Collates fields whose values have different lengths, such as encoded files or boxes: one after the other in memory.
 
 The units of a batch (`batches/samples/units.py`, `batches/rows/collate.py`) do that for the fields of `ragged=` and for
-such fields of packed rows; the loader copies a `Ragged` to the device (`loader/device`). The module imports torch only
-inside `join_ragged`.
+such fields of packed rows; the loader copies a `Ragged` to the device (`loader/device`). `Ragged` is public. The module
+imports torch only inside `join_ragged`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """The option `balance=` of a dataset: how batches are made level, so that they cost every rank the same.
 
-Datasets of the loader take it (`loader/dataset.py`). `batches/samples/opened.py` opens the lengths of samples for it.
+`Balance` is public, and datasets of the loader take it (`loader/dataset.py`). `batches/samples/opened.py` opens the
+lengths of samples for it.
 """
 
 from __future__ import annotations

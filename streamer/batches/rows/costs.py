@@ -1,6 +1,7 @@
 """Finds the tokens of each document before it is read: from the format, from a file of numbers, or by an estimate.
 
 `batches/samples/opened.py` uses `DocumentCosts` to plan rows (`packing=`) and to make batches level (`balance=`).
+`loader/measure.py` goes on with a file of numbers by `map_npy`.
 """
 
 from __future__ import annotations

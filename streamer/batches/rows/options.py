@@ -1,6 +1,6 @@
 """The options `packing=` of a dataset: how documents are packed into rows (`Packing`) or into buckets (`Buckets`).
 
-Datasets of the loader take them (`loader/dataset.py`); plans and workers ask them, or `NO_PACKING` in their place.
+They are public. Datasets of the loader take them (`loader/dataset.py`), plans and workers ask them or `NO_PACKING`.
 """
 
 from __future__ import annotations

@@ -146,7 +146,7 @@ class JoinReader:
 
         Raises:
             ChunkUnreadableError: a recoded chunk of the right side is missing or wrong.
-            StoreError, CacheError: see `ByteSource`.
+            StreamerError: see `ByteSource`.
         """
         self._batch = list(zip(ordinals.tolist(), self._locate_rows(ordinals), strict=True))
         self._index = {ordinal: at for at, (ordinal, _) in enumerate(self._batch)}
@@ -167,7 +167,7 @@ class JoinReader:
             ChunkUnreadableError: bytes of a row are missing or wrong.
             DecodeError: a row cannot be decoded, or lacks a column.
             ConfigError: a pickle is not allowed, or a library is missing.
-            StoreError, CacheError: bytes of a row cannot be read for another reason.
+            StreamerError: bytes of a row cannot be read for another reason, see `ByteSource`.
         """
         if ordinal not in self._read:
             at = self._index.get(ordinal)

@@ -61,8 +61,8 @@ class SampleLocation(WantedSample, frozen=True):
 class ByteSource(Protocol):
     """Reads the bytes of samples: of leased chunks in the cache, or of files that are scattered over chunks.
 
-    Reading raises a ChunkUnreadableError if a chunk of the cache is missing or wrong, a CacheError (no files or memory
-    for this process), or a StoreError.
+    Reading raises a ChunkUnreadableError if a chunk of the cache is missing or wrong, or a StreamerError: that of
+    the engine, or a CacheError if this process has no files or memory for it.
     """
 
     def boundaries(self, chunk: int) -> Integers:
@@ -172,7 +172,7 @@ class SampleMaker:
             member: number of this dataset in the stream.
 
         Raises:
-            ChunkUnreadableError, CacheError, StoreError: the table of a recoded chunk cannot be read.
+            ChunkUnreadableError, StreamerError: the table of a recoded chunk cannot be read.
         """
         columns = locate_samples(self._manifest, self._content, ordinals)
         numbers = columns[3] if codes is None else codes.tolist()
@@ -211,7 +211,7 @@ class SampleMaker:
         """Reads, opens, decodes and transforms one sample, after seeding the generators that user code holds.
 
         Raises:
-            ChunkUnreadableError, StoreError, CacheError: see `ByteSource`.
+            ChunkUnreadableError, StreamerError: see `ByteSource`.
             DecodeError: the bytes cannot be decoded. The message names sample and object.
             ConfigError: a pickle is not allowed, or a library is missing.
             WorkerError: user code has called `sys.exit`.
@@ -244,7 +244,7 @@ class SampleMaker:
             raw: function that converts the bytes of fields without a decoder.
 
         Raises:
-            ChunkUnreadableError, StoreError, CacheError: see `ByteSource`.
+            ChunkUnreadableError, StreamerError: see `ByteSource`.
             DecodeError, ConfigError, WorkerError: errors of `decode`.
         """
         started = time.perf_counter_ns()
@@ -264,7 +264,7 @@ class SampleMaker:
         """Makes the dict of a sample from its bytes (`content`); see `sample` for the other arguments.
 
         Raises:
-            ChunkUnreadableError, StoreError, CacheError: bytes of a joined row cannot be read.
+            ChunkUnreadableError, StreamerError: bytes of a joined row cannot be read.
             DecodeError, ConfigError, WorkerError: as `make`.
         """
         started = time.perf_counter_ns()
@@ -311,7 +311,7 @@ class SampleMaker:
         `in_place` has the arrays that are in their rows already, by field. See `sample` for `row` and `raw`.
 
         Raises:
-            ChunkUnreadableError, StoreError, CacheError: bytes of a joined row cannot be read.
+            ChunkUnreadableError, StreamerError: bytes of a joined row cannot be read.
             DecodeError: a decoder refuses a field, two fields have the same name, or annotations are missing.
             ConfigError, SystemExit: a decoder's.
         """

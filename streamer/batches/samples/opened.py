@@ -2,6 +2,7 @@
 
 One dataset is the only member of its stream, and a mix has several. The loader opens datasets
 (`loader/members/member.py`) and sends recipes of them to workers, which open them again (`batches/samples/recipe.py`).
+The commands `plan`, `explain` and `audit` (`streamer/tools`) open datasets without a loader.
 """
 
 from __future__ import annotations

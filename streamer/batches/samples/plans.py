@@ -1,7 +1,7 @@
 """Plans the batches of one rank, epoch by epoch, and says what the codes of their samples mean. Imports no torch.
 
 Workers plan the batches that they make (`batches/samples/recipe.py`), and the rank plans the chunks that it needs
-(`loader/rank/rank_stream.py`).
+(`loader/rank/rank_stream.py`). The audit of states plans batches again (`tools/audit_states.py`).
 
 Plans, workers and messages carry a sample as one int64, its code. For one dataset the code is the ordinal in its
 manifest. In a mix the code has the member and the pass as well, see `streamer.order.mix.streams`: a sample that comes

@@ -55,7 +55,10 @@ class SentCode:
         return f"SentCode(compared={self._digest is not None})"
 
     def compare(self) -> None:
-        """Logs a warning, once, if the code, or a global or attribute that it uses, is no longer what was sent."""
+        """Logs a warning, once, if the code, or a global or attribute that it uses, is no longer what was sent.
+
+        Objects of installed libraries are not compared, nor is code that is too large or cannot be pickled.
+        """
         if self._digest is None or _digest_code(self._contents) in (self._digest, None):
             return
         self._digest = None

@@ -59,6 +59,7 @@ class StoredReader:
 
         Raises:
             ChunkUnreadableError: A recoded chunk, which says itself where its samples are, is missing or wrong.
+            StreamerError: another error of the source of the bytes.
         """
         columns = locate_samples(self._manifest, self._content, ordinals)
         for join in self._joins:

@@ -164,7 +164,7 @@ def read_table(name: str, segments: str, tables: Sequence[ObjectRecord]) -> Aski
         tables: the objects of the dataset that are no videos.
 
     Raises:
-        ConfigError: the path names none of these objects, or several.
+        ConfigError: the path names none of these objects, or several, or a library is not installed.
         ManifestError: the table is empty, or cannot be read.
     """
     end = f"/{segments.removeprefix('file://').lstrip('/')}"
