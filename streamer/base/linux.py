@@ -33,6 +33,9 @@ CLOCK_BOOTTIME: int = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 Advice = Literal["WILLNEED", "DONTNEED"]
 
+# <linux/fcntl.h> and <linux/fs.h>
+_AT_FDCWD = -100
+_RENAME_EXCHANGE = 2
 # <linux/prctl.h>
 _PR_SET_PDEATHSIG = 1
 _UCRED = struct.Struct("=iII")
@@ -128,6 +131,26 @@ def free_pages(mapping: mmap.mmap, start: int, length: int) -> None:
         except OSError as error:
             if error.errno != errno.EOPNOTSUPP:
                 raise
+
+
+def exchange(one: Path, other: Path) -> None:
+    """Exchanges the names of two files or folders of one file system, which both exist at any time.
+
+    On other systems, and on file systems that cannot do it (NFS), `other` does not exist for a moment.
+
+    Raises:
+        OSError: one of them does not exist, or cannot be renamed.
+    """
+    if sys.platform == "linux" and hasattr(_libc, "renameat2"):
+        if not _libc.renameat2(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE):
+            return
+        code = ctypes.get_errno()
+        if code not in (errno.EINVAL, errno.ENOSYS, errno.EPERM):
+            raise OSError(code, os.strerror(code), str(other))
+    between = one.with_name(f"{one.name}.exchanged")
+    os.rename(other, between)
+    os.rename(one, other)
+    os.rename(between, one)
 
 
 def map_file(path: Path) -> memoryview:

@@ -11,6 +11,7 @@ whatever pid or host created it.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import secrets
@@ -18,11 +19,14 @@ import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from streamer.base import linux
 from streamer.errors import ManifestError, StreamerError
 from streamer.manifest.validation import open_and_verify
 
 _PREFIX = ".building-"
 _LOCK = ".lock"
+# Errors of a rename to a name that a folder with content, or a link, has.
+_TAKEN = frozenset([errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR])
 
 
 @contextlib.contextmanager
@@ -37,8 +41,7 @@ def workplace(root: Path) -> Iterator[Path]:
     try:
         root.mkdir(parents=True, exist_ok=True)
         sweep(root)
-        place = root / f"{_PREFIX}{secrets.token_hex(8)}"
-        with _lock_file(place.with_name(place.name + _LOCK)):
+        with _lock_new_name(root) as place:
             place.mkdir()
             try:
                 yield place
@@ -64,24 +67,25 @@ def settle(
         check: raises a ManifestError for a folder that has the name but not the right content.
 
     Raises:
-        ManifestError: the folder cannot be renamed, and `check` finds no intact one of that name.
-        OSError: a broken folder cannot be removed, or the disk cannot be written.
+        OSError: the folder cannot be renamed, or the disk cannot be written. Errors of `check` other than ManifestError
+            are passed on.
     """
     if durable:
         sync_all(place)
-    if target.exists():
+    try:
+        os.rename(place, target)
+    except OSError as error:
+        if error.errno not in _TAKEN:
+            raise
+        # The digest says that the content is the same.
         with contextlib.suppress(ManifestError):
             check(target)
             if durable:
                 sync_all(target)
             return target
-        os.rename(target, place.with_name(place.name + ".broken"))
-        shutil.rmtree(place.with_name(place.name + ".broken"))
-    try:
-        os.rename(place, target)
-    except OSError:
-        # Another writer was first: the digest says that its content is the same.
-        check(target)
+        # The broken folder gets the name of the place, which `workplace` removes. No reader finds the name without a
+        # folder: another writer may have replaced the broken one by now.
+        linux.exchange(place, target)
     if durable:
         sync(target.parent)
     return target
@@ -126,16 +130,20 @@ def one_at_a_time(path: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _lock_file(path: Path) -> Iterator[None]:
-    """Creates a lock file, holds its lock while the context is open, and removes it at the end."""
+def _lock_new_name(root: Path) -> Iterator[Path]:
+    """Locks the lock file of a new folder in `root` while the context is open; gives the path of the folder."""
     while True:
+        place = root / f"{_PREFIX}{secrets.token_hex(8)}"
+        path = place.with_name(place.name + _LOCK)
         with path.open("xb") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
-            # A sweeper may have removed the file between its creation and the lock.
+            # A sweeper may have removed the file between its creation and the lock. The next try has another name: a
+            # second sweeper that has opened the removed file would take a folder of this name for a leftover, also
+            # after `settle` has renamed it.
             if not path.exists():
                 continue
             try:
-                yield
+                yield place
                 return
             finally:
                 path.unlink(missing_ok=True)

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from streamer.base.linux import map_file
 from streamer.base.sorting import unique
+from streamer.base.system_limits import limit_error
 from streamer.errors import ManifestCorruptError, ManifestError
 from streamer.manifest.arrow_ipc.reader import read_table
 from streamer.manifest.columns import BinaryColumn, Table, decode_text, read_name
@@ -72,13 +73,16 @@ class Manifest:
             ManifestError: there is no manifest.
             ManifestVersionError: it has another version.
             ManifestCorruptError: a file is missing, truncated or malformed.
+            ConfigError: this process may open no more files, or map no more memory.
         """
         where = path / ROOT_NAME
         try:
             with where.open("rb") as file:
                 raw = file.read(ROOT_LIMIT_BYTES + 1)
         except OSError as error:
-            raise ManifestError(f"no manifest at {path}: {error.strerror}", path=str(path)) from error
+            raise limit_error(error) or ManifestError(
+                f"no manifest at {path}: {error.strerror}", path=str(path)
+            ) from error
         root = decode_root(raw, str(where))
         kinds = root.content.schemas
         tables = [{table: _open_table(path, root, table, i) for table in kinds} for i in range(len(root.content.parts))]
@@ -305,7 +309,9 @@ def _open_table(path: Path, root: Root, name: str, part: int) -> Table:
         mapping = map_file(where)
     except OSError as error:
         what = "is missing" if isinstance(error, FileNotFoundError) else f"cannot be mapped: {error}"
-        raise ManifestCorruptError(f"{where} {what}; index again", path=str(where), expected=expected) from error
+        raise limit_error(error) or ManifestCorruptError(
+            f"{where} {what}; index again", path=str(where), expected=expected
+        ) from error
     if len(mapping) != expected:
         raise ManifestCorruptError(
             f"{where} has {len(mapping)} bytes, expected {expected}; index again", path=str(where), expected=expected

@@ -168,3 +168,20 @@ def test_what_has_no_substitute_says_so(here: bool) -> None:
     with pytest.raises(OSError, match="pidfd_open") as refused:
         linux.pidfd(os.getpid())
     assert refused.value.errno == errno.ENOSYS
+
+
+@pytest.mark.parametrize("refusal", [None, errno.EINVAL, errno.ENOSYS])
+def test_two_folders_exchange_their_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refusal: int | None) -> None:
+    """Two folders exchange their names, also where the kernel or the file system cannot do it in one step."""
+    for name in ("one", "other"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / name).touch()
+    if refusal is not None:
+        monkeypatch.setattr(linux.ctypes, "get_errno", lambda: refusal)
+        monkeypatch.setattr(linux, "_libc", types.SimpleNamespace(renameat2=lambda *_: -1))
+    linux.exchange(tmp_path / "one", tmp_path / "other")
+    assert [path.name for path in (tmp_path / "one").iterdir()] == ["other"]
+    assert [path.name for path in (tmp_path / "other").iterdir()] == ["one"]
+    assert len(list(tmp_path.iterdir())) == 2
+    with pytest.raises(FileNotFoundError):
+        linux.exchange(tmp_path / "one", tmp_path / "missing")

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import shutil
+import threading
 
 import pytest
 
-from streamer.errors import ManifestCorruptError, ManifestError, ObjectNotFoundError
+from streamer.errors import ConfigError, ManifestCorruptError, ManifestError, ObjectNotFoundError
 from streamer.indexing.publish import publish_again
+from streamer.manifest import staging, table
 from streamer.manifest.staging import settle, sweep, workplace
 from streamer.manifest.table import Manifest
 from streamer.manifest.validation import open_and_verify
@@ -121,3 +124,70 @@ def test_an_error_of_a_store_inside_a_workplace_keeps_its_type(tmp_path):
     with pytest.raises(ManifestError, match="cannot write a manifest"), workplace(tmp_path):
         raise OSError(28, "No space left on device")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_second_sweeper_of_a_removed_lock_leaves_the_folder(tmp_path, monkeypatch):
+    """A sweeper spares the folder of a writer whose first lock file it opened and another sweeper removed."""
+    flock, opened, written = fcntl.flock, threading.Event(), threading.Event()
+    late = threading.Thread(target=sweep, args=(tmp_path,))
+
+    def interleave(file, how):
+        if threading.current_thread() is late:
+            opened.set()
+            assert written.wait(20)
+        elif how == fcntl.LOCK_EX and not late.ident:
+            late.start()
+            assert opened.wait(20)
+            assert len(sweep(tmp_path)) == 1
+        flock(file, how)
+
+    monkeypatch.setattr(staging.fcntl, "flock", interleave)
+    with workplace(tmp_path) as place:
+        (place / "half").write_bytes(b"x")
+        written.set()
+        late.join(20)
+        assert (place / "half").read_bytes() == b"x"
+    assert list(tmp_path.iterdir()) == []
+
+
+async def test_the_name_of_a_broken_folder_never_leads_nowhere(tar_manifest, tmp_path, monkeypatch):
+    """A folder that replaces a broken one exchanges its name with it: another writer may have replaced that before."""
+    place, target = tmp_path / "place", tmp_path / "target"
+    shutil.copytree(tar_manifest.path, place)
+    target.mkdir()
+    (target / "root.json").write_bytes(b"torn")
+    renamed = []
+    rename = os.rename
+    monkeypatch.setattr(os, "rename", lambda old, new: (renamed.append(old), rename(old, new)))
+    assert settle(place, target) == target
+    open_and_verify(target)
+    assert target not in renamed
+
+
+async def test_what_cannot_be_looked_at_is_not_replaced(tar_manifest, tmp_path, monkeypatch):
+    """A writer that may open no more files leaves a folder of its name, and says how to raise the limit."""
+    place = tmp_path / "place"
+    shutil.copytree(tar_manifest.path, place)
+    before = tar_manifest.path.stat().st_ino
+
+    def refuse(path):
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), str(path))
+
+    monkeypatch.setattr(table, "map_file", refuse)
+    with pytest.raises(ConfigError, match="ulimit -n"):
+        settle(place, tar_manifest.path, durable=False)
+    assert tar_manifest.path.stat().st_ino == before
+
+
+def test_a_rename_that_the_disk_refuses_says_so(tmp_path, monkeypatch):
+    """A writer whose finished folder cannot be renamed names the disk's reason, and not that there is no manifest."""
+
+    def refuse(old, new):
+        raise OSError(errno.EACCES, os.strerror(errno.EACCES), str(old))
+
+    monkeypatch.setattr(staging.os, "rename", refuse)
+    with (
+        pytest.raises(ManifestError, match="Permission denied"),
+        workplace(tmp_path) as place,
+    ):
+        settle(place, tmp_path / "target")
