@@ -209,7 +209,9 @@ def _lock(path: Path, flags: int = 0) -> int:
     descriptor = os.open(path / LOCK_NAME, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | flags, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        os.stat(path / LOCK_NAME)
+        # An engine may have removed the folder and made another one of this name since the file was opened.
+        if not os.path.samestat(os.fstat(descriptor), os.stat(path / LOCK_NAME)):
+            raise FileNotFoundError(errno.ENOENT, "the lock file was made again", str(path / LOCK_NAME))
     except BaseException:
         os.close(descriptor)
         raise

@@ -19,19 +19,22 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
+from streamer.base.system_limits import limit_error
 from streamer.errors import ManifestError
 from streamer.manifest.table import Manifest
 
 Opened = TypeVar("Opened")
 
 _PREFIX = ".removed-"
+# Some file systems in user space give a folder another number at each look. After so many tries it is taken as it is.
+_MAX_TRIES = 8
 
 
 def open_held(path: Path) -> Manifest:
     """Opens a manifest, whose folder stays on the disk while the result exists; holds one descriptor.
 
     Raises:
-        ManifestError: see `Manifest.open`, also if the folder was just removed.
+        ManifestError, ConfigError: see `Manifest.open`, also if the folder was just removed.
     """
     return hold_folder(path, Manifest.open)
 
@@ -45,16 +48,10 @@ def hold_folder(path: Path, open_folder: Callable[[Path], Opened]) -> Opened:
 
     Raises:
         ManifestError: there is no such folder, or it was just removed.
+        ConfigError: this process may open no more files.
     """
+    descriptor = _open_with_lock(path)
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except OSError as error:
-        raise ManifestError(f"no manifest at {path}: {error.strerror}", path=str(path)) from error
-    try:
-        # On a mount without locks, only the sessions of the engine protect a manifest.
-        with contextlib.suppress(OSError):
-            # A remover holds the lock for a moment. `open_folder` does not find a folder that it has removed.
-            fcntl.flock(descriptor, fcntl.LOCK_SH)
         opened = open_folder(path)
     except BaseException:
         os.close(descriptor)
@@ -62,6 +59,40 @@ def hold_folder(path: Path, open_folder: Callable[[Path], Opened]) -> Opened:
     # The descriptor is not closed at exit: the kernel closes it then, and threads may still read.
     weakref.finalize(opened, os.close, descriptor).atexit = False
     return opened
+
+
+def _open_with_lock(path: Path) -> int:
+    """Opens a folder and locks it for a reader; returns the descriptor.
+
+    A folder may be removed and written again before it is locked: the lock would protect one that no path leads to.
+    """
+    for tries in range(1, _MAX_TRIES + 1):
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError as error:
+            raise limit_error(error) or ManifestError(
+                f"no manifest at {path}: {error.strerror}", path=str(path)
+            ) from error
+        try:
+            # On a mount without locks, only the sessions of the engine protect a manifest.
+            with contextlib.suppress(OSError):
+                # A remover holds the lock for a moment.
+                fcntl.flock(descriptor, fcntl.LOCK_SH)
+            if tries == _MAX_TRIES or _is_at(path, descriptor):
+                break
+        except BaseException:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)
+    return descriptor
+
+
+def _is_at(path: Path, descriptor: int) -> bool:
+    """Whether a path leads to the folder that is open as `descriptor`."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), os.stat(path))
+    except FileNotFoundError:
+        return False
 
 
 def remove_unread(path: Path) -> bool:
@@ -82,6 +113,9 @@ def remove_unread(path: Path) -> bool:
     except BlockingIOError:
         return False
     else:
+        # Another remover was faster, and the folder may have been written again: that one is not locked.
+        if not _is_at(path, descriptor):
+            return not path.exists()
         nameless = path.with_name(f"{_PREFIX}{secrets.token_hex(8)}")
         os.rename(path, nameless)
         shutil.rmtree(nameless)

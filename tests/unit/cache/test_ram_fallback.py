@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
+import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -115,3 +117,25 @@ def test_what_engines_of_other_folders_have_left_is_removed(tmp_path: Path) -> N
     remove_leftover_folders(tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {living.path.name, earlier.name, foreign.name}
     living.remove()
+
+
+def test_a_folder_that_was_made_again_is_no_leftover(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A remover that opened the lock of an ended engine leaves the folder that another engine has made since."""
+    path = tmp_path / make_folder_name("other")
+    dead = make_lock_folder(path)
+    assert dead is not None
+    os.close(dead)
+    flock = fcntl.flock
+    living = []
+
+    def interleave(descriptor: int, how: int) -> None:
+        monkeypatch.undo()
+        shutil.rmtree(path)
+        living.append(make_lock_folder(path))
+        flock(descriptor, how)
+
+    monkeypatch.setattr(memory_folder.fcntl, "flock", interleave)
+    remove_leftover_folders(tmp_path)
+    assert path.is_dir()
+    assert living[0] is not None
+    os.close(living[0])

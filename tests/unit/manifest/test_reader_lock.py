@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from streamer.errors import ManifestError
+from streamer.errors import ConfigError, ManifestError
 from streamer.manifest import reader_lock
 from streamer.manifest.reader_lock import open_held, remove_unread, sweep_leftovers
 from streamer.manifest.table import Manifest
@@ -96,6 +96,65 @@ def test_a_reader_that_comes_during_the_removal_finds_nothing(path: Path, monkey
     os.close(remover)
     reader.join(20)
     assert len(failed) == 1
+
+
+def _write_again(path: Path) -> None:
+    """Removes a folder and writes it again, as another remover and another writer do."""
+    kept = path.with_name("kept")
+    shutil.move(path, kept)
+    shutil.copytree(kept, path)
+
+
+def test_a_folder_that_is_written_again_before_its_lock_is_held(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reader holds the folder that its path leads to, also if that was written again after the reader opened it."""
+    flock = fcntl.flock
+
+    def interleave(descriptor: int, operation: int) -> None:
+        monkeypatch.undo()
+        _write_again(path)
+        flock(descriptor, operation)
+
+    monkeypatch.setattr(reader_lock.fcntl, "flock", interleave)
+    held = open_held(path)
+    assert not remove_unread(path)
+    assert held.samples == 2
+    assert path.is_dir()
+
+
+def test_a_remover_leaves_a_folder_that_is_written_again(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A remover whose folder was written again before its lock does not remove the new one, which a reader holds."""
+    flock = fcntl.flock
+    held = []
+
+    def interleave(descriptor: int, operation: int) -> None:
+        monkeypatch.undo()
+        _write_again(path)
+        held.append(open_held(path))
+        flock(descriptor, operation)
+
+    monkeypatch.setattr(reader_lock.fcntl, "flock", interleave)
+    assert not remove_unread(path)
+    assert open_held(path).samples == 2
+
+
+def test_a_folder_of_another_number_at_each_look_is_read(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder on a file system that gives it another number at each look is opened after some tries."""
+    monkeypatch.setattr(reader_lock.os.path, "samestat", lambda one, other: False)
+    before = len(os.listdir("/proc/self/fd"))
+    held = open_held(path)
+    assert held.samples == 2
+    assert len(os.listdir("/proc/self/fd")) == before + 1
+
+
+def test_a_reader_without_descriptors_names_the_limit(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reader that may open no more files says how to raise the limit, and not that there is no manifest."""
+
+    def refuse(*_: object, **__: object) -> int:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(reader_lock.os, "open", refuse)
+    with pytest.raises(ConfigError, match="ulimit -n"):
+        open_held(path)
 
 
 def test_what_a_killed_remover_left_is_swept(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
