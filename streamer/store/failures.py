@@ -18,6 +18,7 @@ import msgspec
 
 from streamer.errors import (
     AccessDeniedError,
+    ClosedError,
     ObjectChangedError,
     ObjectNotFoundError,
     ShortReadError,
@@ -321,6 +322,11 @@ def after_fork(root: str, opener: int) -> StoreError:
         "open stores in the process that reads",
         url=shown(root),
     )
+
+
+def make_closed_error(url: str) -> ClosedError:
+    """Returns the error for a request that was in flight when its store was closed; does not raise it."""
+    return ClosedError(f"{shown(url)}: its store was closed while a request was in flight", url=shown(url))
 
 
 @contextmanager

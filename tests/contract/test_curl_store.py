@@ -682,6 +682,24 @@ async def test_closed_while_it_reads() -> None:
         assert await good(store)
 
 
+async def test_closed_while_it_lists() -> None:
+    """A listing whose store is closed raises ClosedError; its task is not cancelled."""
+    async with bucket() as (server, store):
+
+        async def script(asked: Asked, writer: asyncio.StreamWriter) -> None:
+            await asyncio.Event().wait()
+
+        async def ask() -> list[object]:
+            return [page async for page in store.list("s3://bucket/")]
+
+        server.script = script
+        listing = asyncio.create_task(ask())
+        await server.came.wait()
+        await store.aclose()
+        with pytest.raises(ClosedError, match="s3://bucket"):
+            await listing
+
+
 async def test_refreshed_while_it_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A request under way while the store is refreshed ends well, and the next one has the new keys and region."""
     file = tmp_path / "config"

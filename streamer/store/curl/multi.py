@@ -17,6 +17,7 @@ from contextlib import suppress
 import pycurl
 
 from streamer.base import linux
+from streamer.errors import ClosedError
 
 _WATCHED = {
     pycurl.POLL_IN: select.POLLIN,
@@ -71,7 +72,8 @@ class Multi:
 
         Raises:
             pycurl.error: the transfer failed.
-            asyncio.CancelledError: the call was cancelled, or `close` was called.
+            ClosedError: `close` was called.
+            asyncio.CancelledError: the call was cancelled.
         """
         try:
             await self.start(easy)
@@ -90,7 +92,7 @@ class Multi:
             self._take_out(easy).cancel()
 
     async def close(self) -> None:
-        """Cancels all transfers and closes all connections. Idempotent.
+        """Ends all transfers with a ClosedError and closes all connections. Idempotent.
 
         It returns after a second at the latest. A thread may still be closing some of them then.
         """
@@ -98,7 +100,9 @@ class Multi:
             return
         self._loop.remove_reader(self._epoll.fileno())
         for easy in list(self._pending):
-            self._take_out(easy).cancel()
+            ended = self._take_out(easy)
+            if not ended.done():  # its caller was cancelled
+                ended.set_exception(ClosedError("the connections were closed while a request was in flight"))
         if self._timer is not None:
             self._timer.cancel()
         self._timer_at = -_NEVER  # no timer from the other thread

@@ -98,11 +98,8 @@ class CurlStore(ObstoreStore):
             if not kept and not await self._is_elsewhere(refusal, access):
                 raise self._root.explain(refusal) from None
             await self.get(asked, take)
-        except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if multi.closed and task is not None and not task.cancelling():
-                raise ClosedError(f"{shown(target.url)}: its store was closed while it was read") from None
-            raise
+        except ClosedError as closed:
+            raise failures.make_closed_error(target.url) from closed
         finally:
             self._counters.received_bytes += handle.received
             handle.unbind()
@@ -288,6 +285,8 @@ class CurlStore(ObstoreStore):
                     headers = access.sign(address, keys or access.keys, method)
                 elif not address.startswith(self._root.prefix):
                     headers = ()  # see `_transfer`
+        except ClosedError as closed:
+            raise failures.make_closed_error(url) from closed
         except pycurl.error as error:
             failure = whole.explain_failure(error)
             raise (self._root.explain(failure) if isinstance(failure, StreamerError) else failure) from None
@@ -371,7 +370,7 @@ class CurlStore(ObstoreStore):
         self._forget()
 
     async def aclose(self) -> None:
-        """Closes connections; idempotent. Reads in flight end with ClosedError, other requests with CancelledError.
+        """Closes connections; idempotent. Requests in flight end with ClosedError.
 
         The child of a fork closes nothing: it would shut down its parent's connections.
         """
