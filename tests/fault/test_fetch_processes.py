@@ -29,7 +29,7 @@ from streamer.engine.processes.pool import FetchPool, Reading
 from streamer.engine.processes.process import FetchProcess, SharedBytes
 from streamer.engine.session import EngineSession
 from streamer.engine.statistics import engine_statistics
-from streamer.errors import BrokenError, ObjectNotFoundError, StreamerError
+from streamer.errors import BrokenError, ConfigError, ObjectNotFoundError, StreamerError
 from streamer.formats.chunkfile import HEADER_BYTES
 from streamer.wire.messages import GetManifest, OpenSession
 from streamer.wire.schedule import EpochSchedule
@@ -309,16 +309,18 @@ async def test_processes_that_each_end_over_another_chunk_end_no_job(
     assert len([record for record in caplog.records if "the engine fetches by itself" in record.message]) == 1
 
 
-@pytest.mark.parametrize("how", ["ends", "raises"])
+@pytest.mark.parametrize("how", ["ends", "raises", "refused"])
 async def test_processes_that_do_not_start_end_no_job(folder: Path, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
     """An engine whose fetch processes cannot start fetches all chunks by itself,
-    as under a limit of processes or where its Python was removed.
+    as under a limit of processes or files, in a frozen program, or where its Python was removed.
     """
 
     class Stillborn(FetchProcess):
         async def run(self, on_ready):  # type: ignore[no-untyped-def]
             if how == "raises":
                 raise BlockingIOError("Resource temporarily unavailable")
+            if how == "refused":
+                raise ConfigError("there is no Python that can be started", field="executable")
             return "ended by code 1"
 
     monkeypatch.setattr(pool, "FetchProcess", Stillborn)

@@ -30,7 +30,7 @@ from streamer.engine.processes.policy import (
     limit_process,
 )
 from streamer.engine.processes.process import FetchProcess, LocalError, ProcessEndedError, SharedBytes
-from streamer.errors import BrokenError
+from streamer.errors import BrokenError, StreamerError
 from streamer.fetch.concurrency import FetchLimits
 from streamer.fetch.endpoint import AGAIN_SECONDS
 from streamer.fetch.fair_gate import Due, FairGate, Owner, WaitQueue
@@ -386,7 +386,7 @@ class FetchPool:
         """Runs a process to its end, and adds its counts to those of the past; a crash delays the next start."""
         try:
             how = await process.run(self._divide)
-        except OSError as error:
+        except (OSError, StreamerError) as error:
             how = f"it cannot be started: {error}"
         self._processes.remove(process)
         self._past.update(process.counts)
