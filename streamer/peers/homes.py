@@ -230,6 +230,8 @@ class _Chunks(msgspec.Struct, frozen=True, eq=False):
 
     def find(self, words: Words) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
         """Returns the place of each word in `words`, and whether it is there; without that the place means nothing."""
+        if not len(self.words):
+            return np.zeros(len(words), np.int64), np.zeros(len(words), np.bool_)
         at = np.minimum(np.searchsorted(self.words, words), len(self.words) - 1)
         return at, self.words[at] == words
 
@@ -298,7 +300,7 @@ class LaneHomes(Homes):
                 second[mine] = reading[1]
         places = np.where(second == self._mine, ChunkPlace.SECOND, ChunkPlace.OTHER)
         read = [any(member == self._mine for member, _ in lane) for lane in readers.readers]
-        places[np.array(read)[lanes]] = ChunkPlace.READ
+        places[np.array(read, np.bool_)[lanes]] = ChunkPlace.READ
         places[first == self._mine] = ChunkPlace.HOME
         return _Chunks(words, first, second, places)
 

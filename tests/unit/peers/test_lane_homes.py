@@ -74,3 +74,13 @@ def test_of_two_selections_the_first_counts_for_others_and_both_for_the_cache() 
     homes, alone = LaneHomes(MEMBERS[0], MEMBERS, {"train": _readers(), "val": other}), _views(train=_readers())[0]
     assert homes.order(KEYS[0].tobytes()) == alone.order(KEYS[0].tobytes())
     assert (homes.places(WORDS) == np.maximum(alone.places(WORDS), _views(val=other)[0].places(WORDS))).all()
+
+
+@pytest.mark.parametrize("known", [0, CHUNKS])
+def test_a_dataset_without_a_lane_has_homes_by_keys(known: int) -> None:
+    """A dataset whose chunks no lane has, or that has no chunks, leaves each chunk its home by its key."""
+    unread = LaneReaders(words=WORDS[:known], lanes=np.full(known, -1), readers=[], former=[])
+    homes, by_keys = LaneHomes(MEMBERS[1], MEMBERS, {"val": unread}), Homes(MEMBERS[1], MEMBERS)
+    assert (homes.places(WORDS) == by_keys.places(WORDS)).all()
+    assert homes.order(KEYS[0].tobytes()) == by_keys.order(KEYS[0].tobytes())
+    assert homes.share == by_keys.share
