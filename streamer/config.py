@@ -262,6 +262,8 @@ class Environment:
     watchdog_seconds: float | None = None
     # The settings of an engine in STREAMER_* variables, by lower-case name ("cache_bytes"), as written.
     settings: Mapping[str, str] = field(default_factory=dict)
+    # Whether STREAMER_CACHE_DIR names the cache folder; otherwise it is the default.
+    has_cache_dir: bool = False
 
     @classmethod
     def read(cls, variables: Mapping[str, str] | None = None) -> Environment:
@@ -289,6 +291,7 @@ class Environment:
                 for name in (*ENGINE_VARIABLES, *SERVICE_VARIABLES)
                 if env.get(f"STREAMER_{name}")
             },
+            has_cache_dir=bool(env.get("STREAMER_CACHE_DIR")),
         )
 
     def engine_settings(self) -> dict[str, str]:

@@ -16,6 +16,7 @@ names are refused. A variable of the environment has a row in `ENGINE_VARIABLES`
 from __future__ import annotations
 
 import json
+import logging
 import os
 import types
 import typing
@@ -39,6 +40,8 @@ from streamer.config import (
     read_toml,
 )
 from streamer.errors import ConfigError
+
+logger = logging.getLogger(__name__)
 
 _SECTIONS: dict[str, type[object]] = {
     "cache": CacheConfig,
@@ -83,8 +86,9 @@ def read_service_config(path: Path | None, environment: Environment, options: Ma
 
     Args:
         path: TOML file, or None for environment and options only.
-        environment: its settings and its token file take precedence over the file. Its folders are used where neither
-            the file nor `options` names the cache folder and the socket.
+        environment: its settings, its token file and the cache folder that it names take precedence over the file; a
+            line is logged where the file names another cache folder. Its default of the cache folder, and its runtime
+            folder, are used where nothing else names the cache folder and the socket.
         options: options of the command line by the names of `_PLACES`, None where not given. They take precedence over
             all.
 
@@ -92,7 +96,12 @@ def read_service_config(path: Path | None, environment: Environment, options: Ma
         ConfigError: a setting is unknown or invalid, and the message names it; or a file cannot be read.
     """
     tables, datasets, files = _read_file(path)
-    for source in (environment.settings, {"token_file": environment.token_file}, options):
+    variables = {"token_file": environment.token_file}
+    if environment.has_cache_dir:
+        variables["cache_dir"] = environment.cache_dir
+        if options.get("cache_dir") is None:
+            _warn_of_other_folder(tables["cache"].get("directory"), path, environment.cache_dir)
+    for source in (environment.settings, variables, options):
         _override(tables, source)
     tables["cache"].setdefault("directory", environment.cache_dir)
     tables["engine"].setdefault("socket_path", environment.runtime_dir / "engine.sock")
@@ -132,6 +141,18 @@ def _override(tables: _Tables, settings: Mapping[str, object]) -> None:
         if value is not None:
             section, field = _PLACES[name]
             tables[section][field] = value
+
+
+def _warn_of_other_folder(directory: object, path: Path | None, chosen: Path) -> None:
+    """Logs that STREAMER_CACHE_DIR counts where the file at `path` names another folder: images and units set it."""
+    if isinstance(directory, str) and os.path.abspath(directory) != str(chosen):
+        logger.warning(
+            "the cache folder is %s, as STREAMER_CACHE_DIR says, and not %s, as %s says: unset or change the variable, "
+            "or use --cache-dir",
+            chosen,
+            directory,
+            path,
+        )
 
 
 def _assemble(tables: _Tables, datasets: tuple[DatasetConfig, ...]) -> EngineConfig:

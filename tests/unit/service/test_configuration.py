@@ -14,6 +14,7 @@ from streamer.config import (
     check_variables,
 )
 from streamer.errors import ConfigError
+from streamer.service import configuration
 from streamer.service.configuration import DEFAULT_HTTP, read_service_config, read_trainer_config
 
 FILE = """
@@ -121,6 +122,49 @@ def test_options_count_more_than_variables_and_these_more_than_the_file(tmp_path
     config = read_service_config(path, variables, {"cache_bytes": 3, "group": None})
     assert (config.cache.limit_bytes, config.cache.group, config.service.allow_uids) == (3, "7", (5, 6))
     assert read_service_config(path, variables, {"cache_bytes": "auto"}).cache.limit_bytes is None
+
+
+def test_a_variable_of_the_cache_folder_counts_more_than_the_file(tmp_path, caplog):
+    """STREAMER_CACHE_DIR goes before the file, where a line says so if that names another, and after the option."""
+    path = written(tmp_path, FILE)
+    named = environment(STREAMER_CACHE_DIR="/cache")
+    assert str(read_service_config(path, named, {}).cache.directory) == "/cache"
+    assert "/cache, as STREAMER_CACHE_DIR says, and not /nvme/streamer" in caplog.text
+    caplog.clear()
+    assert str(read_service_config(path, named, {"cache_dir": "/option"}).cache.directory) == "/option"
+    same = environment(STREAMER_CACHE_DIR="/nvme/./streamer")
+    assert str(read_service_config(path, same, {}).cache.directory) == "/nvme/streamer"
+    assert str(read_service_config(path, environment(), {}).cache.directory) == "/nvme/streamer"
+    assert caplog.text == ""
+
+
+SAID = {
+    "cache_dir": ("/a", "/b"),
+    "cache_bytes": ("1GB", "2GB"),
+    "memory_bytes": ("1GB", "2GB"),
+    "fetch_processes": ("1", "2"),
+    "allow_uids": ("1", "2,3"),
+    "drain_seconds": ("1", "2"),
+    "max_connections": ("20", "30"),
+    "peers": ("dns:a:1", "dns:b:2"),
+}
+
+
+@pytest.mark.parametrize("name", sorted(configuration._PLACES))
+def test_each_variable_counts_more_than_its_key_of_the_file(tmp_path, name):
+    """Each setting that has a variable takes its value, whatever the file says."""
+    section, key = configuration._PLACES[name]
+    file, variable = SAID.get(name, ("/a:1", "/b:2"))
+    path = written(tmp_path, f"[{section}]\n{key} = {file!r}\n")
+
+    def find(variables: dict[str, str]) -> object:
+        config = read_service_config(path, environment(**variables), {})
+        return getattr(config if section == "engine" else getattr(config, section), key)
+
+    with_variable = find({f"STREAMER_{name.upper()}": variable})
+    assert with_variable != find({})
+    path.write_text("")
+    assert with_variable == find({f"STREAMER_{name.upper()}": variable})
 
 
 @pytest.mark.parametrize(
