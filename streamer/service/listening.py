@@ -45,6 +45,8 @@ class Listener:
         self._connect = connect
         self._server: asyncio.Server | None = None
         self._identity = 0
+        # Whether the file was removed and could not be made again, which was logged.
+        self._is_missing = False
 
     def __repr__(self) -> str:
         return f"Listener({str(self.path)!r})"
@@ -68,19 +70,20 @@ class Listener:
     async def open_again(self) -> None:
         """Makes the socket again if another program has removed its file; connections stay.
 
-        A failure to bind it is logged.
-
-        Raises:
-            ConfigError: the group of the cache does not exist any more.
+        A failure is logged: the path cannot be bound, or the group of the cache does not exist any more.
         """
         if self._server is None or self.path.exists():
             return
         former = self._server
         try:
             await self.open()
-        except OSError as error:
-            logger.debug("the socket %s was removed, and cannot be made again: %s", self.path, error)
+        except (OSError, ConfigError) as error:
+            # It is tried again every two seconds.
+            log = logger.debug if self._is_missing else logger.warning
+            log("the socket %s was removed, and cannot be made again: %s; open connections stay", self.path, error)
+            self._is_missing = True
             return
+        self._is_missing = False
         former.close()
         logger.warning("the socket %s was removed by another program, and made again", self.path)
 
@@ -133,11 +136,7 @@ class Listeners:
             self._second = None
 
     async def watch(self) -> None:
-        """Makes removed sockets again until it is cancelled; the second one only in the cache folder of the start.
-
-        Raises:
-            ConfigError: the group of the cache does not exist any more.
-        """
+        """Makes removed sockets again until it is cancelled; the second one only in the cache folder of the start."""
         while True:
             await asyncio.sleep(_LOOK_SECONDS)
             await self._main.open_again()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 import socket
 import time
@@ -13,6 +14,7 @@ import pytest
 from streamer.cache.folder import ROOT_ID
 from streamer.config import CACHE_SOCKET_NAME, CacheConfig, EngineConfig
 from streamer.errors import ConfigError
+from streamer.service import listening
 from streamer.service.listening import listen
 
 
@@ -122,3 +124,33 @@ async def test_a_path_that_cannot_be_bound(tmp_path: Path) -> None:
         async with listen(config, asyncio.Protocol):
             pass
     assert [path.name for path in (tmp_path / "runtime").iterdir()] == ["engine.sock"]
+
+
+@pytest.mark.process
+async def test_a_group_that_is_removed_from_the_machine_ends_no_watch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A removed socket whose group is gone is reported once, open sockets stay, and it is made again with the group."""
+    monkeypatch.setattr("streamer.service.listening._LOOK_SECONDS", 0.01)
+    cache = CacheConfig(directory=_config(tmp_path).cache.directory, group=str(os.getgid()))
+    config = EngineConfig(cache=cache, socket_path=tmp_path / "runtime/engine.sock", grace_seconds=None)
+    tried = asyncio.Event()
+
+    def refuse(group: str) -> int:
+        if caplog.messages:
+            tried.set()
+        raise ConfigError(f"group={group!r} does not exist on this machine", field="group")
+
+    async with listen(config, asyncio.Protocol) as listeners:
+        watching = asyncio.create_task(listeners.watch())
+        with monkeypatch.context() as gone:
+            gone.setattr(listening, "group_id", refuse)
+            (tmp_path / "runtime/engine.sock").unlink()
+            async with asyncio.timeout(20):
+                await tried.wait()
+        assert [message for message in caplog.messages if "cannot be made again: group=" in message] == caplog.messages
+        assert len(caplog.messages) == 1
+        async with asyncio.timeout(20):
+            await asyncio.to_thread(_wait_for, tmp_path / "runtime/engine.sock")
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
