@@ -21,6 +21,7 @@ from pathlib import Path
 
 from streamer.base import linux
 from streamer.errors import ManifestError, StreamerError
+from streamer.manifest.beside import CACHE_MARKER
 from streamer.manifest.validation import open_and_verify
 
 _PREFIX = ".building-"
@@ -70,6 +71,7 @@ def settle(
         OSError: the folder cannot be renamed, or the disk cannot be written. Errors of `check` other than ManifestError
             are passed on.
     """
+    _let_group_read(place, target.parent)
     if durable:
         sync_all(place)
     try:
@@ -93,9 +95,20 @@ def settle(
 
 def settle_file(source: Path, target: Path) -> None:
     """Gives a finished file its name when the disk has it; replaces a file of that name. Raises OSError."""
+    _let_group_read(source, target.parent)
     sync(source)
     os.replace(source, target)
     sync(target.parent)
+
+
+def _let_group_read(made: Path, root: Path) -> None:
+    """Lets all read a folder and its files, or a file, in a cache folder that a group may read, whatever the umask is.
+
+    The mode of `root` keeps all others out.
+    """
+    if os.stat(root).st_mode & 0o050 == 0o050 and (root.parent / CACHE_MARKER).exists():
+        for path in (made, *made.iterdir()) if made.is_dir() else (made,):
+            path.chmod(0o755 if path.is_dir() else 0o644)
 
 
 def sweep(root: Path) -> list[Path]:

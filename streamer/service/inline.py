@@ -2,7 +2,7 @@
 
 `client/in_process.py` imports it by name. The engine has its own lock, socket and grace time, as one in a process of
 its own has: workers and other processes connect to it, and see it end, in the same way. Signals, limits, garbage
-collector and log of the trainer's process stay as they are; its umask becomes 022 if the cache has a group.
+collector, umask and log of the trainer's process stay as they are.
 """
 
 from __future__ import annotations

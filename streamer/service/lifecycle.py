@@ -162,8 +162,9 @@ class EngineService:
         if config.refuse_local:
             logger.warning(_OPEN_TO_ALL)
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(thread_count(), "streamer-work"))
-        if config.cache.group is not None:
-            # The mode of the folder lets the group in. A umask of 077 would keep it out of new manifests below.
+        if config.cache.group is not None and not self._guest:
+            # The mode of the folder lets the group in. A umask of 077 would keep it out of other files below. Manifests
+            # get their mode from `manifest/staging.py`, since the umask of a trainer stays as it is.
             os.umask(0o022)
         lock_seconds = LOCK_SECONDS + config.service.drain_seconds
         folder = _only_engine(config.cache.directory, lock_seconds)

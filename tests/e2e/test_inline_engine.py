@@ -233,6 +233,21 @@ def test_a_folder_that_cannot_be_used_is_the_readers_error(place: Path, make: Ma
     check_nothing_left(place)
 
 
+def test_an_engine_with_a_group_leaves_the_umask(place: Path, make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An inline engine whose cache has a group leaves its process the umask, and lets the group read manifests."""
+    monkeypatch.setenv("STREAMER_GROUP", str(os.getgid()))
+    before = os.umask(0o077)
+    try:
+        with StreamingDataLoader(make(), BATCH) as loader:
+            assert len(list(loader)) == SAMPLES // BATCH
+        umask = os.umask(0o077)
+    finally:
+        os.umask(before)
+    assert umask == 0o077
+    files = [path for path in (place / "cache/manifests").glob("*/*") if path.suffix in {".json", ".arrows"}]
+    assert {oct(path.stat().st_mode & 0o777) for path in files} == {"0o644"}
+
+
 def test_a_fork_holds_nothing_of_the_engine(place: Path, make: Make) -> None:
     """A forked child keeps nothing of its parent's inline engine alive: it ends, and its clients learn of the end.
 

@@ -13,6 +13,7 @@ import pytest
 from streamer.errors import ConfigError, ManifestCorruptError, ManifestError, ObjectNotFoundError
 from streamer.indexing.publish import publish_again
 from streamer.manifest import staging, table
+from streamer.manifest.beside import CACHE_MARKER
 from streamer.manifest.staging import settle, sweep, workplace
 from streamer.manifest.table import Manifest
 from streamer.manifest.validation import open_and_verify
@@ -191,3 +192,27 @@ def test_a_rename_that_the_disk_refuses_says_so(tmp_path, monkeypatch):
         workplace(tmp_path) as place,
     ):
         settle(place, tmp_path / "target")
+
+
+@pytest.mark.parametrize(
+    ("mode", "is_cache", "found"), [(0o750, True, 0o644), (0o700, True, 0o600), (0o755, False, 0o600)]
+)
+def test_a_group_reads_manifests_whatever_the_umask_is(tmp_path, mode, is_cache, found):
+    """A manifest in a cache of a group can be read with any umask of its writer; elsewhere the umask holds."""
+    root = tmp_path / "manifests"
+    root.mkdir()
+    root.chmod(mode)
+    if is_cache:
+        (tmp_path / CACHE_MARKER).touch()
+    before = os.umask(0o077)
+    try:
+        with workplace(root) as place:
+            (place / "root.json").write_bytes(b"{}")
+            settle(place, root / "folder")
+        with workplace(root) as place:
+            (place / "file").write_bytes(b"{}")
+            staging.settle_file(place / "file", root / "file")
+    finally:
+        os.umask(before)
+    modes = [(root / name).stat().st_mode & 0o777 for name in ("folder", "folder/root.json", "file")]
+    assert modes == [found | 0o100 | (found & 0o044) >> 2, found, found]
