@@ -262,8 +262,7 @@ class Environment:
     watchdog_seconds: float | None = None
     # The settings of an engine in STREAMER_* variables, by lower-case name ("cache_bytes"), as written.
     settings: Mapping[str, str] = field(default_factory=dict)
-    # Whether STREAMER_CACHE_DIR names the cache folder; otherwise it is the default.
-    has_cache_dir: bool = False
+    has_cache_dir: bool = False  # whether STREAMER_CACHE_DIR names the cache folder
 
     @classmethod
     def read(cls, variables: Mapping[str, str] | None = None) -> Environment:
@@ -286,11 +285,7 @@ class Environment:
             config=Path(os.path.abspath(env["STREAMER_CONFIG"])) if env.get("STREAMER_CONFIG") else None,
             notify_socket=env.get("NOTIFY_SOCKET") or None,
             watchdog_seconds=(read_number(env, ("WATCHDOG_USEC",)) or 0) / 1e6 or None,
-            settings={
-                name.lower(): env[f"STREAMER_{name}"]
-                for name in (*ENGINE_VARIABLES, *SERVICE_VARIABLES)
-                if env.get(f"STREAMER_{name}")
-            },
+            settings={name.lower(): env[f"STREAMER_{name}"] for name in _SETTINGS if env.get(f"STREAMER_{name}")},
             has_cache_dir=bool(env.get("STREAMER_CACHE_DIR")),
         )
 
@@ -324,6 +319,7 @@ SERVICE_VARIABLES = (
     *("SOCKET", "HTTP", "ALLOW_UIDS", "DRAIN_SECONDS", "MAX_CONNECTIONS"),
     *("PEERS", "PEERS_LISTEN", "PEERS_TOKEN_FILE", "PEERS_TLS_FOLDER"),
 )
+_SETTINGS = (*ENGINE_VARIABLES, *SERVICE_VARIABLES)
 # Kubernetes puts these into every container when a Service is called "streamer".
 _KUBERNETES = re.compile(r"STREAMER_(\w+_)?(SERVICE_HOST|SERVICE_PORT\w*|PORT|PORT_\d+_\w+)")
 
@@ -334,7 +330,7 @@ def check_variables(variables: Mapping[str, str] | None = None) -> None:
     Raises:
         ConfigError: the message names the variable, and those that exist.
     """
-    known = {f"STREAMER_{name}" for name in (*_COMMON, *ENGINE_VARIABLES, *SERVICE_VARIABLES)}
+    known = {f"STREAMER_{name}" for name in (*_COMMON, *_SETTINGS)}
     for name in os.environ if variables is None else variables:
         if name.startswith("STREAMER_") and name not in known and not _KUBERNETES.fullmatch(name):
             raise ConfigError(f"{name} is not a setting; there are {', '.join(sorted(known))}", field=name)

@@ -127,7 +127,7 @@ class PeerServerProcess:
             try:
                 await in_thread(None, self._start)
                 await self._follow()
-            except (OSError, ConfigError, ValueError) as error:
+            except (OSError, ValueError) as error:
                 logger.warning("the peer server: %s", error)
             self.restarts += 1
             pause = max(_MIN_PAUSE_SECONDS, pauses.count_end(useful=loop.time() - begun > _USEFUL_SECONDS))

@@ -86,8 +86,8 @@ def read_service_config(path: Path | None, environment: Environment, options: Ma
 
     Args:
         path: TOML file, or None for environment and options only.
-        environment: its settings, its token file and the cache folder that it names take precedence over the file; a
-            line is logged where the file names another cache folder. Its default of the cache folder, and its runtime
+        environment: its settings, its token file and the cache folder that it names take precedence over the file.
+            A line is logged where the file names another cache folder. Its default of the cache folder, and its runtime
             folder, are used where nothing else names the cache folder and the socket.
         options: options of the command line by the names of `_PLACES`, None where not given. They take precedence over
             all.

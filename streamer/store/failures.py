@@ -324,7 +324,7 @@ def after_fork(root: str, opener: int) -> StoreError:
     )
 
 
-def make_closed_error(url: str) -> ClosedError:
+def explain_close(url: str) -> ClosedError:
     """Returns the error for a request that was in flight when its store was closed; does not raise it."""
     return ClosedError(f"{shown(url)}: its store was closed while a request was in flight", url=shown(url))
 

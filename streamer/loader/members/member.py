@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -29,7 +29,7 @@ from streamer.client.pending_requests import ManifestAsk
 from streamer.config import Environment, RankConfig
 from streamer.decode.dispatch import SampleDecoder
 from streamer.decode.transforms import make_transform
-from streamer.errors import ConfigError, ManifestError, StreamerError, printable
+from streamer.errors import ConfigError, StreamerError, printable
 from streamer.formats.registry import find_codecs
 from streamer.loader.agreement import ParentRank, agree, detect, gather_for
 from streamer.loader.epoch_cell import EpochCell
@@ -372,9 +372,7 @@ class DatasetMember:
             return None
         with self.connections.for_requests() as connection:
             path = connection.roots()[0] / "manifests" / self.shared.manifest
-        self._found = None
-        with suppress(ManifestError):  # the engine is asked, and says what is wrong with it
-            self._found = open_held(path)
+        self._found = open_held(path) if path.is_dir() else None
         return self._found
 
     def rules(self, name: str = "", source_key: str | None = None) -> SampleRules:

@@ -99,7 +99,7 @@ class CurlStore(ObstoreStore):
                 raise self._root.explain(refusal) from None
             await self.get(asked, take)
         except ClosedError as closed:
-            raise failures.make_closed_error(target.url) from closed
+            raise failures.explain_close(target.url) from closed
         finally:
             self._counters.received_bytes += handle.received
             handle.unbind()
@@ -286,7 +286,7 @@ class CurlStore(ObstoreStore):
                 elif not address.startswith(self._root.prefix):
                     headers = ()  # see `_transfer`
         except ClosedError as closed:
-            raise failures.make_closed_error(url) from closed
+            raise failures.explain_close(url) from closed
         except pycurl.error as error:
             failure = whole.explain_failure(error)
             raise (self._root.explain(failure) if isinstance(failure, StreamerError) else failure) from None
