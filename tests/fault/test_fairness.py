@@ -1,14 +1,15 @@
 """A greedy trainer beside a modest one: the modest one waits about as often as it would alone.
 
 Time is counted in ticks of a simulated link, not in seconds: at each tick it serves the oldest requests, the trainers
-take what is ready, and the engine is given as long as it needs to do what follows from that. So the outcome does not
-depend on how busy the machine is.
+take what is ready, and the engine is given as long as it needs to do what follows from that. The engine measures the
+link by a clock that goes on with the ticks. So the outcome does not depend on how busy the machine is.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -30,6 +31,8 @@ WINDOW = 8
 GREEDY_CHUNKS, MODEST_CHUNKS = 240, 24
 # Ticks that the greedy ones are there before.
 HEAD_START = 16
+# The link has 13 MB/s then, and the engine probes it once in a run (`streamer/engine/link_need.py`).
+TICK_SECONDS = 0.01
 FOR_EVER = 2**62
 
 
@@ -53,6 +56,23 @@ class Link(LocalStore):
         for ticket in waiting[:count]:
             ticket.set_result(None)
         self.queue = deque(waiting[count:])
+
+
+class LinkClock:
+    """Stands for the engine's loop before its scheduler: the time is that of the simulated link."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self.now = loop.time()
+
+    def time(self) -> float:
+        return self.now
+
+    def call_soon(self, call: Callable[..., object], *arguments: object) -> asyncio.Handle:
+        return self.loop.call_soon(call, *arguments)
+
+    def call_later(self, seconds: float, call: Callable[..., object], *arguments: object) -> asyncio.Handle:
+        return self.loop.call_later(seconds, call, *arguments)
 
 
 class Trainer:
@@ -140,6 +160,8 @@ async def digest_of(engine: Engine, link: Link, folder: Path) -> str:
 
 async def ticks_waited(engine: Engine, link: Link, folder: Path, jobs: int) -> int:
     """How many ticks a modest trainer stands still in its epoch, beside so many greedy ones that came before it."""
+    clock = LinkClock(asyncio.get_running_loop())
+    engine.scheduler._loop = clock  # type: ignore[assignment]
     one, two = [await digest_of(engine, link, folder / name) for name in ("one", "two")]
     greedy = [Trainer(engine, one, f"greedy {job}", 80 * job) for job in range(jobs)]
     modest: Trainer | None = None
@@ -155,6 +177,7 @@ async def ticks_waited(engine: Engine, link: Link, folder: Path, jobs: int) -> i
             break
         await at_rest(engine, link)
         link.serve(SERVED)
+        clock.now += TICK_SECONDS
     assert modest is not None
     assert modest.over, f"the modest trainer is at step {modest.step} of {modest.chunks}"
     assert not [error for trainer in (modest, *greedy) for error in trainer.errors]
@@ -163,23 +186,26 @@ async def ticks_waited(engine: Engine, link: Link, folder: Path, jobs: int) -> i
 
 @pytest.mark.parametrize("jobs", [1, pytest.param(3, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
-    "cache_bytes",
+    ("cache_bytes", "most"),
     [
-        pytest.param(4 << 20, id="room is scarce", marks=pytest.mark.slow),
-        pytest.param(64 << 20, id="the link is scarce"),
+        pytest.param(4 << 20, MODEST_CHUNKS // 6, id="room is scarce", marks=pytest.mark.slow),
+        pytest.param(64 << 20, MODEST_CHUNKS // 12, id="the link is scarce"),
     ],
 )
-async def test_a_greedy_job_costs_a_modest_one_little(link, folder, cache_bytes, jobs):
+async def test_a_greedy_job_costs_a_modest_one_little(link, folder, cache_bytes, most, jobs):
     """A greedy trainer on other data makes a modest one wait in at most one more of twelve steps than alone.
-    Of 24 steps 1 waits alone and 2 or 3 in a crowd: the first chunk comes behind a full link. Without shares in the
-    gates 13-15 wait where the link is scarce, without the pump's order 12-16 where the space is (2026-11-20).
+
+    In one of six while room is scarce, because the engine then probes the link. Of 24 steps 1 waits alone; 2 do in a
+    crowd, because the first chunk comes behind a full link, and 4 beside three jobs and a probe. Without shares in the
+    gates 9 and 12 wait where the link is scarce; with no chunk first for a reader that waits, 42 where room is and
+    three jobs are there (2026-11-29).
     """
     async with engine_of(folder / "alone", cache_bytes) as engine:
         alone = await ticks_waited(engine, link, folder, 0)
     async with engine_of(folder / "crowded", cache_bytes) as engine:
         crowded = await ticks_waited(engine, link, folder, jobs)
     print(f"ticks waited in {MODEST_CHUNKS} steps: {alone} alone, {crowded} beside {jobs} greedy jobs")
-    assert crowded - alone <= MODEST_CHUNKS // 12
+    assert crowded - alone <= most
 
 
 async def test_a_job_that_never_reads_what_it_asked_for_leaves_room(link, folder):
