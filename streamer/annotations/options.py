@@ -7,7 +7,7 @@ Used by the datasets, packs and commands that take `annotations=`, by the engine
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, get_args
 
@@ -66,15 +66,16 @@ class Annotations:
     sample_field: str | None = None
 
     def __post_init__(self) -> None:
-        try:
-            object.__setattr__(self, "url", os.fspath(self.url))
-        except TypeError as error:
-            raise ConfigError(f"annotations={self.url!r} is not a path", field="annotations") from error
+        if not isinstance(self.url, str | os.PathLike):
+            raise ConfigError(f"annotations={self.url!r} is not a path", field="annotations")
+        object.__setattr__(self, "url", os.fspath(self.url))
         find_extension(self.url)
         if self.missing not in get_args(Missing):
             allowed = ", ".join(map(repr, get_args(Missing)))
             raise ConfigError(f"missing={self.missing!r} must be one of {allowed}", field="missing")
-        if isinstance(self.fields, str) or not all(isinstance(name, str) for name in self.fields or ()):
+        fields: object = () if self.fields is None else self.fields
+        names = fields if isinstance(fields, Collection) and not isinstance(fields, str) else [None]
+        if not all(isinstance(name, str) for name in names):
             raise ConfigError(f"fields={self.fields!r}: give a sequence of names", field="fields")
 
     @classmethod

@@ -77,10 +77,9 @@ def function(name: str, value: T | None) -> T | None:
 
 def path(name: str, value: str | os.PathLike[str] | None) -> str | None:
     """Returns the value as a text, or None for None; a ConfigError where it is neither a text nor a path."""
-    try:
-        return None if value is None else os.fspath(value)
-    except TypeError as error:
-        raise ConfigError(f"{name}={value!r} is not a path", field=name) from error
+    if value is not None and not isinstance(value, str | os.PathLike):
+        raise ConfigError(f"{name}={value!r} is not a path", field=name)
+    return None if value is None else os.fspath(value)
 
 
 def mapping(name: str, value: Mapping[str, object] | None) -> dict[str, object]:

@@ -83,7 +83,9 @@ class ArrayDecoder:
     def __post_init__(self) -> None:
         if not is_dtype(self.dtype, "biufc"):
             raise ConfigError(f"ArrayDecoder: dtype={self.dtype!r} is not a type of numbers", field="decode")
-        if self.shape.count(-1) > 1 or any(length < -1 for length in self.shape):
+        shape: object = self.shape
+        lengths: list[object] = list(shape) if isinstance(shape, tuple | list) else [None]
+        if not all(isinstance(length, int) and length >= -1 for length in lengths) or lengths.count(-1) > 1:
             raise ConfigError(f"ArrayDecoder: shape={self.shape} has no meaning", field="decode")
 
     def __call__(self, content: Content) -> Array:

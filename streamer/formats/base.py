@@ -149,6 +149,18 @@ def _plain(value: object) -> object:
     raise TypeError(f"options are texts, numbers, lists and mappings, not {type(value).__name__}")
 
 
+def _encode_option(owner: str, name: str, value: object) -> object:
+    """Returns the value of an option as JSON has it; raises ConfigError if JSON cannot hold it."""
+    try:
+        plain: object = msgspec.to_builtins(value, enc_hook=_plain)
+    except (TypeError, RecursionError) as error:
+        raise ConfigError(f"{owner}: {name}={value!r:.200}: {error}", field="format") from error
+    if not _is_finite(plain):
+        # JSON has null in their place, which is the default of many options.
+        raise ConfigError(f"{owner}: {name}={value!r}: give finite numbers", field="format")
+    return plain
+
+
 def _is_finite(value: object) -> bool:
     if isinstance(value, Mapping):
         return all(map(_is_finite, value.values()))
@@ -188,11 +200,34 @@ class FormatType(msgspec.StructMeta):
     """Makes a format from the options that a user gives, and refuses the names that options had in earlier releases."""
 
     def __call__(self, *values: object, **options: object) -> Any:  # noqa: ANN401 - checkers then ask the class
-        """Makes a format. Raises ConfigError for an option of an earlier release, with its new name."""
+        """Makes a format.
+
+        Raises:
+            ConfigError: a value has another type than its option, or an option of an earlier release is given.
+        """
         # A format of another package may have an option that is called like an old one here.
         if getattr(self, "stored_names", None):
             refuse_old_names(self.__name__, options)
-        return super().__call__(*values, **options)
+        try:
+            made = super().__call__(*values, **options)
+        except (AttributeError, TypeError):
+            # A value of another type may be the reason.
+            self._check_types(values, options)
+            raise
+        self._check_types(values, options)
+        return made
+
+    def _check_types(self, values: Sequence[object], options: Mapping[str, object]) -> None:
+        """Makes sure that values have the types of their options; raises ConfigError."""
+        types = {field.name: field.type for field in msgspec.structs.fields(self)}  # type: ignore[arg-type]
+        given = {**dict(zip(types, values, strict=False)), **options}
+        for name in given.keys() & types.keys():
+            plain = _encode_option(self.__name__, name, given[name])
+            # The engine gets it in this form, and makes the format of it.
+            try:
+                msgspec.convert(plain, types[name])
+            except (TypeError, ValueError) as error:
+                raise ConfigError(f"{self.__name__}: {name}={given[name]!r}: {error}", field="format") from error
 
 
 class Format(msgspec.Struct, frozen=True, forbid_unknown_fields=True, metaclass=FormatType):
@@ -236,17 +271,8 @@ class Format(msgspec.Struct, frozen=True, forbid_unknown_fields=True, metaclass=
         Raises:
             ConfigError: an option has a value that JSON cannot hold, such as NaN.
         """
-        given = {}
-        for name in self.__struct_fields__:
-            value = getattr(self, name)
-            try:
-                plain: object = msgspec.to_builtins(value, enc_hook=_plain)
-            except TypeError as error:
-                raise ConfigError(f"{type(self).__name__}: {name}={value!r}: {error}", field="format") from error
-            if not _is_finite(plain):
-                # JSON has null in their place, which is the default of many options.
-                raise ConfigError(f"{type(self).__name__}: {name}={value!r}: give finite numbers", field="format")
-            given[name] = plain
+        owner = type(self).__name__
+        given = {name: _encode_option(owner, name, getattr(self, name)) for name in self.__struct_fields__}
         defaults = msgspec.to_builtins(type(self)())
         changed = {name: value for name, value in given.items() if value != defaults[name]}
         return {self.stored_names.get(name, name): value for name, value in changed.items()}

@@ -5,6 +5,7 @@ What formats, decoders and the protocol read is fuzzed by `targets.py`.
 
 from __future__ import annotations
 
+import inspect
 import io
 import json
 import logging
@@ -20,6 +21,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import streamer
+import streamer.decode
+import streamer.formats
 from streamer.annotations.options import Annotations
 from streamer.annotations.table import HEAD_NAME, ROWS_NAME, AnnotationHead, AnnotationTable, hash_of
 from streamer.batches.rows.costs import _map_file
@@ -28,7 +32,7 @@ from streamer.batches.rows.table import Documents, RowTable
 from streamer.cache.folder import MARKER, ROOT_ID, open_folder, open_layer
 from streamer.cli.dataset import JoinOptions
 from streamer.config import Environment, read_token, read_toml
-from streamer.errors import StreamerError
+from streamer.errors import ConfigError, StreamerError
 from streamer.formats import BUILT_IN
 from streamer.formats.registry import find_format
 from streamer.formats.table.schema_memory import SchemaMemory
@@ -330,3 +334,31 @@ def test_values_of_other_types_are_taken_or_refused(tmp_path: Path, data: st.Dat
         return
     with suppress(StreamerError):
         read(odd, tmp_path)
+
+
+# ---------------------------------------------------------------- arguments of other types
+
+# What an argument may be given by mistake.
+MISTAKES = [
+    *(None, True, -1, 0, 1, 2**63, 10**30, 1.5, float("nan"), float("inf"), "", "x", "a\0b", b"x", [], [1], ["a"], {}),
+    *({"a": 1}, (1,), (1, 2), ("a", "b"), object(), np.int64(3), np.float32(1), np.array([1]), {1, 2}, Path("/x")),
+]
+# Values for arguments that a class needs, besides the one that is tried.
+NEEDED = {"urls": "/x/", "url": "a.csv", "length": 512, "dtype": "<f4", "batch_size": 2, "batches": [], "device": "cpu"}
+NEEDED |= {"tokens_per_batch": 512, "weights": {"a": 1}, "members": {}, "lengths": [256, 512], "dataset": None}
+PUBLIC = {name: getattr(streamer, name) for name in streamer.__all__ if inspect.isclass(getattr(streamer, name))}
+PUBLIC |= {name: getattr(streamer.decode, name) for name in ("ArrayDecoder", "AudioClip", "Frames", "ImageDecoder")}
+PUBLIC |= {"VideoClip": streamer.decode.VideoClip}
+PUBLIC |= {f"formats.{name}": getattr(streamer.formats, name) for name in {row.class_name for row in BUILT_IN.values()}}
+
+
+@pytest.mark.parametrize("name", sorted(PUBLIC))
+def test_arguments_of_other_types_are_taken_or_refused(name: str) -> None:
+    """Whatever value an argument of a public class has, it is taken, or a ConfigError says which rule it breaks."""
+    made = PUBLIC[name]
+    parameters = [each for each in inspect.signature(made).parameters.values() if each.kind != each.VAR_KEYWORD]
+    needed = {each.name: NEEDED.get(each.name, 1) for each in parameters if each.default is each.empty}
+    for each in parameters:
+        for value in MISTAKES:
+            with suppress(ConfigError):
+                made(**{**needed, each.name: value})

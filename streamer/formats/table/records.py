@@ -57,8 +57,11 @@ def find_dtype(kind: str) -> np.dtype[np.generic] | None:
     return dtype if dtype.base.kind in "biufc" else None
 
 
-def is_dtype(name: str, kinds: str) -> bool:
-    """Whether numpy has a dtype with this name, and its `kind` is one of the letters in `kinds` ("biufc")."""
+def is_dtype(name: object, kinds: str) -> bool:
+    """Whether a value names a dtype of numpy, or is one, and its `kind` is one of the letters in `kinds` ("biufc")."""
+    # numpy also makes dtypes of tuples, lists and None, which is float64.
+    if not isinstance(name, str | type | np.dtype):
+        return False
     try:
         return np.dtype(name).kind in kinds
     except TypeError:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
 
-from streamer.batches.checks import function
+from streamer.batches.checks import at_least, function
 from streamer.batches.ring.pinning import Fence
 from streamer.decode.images import find_image_field
 from streamer.decode.together import check_whole_step
@@ -110,7 +110,7 @@ def check_device(device: str | torch.device | None) -> torch.device | None:
         return None
     try:
         found = torch.device(device)
-    except RuntimeError as error:
+    except (RuntimeError, TypeError, ValueError) as error:
         raise ConfigError(f"device={device!r} is not a device of torch: {error}", field="device") from error
     if found.type == "cuda" and not torch.cuda.is_available():
         raise ConfigError(f"device={str(device)!r}, but torch finds no CUDA device", field="device")
@@ -144,8 +144,7 @@ class DevicePrefetcher:
         depth: int = AHEAD,
         transform: BatchTransform | None = None,
     ) -> None:
-        if depth < 0:
-            raise ConfigError(f"depth={depth} is negative", field="depth")
+        depth = at_least("depth", depth, 0)
         self._batches = batches
         self._device = check_device(device)
         self._depth = depth

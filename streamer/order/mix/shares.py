@@ -10,9 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from fractions import Fraction
 from itertools import pairwise
+from numbers import Integral
 from typing import Literal, TypeAlias, get_args
 
 import msgspec
+import numpy as np
 
 from streamer.errors import ConfigError
 from streamer.order.mix.spec import Unit
@@ -79,12 +81,14 @@ class Weights:
         if (self.weights is None) == (self.temperature is None):
             both = "neither weights nor temperature" if self.weights is None else "both weights and temperature"
             raise ConfigError(f"Weights has {both}: give the shares of the members by one of them", field="weights")
-        if self.temperature is not None and not (self.temperature > 0 and math.isfinite(self.temperature)):
+        warmth: object = self.temperature
+        if warmth is not None and not (isinstance(warmth, int | float | np.number) and 0 < warmth < math.inf):
             raise ConfigError(f"temperature={self.temperature} is not a positive number", field="temperature")
         if self.unit not in get_args(Unit):
             raise ConfigError(f"unit={self.unit!r} must be one of {get_args(Unit)}", field="unit")
-        if self.epoch_samples is not None and self.epoch_samples < 1:
-            raise ConfigError(f"epoch_samples={self.epoch_samples} must be at least 1", field="epoch_samples")
+        count: object = self.epoch_samples
+        if count is not None and (not isinstance(count, Integral) or count < 1):
+            raise ConfigError(f"epoch_samples={count!r} must be at least 1, a whole number", field="epoch_samples")
         ending = self.stopping_strategy
         if ending not in (None, *get_args(Stop)):
             raise ConfigError(

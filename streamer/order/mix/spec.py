@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -115,9 +116,13 @@ class Homogeneous:
     def __post_init__(self) -> None:
         if self.group is None:
             return
-        if isinstance(self.group, bool) or not hasattr(self.group, "__index__") or self.group < 1:
+        try:
+            group = operator.index(self.group)
+        except TypeError:
+            group = 0
+        if isinstance(self.group, bool) or group < 1:
             raise ConfigError(f"group={self.group!r} is not a whole number of at least 1", field="group")
-        object.__setattr__(self, "group", int(self.group))
+        object.__setattr__(self, "group", group)
 
 
 class MixMember(msgspec.Struct, frozen=True):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import math
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 
 import streamer.formats
 from streamer.errors import ConfigError
-from streamer.formats import Audio, LeRobot, Video
+from streamer.formats import HDF5, Audio, LeRobot, Parquet, RawArrays, Video
 from streamer.formats.base import Format
 from streamer.formats.detect import chooser, detect
 from streamer.formats.folder import Folder
@@ -222,20 +223,35 @@ def test_an_unknown_option_is_named():
 
 
 @pytest.mark.parametrize(
-    ("chosen", "named"),
+    ("make", "named"),
     [
-        (Video(16, seconds_between_frames=math.nan), "Video: seconds_between_frames=nan"),
-        (Audio(math.inf), "Audio: seconds=inf"),
+        (lambda: Video(16, seconds_between_frames=math.nan), "Video: seconds_between_frames=nan"),
+        (lambda: Audio(math.inf), "Audio: seconds=inf"),
         (
-            LeRobot(delta_timestamps={"action": [0.0, math.nan]}),
+            lambda: LeRobot(delta_timestamps={"action": [0.0, math.nan]}),
             r"LeRobot: delta_timestamps=\{'action': \[0\.0, nan\]\}",
         ),
     ],
 )
-def test_options_are_finite(chosen: Format, named: str):
+def test_options_are_finite(make: Callable[[], Format], named: str):
     """Options of formats that are NaN or infinite are refused; JSON would turn them into null, often the default."""
     with pytest.raises(ConfigError, match=f"{named}: give finite numbers"):
-        _ = chosen.options
+        make()
+
+
+@pytest.mark.parametrize(
+    ("make", "named"),
+    [
+        (lambda: HDF5(datasets=["image"]), r"HDF5: datasets=\['image'\]: Expected `object`, got `array`"),
+        (lambda: HDF5(datasets={"a": 1}), r"HDF5: datasets=\{'a': 1\}: Expected `str`, got `int`"),
+        (lambda: RawArrays("<f4", 3), "RawArrays: shape=3: Expected `array`, got `int`"),
+        (lambda: Parquet(columns="image"), "Parquet: columns='image': Expected `array.*`, got `str`"),
+    ],
+)
+def test_options_of_another_type_are_refused(make: Callable[[], Format], named: str):
+    """A value of another type than its option raises ConfigError where the format is made, with option and types."""
+    with pytest.raises(ConfigError, match=named):
+        make()
 
 
 def test_options_of_other_types():
