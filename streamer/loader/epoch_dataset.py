@@ -42,7 +42,7 @@ class EpochDataset(IterableDataset[object]):
     def __len__(self) -> int:
         """Returns the number of samples of this rank in the next epoch, over all its workers.
 
-        Repeats that fill the last batch count.
+        Repeats that fill the last batch count. The first use opens the data, and may raise a StreamerError.
         """
         return self._prepare_plain().rank_samples(self.epoch)
 
@@ -53,6 +53,8 @@ class EpochDataset(IterableDataset[object]):
 
     def set_epoch(self, epoch: int) -> None:
         """Makes the next `iter()` epoch `epoch`, also in persistent workers and in a StreamingDataLoader.
+
+        A state that was loaded into this dataset is forgotten.
 
         Raises:
             ConfigError: it is not a whole number from 0 to 2^32 - 1.

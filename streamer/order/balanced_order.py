@@ -35,7 +35,7 @@ _KEPT = 2
 class BalancedOrder(OuterOrder["RowOrder | EpochOrder | MixOrder"]):
     """A `SampleOrder` of equal cost per rank. Owned by one thread.
 
-    It permutes positions inside of superwindows of `window` positions, from the start of the epoch. The rows behind the
+    It permutes positions inside of superwindows of `window` positions, counted from position 0. The rows behind the
     last whole batch stay where they are.
 
     Args:

@@ -139,7 +139,7 @@ def join_sets(members: list[tuple[Sets, int]]) -> Sets:
 def row_window(sets: int, chunks: int, global_batch: int, lanes: int, shuffle_window: int | None) -> int:
     """Returns how many sets are open together: as many chunks as without rows, but at least one set of each lane.
 
-    If the window is chosen here, at most a 16th of the sets are open, but at least four.
+    If the window is chosen here, at most a 16th of the sets are open, but at least four of them.
 
     Args:
         sets: number of sets with rows.

@@ -66,8 +66,8 @@ def open_store(
             service has chosen url and options.
 
     Raises:
-        ConfigError: the url is empty or has no bucket, the store has no such option, or `client` cannot serve the url
-            or is not installed.
+        ConfigError: the url is empty or has no bucket, a name in it or an option is invalid, the store has no such
+            option, or `client` cannot serve both or is not installed.
         AccessDeniedError: `refuse_local` is set, and the url leads to this machine, or `guard.check` refuses it.
     """
     return open_root(StoreRoot.resolve(url, storage_options), client=client, refuse_local=refuse_local)

@@ -28,7 +28,8 @@ class StoreStatistics:
     """Holds the counts of a store since it was opened.
 
     Attributes:
-        requests: calls for objects, that is reads, writes and heads. Redirects and repeats inside a call do not count.
+        requests: calls for objects, that is reads, writes and heads. Redirects and repeats inside a call do not count,
+            nor do heads through fsspec.
         lists: listings.
         received_bytes: bytes of bodies of reads.
     """
@@ -103,6 +104,7 @@ class ObjectStore(Protocol):
             AccessDeniedError: another try helps only if `refresh` finds other credentials.
             ConfigError: url, options or environment make no usable request.
             ThrottledError, ShortReadError, StoreTimeoutError, StoreError: another try may help.
+            ClosedError: the store was closed meanwhile.
         """
         ...
 
@@ -116,7 +118,7 @@ class ObjectStore(Protocol):
             ObjectNotFoundError: the bucket, the object or the folder does not exist, or an object that braces name.
                 Some stores yield nothing for a folder without objects.
             AccessDeniedError: the store refuses.
-            ConfigError: this store cannot list such a url.
+            ConfigError: this store cannot list such a url, or as `get`.
             StoreError: the store failed; another try may help.
         """
         ...
@@ -146,7 +148,7 @@ class ObjectStore(Protocol):
         ...
 
     async def prepare(self) -> None:
-        """Prepares what the first request needs, except connections to the store: address, credentials, a client.
+        """Prepares what the first request needs: address, region, credentials, a client. Some stores do nothing here.
 
         A call is not necessary: the first request does the same.
 
@@ -160,7 +162,7 @@ class ObjectStore(Protocol):
         ...
 
     async def aclose(self) -> None:
-        """Closes connections; idempotent."""
+        """Closes connections, which may end requests in flight with ClosedError; idempotent."""
         ...
 
 

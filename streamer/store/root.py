@@ -135,7 +135,7 @@ class StoreRoot:
         return self._places[known]
 
     def may_move(self, region: str | None) -> bool:
-        """Whether the bucket is at AWS, and so may be in another region. `region` as in `find_place`."""
+        """Whether the bucket is at AWS, and so may be in another region. `region` and ConfigError as in `find_place`."""
         if self.family != "s3" or self.has_own_endpoint:
             return False
         return _AWS_HOST.search(urlsplit(self.find_place(region).base).hostname or "") is not None
@@ -200,7 +200,8 @@ class StoreRoot:
     def make_keyring(self) -> AnyRing | None:
         """Returns the ring of its credentials; None if no look for them is needed.
 
-        That is so if requests are not signed, or what signs them is in the options, for Azure also in the environment.
+        That is so if requests are not signed, if the options of S3 or Azure have what signs them, or the environment
+        has it for Azure, and for roots that are neither of S3, nor of Google, nor of Azure.
 
         The ring begins to look for credentials when it is first asked.
         """

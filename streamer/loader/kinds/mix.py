@@ -61,7 +61,7 @@ def open_together(members: Sequence[tuple[str, DatasetMember]]) -> list[OpenedDa
         members: Name and member, in order.
 
     Raises:
-        StreamerError: the error of a member, which it names.
+        StreamerError: the error of a member, which it names, or that of a connection to the engine.
     """
     # A member holds open files: its manifest and its shared memory.
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

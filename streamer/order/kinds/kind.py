@@ -86,7 +86,7 @@ class CodeBook(ABC):
 
     @abstractmethod
     def first_of_each(self, codes: Integers) -> dict[int, int]:
-        """Returns the members that have samples among some codes, each with the place of its first sample there."""
+        """Returns the members that have samples among one or more codes, each with the place of its first one there."""
 
     @abstractmethod
     def locate(self, code: int) -> tuple[int, int]:
@@ -94,13 +94,13 @@ class CodeBook(ABC):
 
     @abstractmethod
     def uses(self, epoch: int, codes: Integers) -> Sequence[Uses]:
-        """Returns the samples that codes stand for in an epoch, an entry for each member that has some."""
+        """Returns the samples that one or more codes stand for in an epoch, an entry for each member that has some."""
 
     @abstractmethod
     def parts(self, rows: Integers, counts: Sequence[int]) -> tuple[Integers, Integers, Integers]:
         """Returns member, number in the member and pass of rows, or of samples that are not packed: (N,) each.
 
-        Passes count from the member's first one of the epoch on.
+        Passes count from the member's first one of the epoch on; a growing dataset has the use in place of the pass.
 
         Args:
             rows: (N,) what the order calls the rows or samples.
@@ -109,7 +109,9 @@ class CodeBook(ABC):
 
     @abstractmethod
     def content(self, epoch: int, member: int, turn: int) -> int:
-        """Returns the number by which the documents of a row are drawn: the epoch, or in a mix the pass.
+        """Returns the number by which the documents of a row are drawn.
+
+        It is the epoch, in a mix the pass, in a growing dataset the last bit of the use.
 
         Args:
             epoch: number of the epoch.

@@ -61,7 +61,8 @@ def check_names(root: str, kind: str, config: Mapping[str, object]) -> None:
         config: its settings, in obstore's names.
 
     Raises:
-        ConfigError: a bucket, region, container, account or endpoint does not have the form that the cloud gives it.
+        ConfigError: a bucket, region, container, host, account, tenant, client id or endpoint does not have the form
+            that the cloud gives it.
     """
     for what, name, has_form, example in _names(root, kind, config):
         if not has_form:
