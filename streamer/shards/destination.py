@@ -97,7 +97,7 @@ class Destination:
         return await self.fetcher.put_file(self.url + name, path)
 
     async def claim(self, job: Job, records: Mapping[str, ObjectRecord]) -> None:
-        """Writes the description of a job to the destination, unless it is there.
+        """Writes the description of a job to the destination, unless the job has written there before.
 
         Args:
             job: the job that is to write here.

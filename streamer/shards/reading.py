@@ -90,7 +90,7 @@ class ShardReader:
         """Reads the bytes of a batch into memory; the caller closes the result.
 
         Raises:
-            StoreError: the source cannot be read.
+            StoreError, ConfigError: the source cannot be read.
         """
         if isinstance(batch, RecodedBatch):
             # Chunks are read one after the other; the ranges of a chunk are read concurrently.

@@ -96,7 +96,8 @@ def spool_folder(job: Job) -> Path:
     """Returns the folder in which the shards of a job are written.
 
     For a local destination it is the folder of the receipts, from where shards are moved and not copied. For other
-    destinations it is a private temporary folder, which is made if this machine has none of the job.
+    destinations it is a private temporary folder, which is made if this machine has none of the job. Raises
+    OSError if it cannot be made.
     """
     address = split(job.url)
     if address.scheme == "file":

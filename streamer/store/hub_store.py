@@ -64,7 +64,10 @@ class HubStore(FsspecStore):
         await self._web.get(replace(asked, target=pinned), take)
 
     async def list(self, url: str) -> AsyncGenerator[Sequence[ObjectRecord], None]:
-        """Lists objects (see `ObjectStore.list`), never from HfFileSystem's cache. All pages are of one commit, if it has any."""
+        """Lists objects (see `ObjectStore.list`), never from HfFileSystem's own cache.
+
+        All pages of a repository are as of one commit.
+        """
         self._connect().filesystem.invalidate_cache()
         with translate_errors(map_error, url):
             repository, pinned = await asyncio.to_thread(self._resolve_commit, url)

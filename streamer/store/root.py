@@ -135,7 +135,7 @@ class StoreRoot:
         return self._places[known]
 
     def may_move(self, region: str | None) -> bool:
-        """Whether the bucket is at AWS, and so may be in another region. `region` and ConfigError as in `find_place`."""
+        """Whether the bucket is at AWS, so may be in another region. `region` and ConfigError as in `find_place`."""
         if self.family != "s3" or self.has_own_endpoint:
             return False
         return _AWS_HOST.search(urlsplit(self.find_place(region).base).hostname or "") is not None

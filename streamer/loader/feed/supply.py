@@ -82,7 +82,7 @@ class Supply(ABC):
         """Returns the next batch, which stays the next one until `advance`. Blocks.
 
         Args:
-            arrived: Called when the batch is there, with workers also when its error is.
+            arrived: Called when a batch arrives, with workers also when the error of one does.
 
         Raises:
             Exception: the error of the sample or of the batch; the next call returns the following batch. Or one that

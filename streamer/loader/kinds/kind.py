@@ -137,6 +137,7 @@ class Ordering(ABC):
 
         Raises:
             StateError: the state is of another dataset, order or seed.
+            ConfigError, ManifestError: the members of a mix cannot be mixed so.
         """
 
     def adopt(self, saved: Mapping[str, object], global_batch: int, note: Callable[[str], None]) -> State:
@@ -148,7 +149,7 @@ class Ordering(ABC):
             note: Called with what was taken over and what was not, one sentence each.
 
         Raises:
-            ConfigError: this is not a mix, or its members cannot be mixed.
+            ConfigError, ManifestError: this is not a mix, or its members cannot be mixed.
             StateError: see `order.adopt.adopt`.
         """
         raise ConfigError("strict=False is for a MixedDataset; the order of one dataset is fixed", field="strict")

@@ -75,7 +75,10 @@ class StreamedBytes:
         return list(map(self.read, places))
 
     def boundaries(self, chunk: int) -> npt.NDArray[np.int64]:
-        """Returns where the samples of a chunk begin in it, and where the last one ends: int64, (samples + 1,)."""
+        """Returns where the samples of a chunk begin in it, and where the last one ends: int64, (samples + 1,).
+
+        In a recoded dataset they count from the begin of the chunk's first sample.
+        """
         if not self._manifest.recoded:
             return self._manifest.sample_offsets(chunk)
         size = 4 * (int(self._manifest.chunk_samples[chunk]) + 1)

@@ -213,6 +213,9 @@ class RankStream:
         Args:
             before: Stream before the change.
             epoch: Epoch that begins; `before` has delivered all epochs before it.
+
+        Raises:
+            ConfigError, ManifestError, StateError: as `adopt`.
         """
         if epoch > 0 and self.ordering.follows:
             self.adopt(before.state(epoch - 1, before.plan(epoch - 1).batches))
@@ -311,6 +314,7 @@ class RankStream:
 
         Raises:
             StateError: the state is no state, or of another dataset, order or seed.
+            ConfigError, ManifestError: the members of a mix cannot be mixed so.
         """
         return self._go_on(self._take_over(state))
 
@@ -321,7 +325,7 @@ class RankStream:
             The epoch and the number of its next batch.
 
         Raises:
-            ConfigError: this is not a mix, or its members cannot be mixed.
+            ConfigError, ManifestError: this is not a mix, or its members cannot be mixed.
             StateError: see `order.adopt.adopt`.
         """
 
@@ -339,6 +343,7 @@ class RankStream:
 
         Raises:
             StateError: the state is no state, or of another dataset, order or seed.
+            ConfigError, ManifestError: the members of a mix cannot be mixed so.
         """
         saved = self._take_over(state)
         batch, start = divmod(saved.position, self.global_batch)
@@ -349,6 +354,7 @@ class RankStream:
 
         Raises:
             StateError: the state is no state, or of another dataset, order or seed.
+            ConfigError, ManifestError: the members of a mix cannot be mixed so.
         """
         state = State.from_dict(saved)
         self.ordering.take_over(state, self.global_batch)

@@ -92,10 +92,10 @@ class Output(ABC):
 
     @abstractmethod
     def open_writer(self, path: Path, described: Mapping[str, Any]) -> ShardWriter:
-        """Opens the writer of one shard, which overwrites an existing file.
+        """Opens the writer of one shard.
 
         Args:
-            path: file of the shard.
+            path: file of the shard, which exists and is overwritten.
             described: description of the job, which includes what `describe` has returned.
 
         Raises:

@@ -113,7 +113,7 @@ def to_json(name: str, value: object) -> object:
         value: the value.
 
     Raises:
-        PackError: the bytes are not what the name says.
+        PackError: the bytes are not what the name says, or a text is not valid Unicode.
         DecodeError: the value is damaged JSON.
     """
     plain = _plain(name, value)

@@ -231,7 +231,7 @@ class Growth:
             arrived: Number one past the last cohort that the round may train here: it and all before it are local.
 
         Raises:
-            StateError: a rank does not answer in time.
+            StateError: as `Offers.agree_on`.
         """
         added = self.grow
         if added is None:
@@ -283,7 +283,7 @@ class Growth:
 
         Raises:
             StateError: the state is of other data, has another `reuse` or length of an epoch, or the ranks cannot
-            agree.
+                agree.
         """
         saved = state.spec_of(GrowingSpec)
         state.check_value("reuse", saved.reuse, self._growing.reuse)
