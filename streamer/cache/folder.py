@@ -143,9 +143,10 @@ def open_folder(path: Path, group: str | None = None) -> CacheFolder:
             )
         _refuse_foreign(path)
         marker = path / MARKER
-        if marker.exists():
-            _check_version(path, marker.read_text(errors="replace"))
-        elif not is_fresh(path):
+        text = marker.read_text(errors="replace") if marker.exists() else None
+        if text is not None and not _is_torn(text):
+            _check_version(path, text)
+        elif text is None and not is_fresh(path):
             raise CacheVersionError(
                 f"{path} is not empty and not a streamer cache (no file {MARKER!r}); choose another cache_dir, or "
                 "empty it",
@@ -284,7 +285,20 @@ def _is_harmless(name: str) -> bool:
     return name == "lost+found" or name.startswith(MARKER + ".")
 
 
+def _is_torn(text: str) -> bool:
+    """Whether a file has lost its text: the machine stopped before the disk had it, though it has the file's name."""
+    return not text.strip("\0 \n")
+
+
 def _check_version(path: Path, text: str) -> None:
+    if _is_torn(text):
+        raise CacheVersionError(
+            f"{path / MARKER} is empty: the machine has stopped while it was written; use the folder once as the "
+            f"cache_dir of a job or service, which writes it again ('{_MARKER_TEXT}{LAYOUT_VERSION}')",
+            where=str(path),
+            expected=LAYOUT_VERSION,
+            actual="",
+        )
     if text.strip() != f"{_MARKER_TEXT}{LAYOUT_VERSION}":
         raise CacheVersionError(
             f"the cache folder {path} says {text.strip()[:40]!r}, this program writes"
@@ -325,7 +339,7 @@ def _make_subfolders(path: Path, permissions: Permissions) -> None:
 def _read_root_id(path: Path, permissions: Permissions, new: str) -> str:
     """Returns the id of a folder, which becomes `new` if there is none; sets mode and group of the file root-id."""
     file = path / ROOT_ID
-    if not file.exists():
+    if not file.exists() or _is_torn(file.read_text(errors="replace")):
         _write_once(file, new + "\n")
     if permissions.group_id is not None:
         os.chown(file, -1, permissions.group_id)

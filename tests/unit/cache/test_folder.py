@@ -49,7 +49,7 @@ def test_leftovers_in_tmp_are_removed(tmp_path: Path) -> None:
     assert list((tmp_path / "tmp").iterdir()) == []
 
 
-@pytest.mark.parametrize("text", ["streamer cache 2\n", "something else", ""])
+@pytest.mark.parametrize("text", ["streamer cache 2\n", "something else"])
 @pytest.mark.parametrize("opener", [open_folder, open_layer], ids=["folder", "layer"])
 def test_another_version_is_refused(tmp_path: Path, text: str, opener: Callable[[Path], object]) -> None:
     """A cache folder or layer of another version is refused with both versions in the error, and stays unchanged."""
@@ -59,6 +59,22 @@ def test_another_version_is_refused(tmp_path: Path, text: str, opener: Callable[
     with pytest.raises(CacheVersionError, match="streamer cache 1"):
         opener(tmp_path)
     assert (tmp_path / "tmp" / "theirs").exists()
+
+
+@pytest.mark.parametrize("text", ["", "\n", "\0" * 17])
+def test_a_marker_that_a_crash_has_emptied_is_written_again(tmp_path: Path, text: str) -> None:
+    """A folder whose marker and id were emptied by a crash of the machine keeps its chunks, and gets both again."""
+    open_folder(tmp_path)
+    (tmp_path / "chunks" / "a" / "kept").touch()
+    for name in ("streamer-cache", "root-id"):
+        (tmp_path / name).write_text(text)
+    with pytest.raises(CacheVersionError, match="is empty: the machine has stopped"):
+        open_layer(tmp_path)
+    folder = open_folder(tmp_path)
+    assert (tmp_path / "streamer-cache").read_text() == "streamer cache 1\n"
+    assert (tmp_path / "root-id").read_text().strip() == folder.root_id == open_layer(tmp_path).root_id
+    assert len(folder.root_id) == 32
+    assert (tmp_path / "chunks" / "a" / "kept").exists()
 
 
 def test_a_folder_with_other_things_in_it_is_refused(tmp_path: Path) -> None:
