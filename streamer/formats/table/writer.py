@@ -102,15 +102,17 @@ def bytes_column(values: pa.Array) -> Column:
 def numbers_of(values: pa.Array, kind: str) -> NDArray[np.generic]:
     """Returns the numbers of an array in the dtype of `kind`, with 0 for a null.
 
-    An array of fixed-size bytes holds float16, of which a null gives what its buffer has. Decimals become float64, and
-    times integers in their unit.
+    An array of fixed-size bytes holds float16. Decimals become float64, and times integers in their unit.
     """
     dtype = find_dtype(kind)
     assert dtype is not None
     kind_ = values.type
     if pa.types.is_fixed_size_binary(kind_):
         # Parquet has float16 as bytes of fixed size.
-        return np.frombuffer(values.buffers()[1], dtype)[values.offset : values.offset + len(values)]
+        halves = np.frombuffer(values.buffers()[1], dtype)[values.offset : values.offset + len(values)]
+        # The bytes of a null may be anything.
+        nulls = nulls_of(values)
+        return halves if nulls is None else np.where(nulls, dtype.type(0), halves)
     if pa.types.is_decimal(kind_):
         # The cast goes through text, because the direct one is off by one in the last digit.
         values = values.cast(pa.string()).cast(pa.float64())
