@@ -309,10 +309,12 @@ class InlineSupply(Supply):
                 loaded, watch = self._load(epoch, batch, self._timeline)
                 stages = self._maker.stages(watch.lap(), clock)
                 content = self._maker.collate(loaded)
-        except Exception:
+        except BaseException as error:
+            self._timeline = None
             # A Ctrl-C is no `Exception`, so that the batch is made again after it.
-            self._batch += 1
-            self.lost_batches += 1
+            if isinstance(error, Exception):
+                self._batch += 1
+                self.lost_batches += 1
             raise
         stages = msgspec.structs.replace(stages, collate=watch.lap())
         self.counters.count(
