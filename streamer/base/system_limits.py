@@ -56,6 +56,18 @@ def limit_error(error: BaseException) -> ConfigError | None:
     return None
 
 
+def find_shortage(error: BaseException) -> ConfigError | None:
+    """Returns the error that says what to do if `error` means that this process has too many files open, else None.
+
+    Code of a user may raise that as well, and other errors of its own that `limit_error` would take for limits.
+    """
+    if not isinstance(error, OSError) or isinstance(error, StreamerError) or error.errno != errno.EMFILE:
+        return None
+    found = out_of_descriptors()
+    found.__cause__ = error
+    return found
+
+
 def out_of_descriptors() -> ConfigError:
     """Returns the error for this process when it has as many files open as it may; does not raise it."""
     _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from streamer.base.system_limits import find_shortage
 from streamer.batches.batch.buffers import Bytes
 from streamer.batches.batch.collate import collate_by_torch
 from streamer.batches.batch.mismatch import check_fields, explain
@@ -221,6 +222,8 @@ class BatchMaker:
             seed = collate_seed(self._rules.seed, loaded.epoch, loaded.ordinals[0])
             return self._collate_code.run(seed, collate_fn, samples)
         except Exception as error:
+            if (shortage := find_shortage(error)) is not None:
+                raise shortage from error
             if isinstance(error, ConfigError) and error.details.get("field") == "ragged":
                 raise
             torch = sys.modules.get("torch")
@@ -301,6 +304,9 @@ class BatchMaker:
         except ChunkUnreadableError:
             raise
         except Exception as error:
+            if (shortage := find_shortage(error)) is not None:
+                # It says nothing of this sample: all others would be skipped, too.
+                raise SampleFailedError(ordinal) from shortage
             if self._rules.on_error == "raise" or not may_skip(error):
                 raise SampleFailedError(ordinal) from error
             loaded.skipped.append((ordinal, error))

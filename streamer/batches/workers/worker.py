@@ -23,6 +23,7 @@ import numpy as np
 from streamer.base import linux
 from streamer.base.message_socket import MESSAGE_BYTES
 from streamer.base.process import keep_free_memory
+from streamer.base.system_limits import find_shortage
 from streamer.batches.batch.buffers import Bytes
 from streamer.batches.batch.slot_layout import WritableBatch
 from streamer.batches.causes import Stages
@@ -72,7 +73,7 @@ def run(row: int, channel: Channel, status_page: StatusPage, open_source: Callab
     try:
         opened = open_source()
     except Exception as error:  # noqa: BLE001 - sent to the trainer
-        channel.send(NotOpened(serialize_error(error, _ERROR_BYTES)))
+        channel.send(NotOpened(serialize_error(find_shortage(error) or error, _ERROR_BYTES)))
         return
     if opened is None:  # the loader was closed before its first batch
         return
@@ -245,7 +246,7 @@ class Worker:
         except SampleFailedError as error:
             self._fail(task, error.ordinal, error.__cause__ or error)
         except Exception as error:  # noqa: BLE001 - sent to the trainer
-            self._fail(task, -1, error)
+            self._fail(task, -1, find_shortage(error) or error)
         except BaseException as error:  # noqa: BLE001 - user code may raise CancelledError; no Ctrl-C comes here
             where = "; ".join(getattr(error, "__notes__", ["raised by a function of this loader"]))
             text = f"{type(error).__name__} ends no batch: raise an Exception instead ({where})"
