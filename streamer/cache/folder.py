@@ -35,6 +35,7 @@ from streamer.manifest.beside import CACHE_MARKER
 LAYOUT_VERSION = 1
 MARKER = CACHE_MARKER
 _MARKER_TEXT = "streamer cache "
+_LOST = "\0 \n"  # all that a file has whose text a crash of the machine has lost
 # The name begins like the marker: earlier versions take a folder that has no other file for an empty one.
 LOCK_NAME = MARKER + ".lock"
 ROOT_ID = "root-id"
@@ -136,17 +137,16 @@ def open_folder(path: Path, group: str | None = None) -> CacheFolder:
         kind = filesystem_type(path)
         if kind in NETWORK_FILESYSTEMS:
             raise CacheError(
-                f"the cache folder {path} is on {kind}, a network filesystem; choose a cache_dir on a disk of this "
-                "machine",
+                f"the cache folder {path} is on {kind}, a network filesystem; choose a cache_dir on a local disk",
                 where=str(path),
                 filesystem=kind,
             )
         _refuse_foreign(path)
         marker = path / MARKER
-        text = marker.read_text(errors="replace") if marker.exists() else None
-        if text is not None and not _is_torn(text):
+        text = marker.read_text(errors="replace") if marker.exists() else ""
+        if text.strip(_LOST):
             _check_version(path, text)
-        elif text is None and not is_fresh(path):
+        elif not marker.exists() and not is_fresh(path):
             raise CacheVersionError(
                 f"{path} is not empty and not a streamer cache (no file {MARKER!r}); choose another cache_dir, or "
                 "empty it",
@@ -242,8 +242,7 @@ def filesystem_type(path: Path, mountinfo: str | None = None) -> str:
     """
     text = linux.mountinfo() if mountinfo is None else mountinfo
     real = os.path.realpath(path)
-    best = ""
-    kind = ""
+    best = kind = ""
     for line in text.splitlines():
         before, _, after = line.partition(" - ")
         # Blanks and backslashes are octal there; other letters are as they are, also those that are not UTF-8.
@@ -285,24 +284,12 @@ def _is_harmless(name: str) -> bool:
     return name == "lost+found" or name.startswith(MARKER + ".")
 
 
-def _is_torn(text: str) -> bool:
-    """Whether a file has lost its text: the machine stopped before the disk had it, though it has the file's name."""
-    return not text.strip("\0 \n")
-
-
 def _check_version(path: Path, text: str) -> None:
-    if _is_torn(text):
-        raise CacheVersionError(
-            f"{path / MARKER} is empty: the machine has stopped while it was written; use the folder once as the "
-            f"cache_dir of a job or service, which writes it again ('{_MARKER_TEXT}{LAYOUT_VERSION}')",
-            where=str(path),
-            expected=LAYOUT_VERSION,
-            actual="",
-        )
     if text.strip() != f"{_MARKER_TEXT}{LAYOUT_VERSION}":
+        said = repr(text.strip()[:40]) if text.strip(_LOST) else "nothing (a crash; the next job there repairs it)"
         raise CacheVersionError(
-            f"the cache folder {path} says {text.strip()[:40]!r}, this program writes"
-            f" '{_MARKER_TEXT}{LAYOUT_VERSION}'; remove the folder or choose another cache_dir",
+            f"the cache folder {path} says {said}, this program writes '{_MARKER_TEXT}{LAYOUT_VERSION}'; remove the "
+            "folder or choose another cache_dir",
             where=str(path),
             expected=LAYOUT_VERSION,
             actual=text.strip()[:40],
@@ -339,7 +326,7 @@ def _make_subfolders(path: Path, permissions: Permissions) -> None:
 def _read_root_id(path: Path, permissions: Permissions, new: str) -> str:
     """Returns the id of a folder, which becomes `new` if there is none; sets mode and group of the file root-id."""
     file = path / ROOT_ID
-    if not file.exists() or _is_torn(file.read_text(errors="replace")):
+    if not file.exists() or not file.read_text(errors="replace").strip(_LOST):
         _write_once(file, new + "\n")
     if permissions.group_id is not None:
         os.chown(file, -1, permissions.group_id)
