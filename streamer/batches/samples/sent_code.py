@@ -12,6 +12,8 @@ import hashlib
 import logging
 import sys
 import sysconfig
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import cloudpickle  # type: ignore[import-untyped]
 
@@ -49,6 +51,7 @@ class SentCode:
 
     def __init__(self, contents: object) -> None:
         self._contents = contents
+        self._main_file = getattr(sys.modules["__main__"], "__file__", None)
         self._digest = _digest_code(contents)
 
     def __repr__(self) -> str:
@@ -59,7 +62,11 @@ class SentCode:
 
         Objects of installed libraries are not compared, nor is code that is too large or cannot be pickled.
         """
-        if self._digest is None or _digest_code(self._contents) in (self._digest, None):
+        if self._digest is None:
+            return
+        with _set_main_file(self._main_file):
+            found = _digest_code(self._contents)
+        if found in (self._digest, None):
             return
         self._digest = None
         logger.warning(
@@ -67,6 +74,24 @@ class SentCode:
             "they go on with what they have. For the change to count, make a new loader, or start new workers with "
             "loader.load_state_dict(loader.state_dict())"
         )
+
+
+@contextmanager
+def _set_main_file(file: str | None) -> Iterator[None]:
+    """Gives the script's module its `__file__` inside a `with` if it has none any more.
+
+    Python removes it when the script has ended, before functions of atexit run, which may read a loader. cloudpickle
+    pickles it with each function of the script.
+    """
+    main = vars(sys.modules["__main__"])
+    is_gone = file is not None and "__file__" not in main
+    if is_gone:
+        main["__file__"] = file
+    try:
+        yield
+    finally:
+        if is_gone:
+            del main["__file__"]
 
 
 def _digest_code(contents: object) -> bytes | None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -109,3 +111,35 @@ def test_no_workers_have_nothing_of_their_own(
         crop.size = 8
         assert {size for batch in loader for size in batch} == {8}
     assert "has changed" not in caplog.text
+
+
+AT_EXIT = """
+import atexit, sys
+from streamer.batches.samples.sent_code import SentCode
+
+size = 16
+
+def crop(sample):
+    return sample[:size]
+
+code = SentCode([crop, lambda sample: sample])
+
+@atexit.register
+def compare():
+    global size
+    code.compare()
+    print("before", "__file__" in globals(), code)
+    size = 8
+    code.compare()
+    print("after", code)
+"""
+
+
+@pytest.mark.process
+def test_the_end_of_a_script_is_no_change(tmp_path: Path) -> None:
+    """A script's code is unchanged in a function of atexit, where Python has removed `__file__` of the script."""
+    script = tmp_path / "script.py"
+    script.write_text(AT_EXIT)
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout == "before False SentCode(compared=True)\nafter SentCode(compared=False)\n"
+    assert done.stderr.count("has changed since") == 1
