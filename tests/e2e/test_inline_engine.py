@@ -8,6 +8,7 @@ import fcntl
 import logging
 import os
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -22,10 +23,13 @@ import uvloop
 from torch.utils.data import DataLoader
 
 import streamer
-from streamer import StreamingDataLoader, StreamingDataset
+from streamer import MixedDataset, StreamingDataLoader, StreamingDataset, Weights
 from streamer.client.engine_client import EngineClient
 from streamer.config import Environment
 from streamer.errors import CacheError
+from streamer.loader.members import member
+from streamer.manifest.reader_lock import open_held
+from streamer.manifest.table import Manifest
 from streamer.service import inline
 from streamer.service.lifecycle import EngineService
 
@@ -246,6 +250,33 @@ def test_an_engine_with_a_group_leaves_the_umask(place: Path, make: Make, monkey
     assert umask == 0o077
     files = [path for path in (place / "cache/manifests").glob("*/*") if path.suffix in {".json", ".arrows"}]
     assert {oct(path.stat().st_mode & 0o777) for path in files} == {"0o644"}
+
+
+@pytest.mark.parametrize("leaves", ["folder", "nothing"])
+@pytest.mark.parametrize("kind", ["dataset", "mix"])
+def test_a_manifest_that_is_removed_before_it_is_opened(
+    place: Path, make: Make, monkeypatch: pytest.MonkeyPatch, kind: str, leaves: str
+) -> None:
+    """A manifest that another program removes between the engine's answer and its use is asked for again."""
+    removed = []
+
+    def remove_first(path: Path) -> Manifest:
+        if not removed:
+            removed.append(path)
+            if leaves == "nothing":
+                shutil.rmtree(path)
+            else:
+                (path / "root.json").unlink()
+        return open_held(path)
+
+    monkeypatch.setattr(member, "open_held", remove_first)
+    if kind == "dataset":
+        with StreamingDataLoader(make(), BATCH, 0) as loader:
+            assert sorted(numbers(loader)) == list(range(SAMPLES))
+    else:
+        mix = MixedDataset({"a": make(batch_size=None)}, weights=Weights({"a": 1}), batch_size=BATCH)
+        assert mix.quotas(0) == {"a": SAMPLES}
+    assert removed[0].is_dir()
 
 
 def test_a_fork_holds_nothing_of_the_engine(place: Path, make: Make) -> None:

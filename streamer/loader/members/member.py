@@ -29,7 +29,7 @@ from streamer.client.pending_requests import ManifestAsk
 from streamer.config import Environment, RankConfig
 from streamer.decode.dispatch import SampleDecoder
 from streamer.decode.transforms import make_transform
-from streamer.errors import ConfigError, StreamerError, printable
+from streamer.errors import ConfigError, ManifestError, StreamerError, printable
 from streamer.formats.registry import find_codecs
 from streamer.loader.agreement import ParentRank, agree, detect, gather_for
 from streamer.loader.epoch_cell import EpochCell
@@ -155,15 +155,9 @@ class DatasetMember:
             joins = [self._open_join(number, manifest) for number in range(len(self.joins))]
             columns = partial(self._get_columns, manifest, joined, joins)
             own = select_by_annotations(manifest, joined)
-            choices = add_joined(
-                [*own, *self.choices],
-                [
-                    (len(own) + join.after, opened)
-                    for join, opened in zip(self.joins, joins, strict=True)
-                    if join.missing == "drop"
-                ],
-                lambda some: choose(manifest, some, place, columns),
-            )
+            pairs = zip(self.joins, joins, strict=True)
+            dropping = [(len(own) + join.after, opened) for join, opened in pairs if join.missing == "drop"]
+            choices = add_joined([*own, *self.choices], dropping, lambda some: choose(manifest, some, place, columns))
             opened = OpenedDataset(manifest, choose(manifest, choices, place, columns), joined, joins)
             options = self.options
             options.packing.plan_rows(opened, place, shuffle=shuffle_mode(options.shuffle) != "none")
@@ -242,11 +236,7 @@ class DatasetMember:
                 for join, right in zip(self.open().joins, self.rights, strict=True)
             ]
             maker = SampleMaker(
-                self.open().manifest,
-                content,
-                rules=rules or self.rules(),
-                number=lambda _: index,
-                joins=joins,
+                self.open().manifest, content, rules=rules or self.rules(), number=lambda _: index, joins=joins
             )
             return maker.make(maker.places(chosen, runs=(epoch,))[0])
 
@@ -274,7 +264,15 @@ class DatasetMember:
 
     def adopt_manifest(self, folder: Path) -> Manifest:
         """Opens the manifest that the engine has named, or that which another process has recorded before."""
-        self._found = open_held(folder.parent / self.shared.settle_manifest(folder.name))
+        path = folder.parent / self.shared.settle_manifest(folder.name)
+        try:
+            self._found = open_held(path)
+        except ManifestError as error:
+            # Another program, as a cleaner of temporary files, may have removed it since the engine has answered.
+            logger.info("%s; the engine is asked for it again", error)
+            if self._list_manifest() != path:
+                raise
+            self._found = open_held(path)
         return self._found
 
     def _list_digests(self) -> str:
