@@ -286,9 +286,9 @@ def _is_harmless(name: str) -> bool:
 
 def _check_version(path: Path, text: str) -> None:
     if text.strip() != f"{_MARKER_TEXT}{LAYOUT_VERSION}":
-        said = repr(text.strip()[:40]) if text.strip(_LOST) else "nothing (a crash; the next job there repairs it)"
+        found = repr(text.strip()[:40]) if text.strip(_LOST) else "nothing (a crash; the next job there repairs it)"
         raise CacheVersionError(
-            f"the cache folder {path} says {said}, this program writes '{_MARKER_TEXT}{LAYOUT_VERSION}'; remove the "
+            f"the cache folder {path} says {found}, this program writes '{_MARKER_TEXT}{LAYOUT_VERSION}'; remove the "
             "folder or choose another cache_dir",
             where=str(path),
             expected=LAYOUT_VERSION,

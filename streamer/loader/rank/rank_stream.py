@@ -313,8 +313,7 @@ class RankStream:
             The epoch and the number of its next batch.
 
         Raises:
-            StateError: the state is no state, or of another dataset, order or seed.
-            ConfigError, ManifestError: the members of a mix cannot be mixed so.
+            StateError, ConfigError, ManifestError: the state is none, or of another dataset, order or mix.
         """
         return self._go_on(self._take_over(state))
 
@@ -325,8 +324,7 @@ class RankStream:
             The epoch and the number of its next batch.
 
         Raises:
-            ConfigError, ManifestError: this is not a mix, or its members cannot be mixed.
-            StateError: see `order.adopt.adopt`.
+            ConfigError, ManifestError, StateError: this is not a mix, or see `order.adopt.adopt`.
         """
 
         def note(sentence: str) -> None:
@@ -342,8 +340,7 @@ class RankStream:
             The epoch and the number of its next batch.
 
         Raises:
-            StateError: the state is no state, or of another dataset, order or seed.
-            ConfigError, ManifestError: the members of a mix cannot be mixed so.
+            StateError, ConfigError, ManifestError: the state is none, or of another dataset, order or mix.
         """
         saved = self._take_over(state)
         batch, start = divmod(saved.position, self.global_batch)
@@ -353,8 +350,7 @@ class RankStream:
         """Reads a saved state, and replaces the order of the stream by that of the state.
 
         Raises:
-            StateError: the state is no state, or of another dataset, order or seed.
-            ConfigError, ManifestError: the members of a mix cannot be mixed so.
+            StateError, ConfigError, ManifestError: the state is none, or of another dataset, order or mix.
         """
         state = State.from_dict(saved)
         self.ordering.take_over(state, self.global_batch)
