@@ -274,7 +274,7 @@ class _LengthsTable:
 
 def find_partial_file(path: Path) -> Path:
     """Returns the path of the file that an interrupted call leaves in place of the file at `path`."""
-    return path.with_name(f"{path.name}.partial.npy")
+    return Path(f"{path}.partial.npy")
 
 
 # Yields the length of each sample, or a text that says why it cannot be made; see `_measure_samples`.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from dataclasses import replace
@@ -22,6 +22,7 @@ import msgspec
 from streamer.annotations.options import Annotations
 from streamer.base.temporary import open_temporary_folder
 from streamer.base.user_urls import absolute, take_logins
+from streamer.batches import checks
 from streamer.config import parse_bytes
 from streamer.errors import ConfigError, PackError
 from streamer.executors.runner import Runner, run_all, runner
@@ -112,6 +113,13 @@ def pack(
         Exception: errors of an iterable, of the engine and of the executor are raised unchanged.
     """
     _refuse_old_format(format, output_format)
+    _check_arguments(
+        {"url": url, "manifest": manifest},
+        {"storage_options": storage_options, "out_storage_options": out_storage_options},
+        {"transform": transform, "on_progress": on_progress},
+        {"seed": seed, "vocab_size": vocab_size},
+        prefix=prefix,
+    )
     written = USUAL_OUTPUT if output_format is None else output_format
     size = parse_bytes(shard_bytes, "shard_bytes")
     given = storage_options if out_storage_options is None else out_storage_options
@@ -244,7 +252,15 @@ def _pack_samples(
 
 
 def _urls(source: object) -> tuple[str, ...] | None:
-    """Returns the urls of a dataset, local paths made absolute; None if `source` is not a url or a list of urls."""
+    """Returns the urls of a dataset, local paths made absolute; None if `source` is not a url or a list of urls.
+
+    Raises:
+        ConfigError: it is nothing that can be packed.
+    """
+    if isinstance(source, bytes) or not isinstance(source, str | os.PathLike | Iterable | Scannable):
+        raise ConfigError(
+            f"source={source!r} is no url, no list of urls, no dataset and no iterable of dicts", field="source"
+        )
     if isinstance(source, str | os.PathLike):
         return (absolute(os.fspath(source)),)
     if isinstance(source, list | tuple) and source and all(isinstance(item, str | os.PathLike) for item in source):
@@ -281,9 +297,42 @@ def _describe_samples(
     return chain(first, coming), {"output": output.name, **output.describe(finder.kinds, {}, vocab_size)}
 
 
+def _check_arguments(
+    urls: Mapping[str, object],
+    mappings: Mapping[str, object],
+    functions: Mapping[str, object],
+    numbers: Mapping[str, object],
+    prefix: object,
+) -> None:
+    """Makes sure that arguments of `pack`, given by their names, have the types that they must have.
+
+    Raises:
+        ConfigError: one of them has another type, or a number is negative.
+    """
+    if not isinstance(prefix, str):
+        raise ConfigError(f"prefix={prefix!r} is not a text", field="prefix")
+    for name, url in urls.items():
+        if checks.path(name, cast("str | None", url)) is None and name != "manifest":
+            raise ConfigError(f"{name}=None is not a url or a path", field=name)
+    for name, options in mappings.items():
+        checks.mapping(name, cast("Mapping[str, object] | None", options))
+    for name, function in functions.items():
+        if checks.function(name, function) is None and name != "transform":
+            raise ConfigError(f"{name}=None cannot be called", field=name)
+    for name, number in numbers.items():
+        if number is not None or name != "vocab_size":
+            checks.at_least(name, number, 0)
+
+
 def _field_names(fields: Mapping[str, str] | Sequence[str] | None) -> dict[str, str] | None:
+    """Returns the fields to write by name, with their new names; ConfigError if they are no names."""
     if fields is None:
         return None
+    given: object = fields
+    old: Collection[object] = given if isinstance(given, Collection) and not isinstance(given, str) else [None]
+    new: Collection[object] = old.values() if isinstance(old, Mapping) else ()
+    if not all(isinstance(name, str) for name in (*old, *new)):
+        raise ConfigError(f"fields={fields!r}: give names, or a mapping of names to new ones", field="fields")
     return dict(fields) if isinstance(fields, Mapping) else {name: name for name in fields}
 
 

@@ -6,7 +6,7 @@ default of `span`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -137,7 +137,9 @@ def check_ragged(fields: Sequence[str], collate_fn: Collate | None) -> tuple[str
     Raises:
         ConfigError: they are no names, or there is a collate_fn, which makes the batch itself.
     """
-    if isinstance(fields, str) or not all(isinstance(name, str) for name in fields):
+    given: object = fields
+    names = given if isinstance(given, Collection) and not isinstance(given, str) else [None]
+    if not all(isinstance(name, str) for name in names):
         raise ConfigError(f"ragged={fields!r}: give a sequence of names of fields, as ('jpg',)", field="ragged")
     if fields and collate_fn is not None:
         raise ConfigError("ragged= with collate_fn: one of them makes the batch", field="ragged")

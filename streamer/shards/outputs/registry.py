@@ -70,7 +70,8 @@ def find_output(name: str, vocab_size: int | None = None) -> Output:
     Raises:
         ConfigError: there is none, it takes no vocabulary of this size, or its library cannot be imported.
     """
-    if name not in OUTPUTS:
+    given: object = name
+    if not isinstance(given, str) or given not in OUTPUTS:
         raise ConfigError(
             f"output_format={name!r} is not one of {', '.join(OUTPUTS)}, which shards are written as; the format of "
             "the source is format=",
