@@ -196,7 +196,7 @@ def test_a_killed_run_continues_on_other_ranks(make, epochs, ranks):
     assert together == [sorted(batch) for batch in rest]
 
 
-def test_raw_arrays_and_strings_arrive_without_copies(place, closing):
+def test_raw_arrays_and_strings_arrive_with_their_source(place, closing):
     """Samples of members without transforms go to the rows of one batch, decoded or as raw bytes, with their source."""
     members = {name: StreamingDataset(place / name) for name in ("files", "tars")}
     data = closing(MixedDataset(members, source_key="from"))
@@ -204,14 +204,18 @@ def test_raw_arrays_and_strings_arrive_without_copies(place, closing):
         for epoch in range(2):
             found = [number for batch in loader for number in batch["npy"][:, 0].tolist()]
             assert sorted(found) == [*range(130), *range(1000, 1090)], epoch
-        for batch in loader:
+        batches = list(loader)
+        assert len(batches) == 11
+        for batch in batches:
             assert batch["npy"].shape == (20, 50)
             assert all((row == row[0]).all() for row in batch["npy"])
             assert ["files" if row[0] < 1000 else "tars" for row in batch["npy"]] == list(batch["from"])
     raw = {name: StreamingDataset(place / name, decode=None) for name in ("files", "tars")}
     with StreamingDataLoader(closing(MixedDataset(raw)), 20, 1) as loader:
         for _ in range(3):
-            for batch in loader:
+            batches = list(loader)
+            assert len(batches) == 11
+            for batch in batches:
                 arrays = [np.frombuffer(content, np.int32)[-1] for content in batch["npy"]]
                 assert ["files" if number < 1000 else "tars" for number in arrays] == list(batch["__source__"])
 
@@ -225,7 +229,9 @@ def test_homogeneous_batches_need_no_common_shape(place, closing):
     )
     with StreamingDataLoader(data, 10, 2) as loader:
         for _ in range(2):
-            for batch in loader:
+            batches = list(loader)
+            assert len(batches) == 18
+            for batch in batches:
                 assert batch["npy"].shape == ((10, 50) if batch["__source__"][0] == "files" else (10, 300_000))
                 assert len(set(batch["__source__"])) == 1
                 assert all((row == row[0]).all() for row in batch["npy"])

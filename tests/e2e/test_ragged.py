@@ -95,10 +95,13 @@ def test_members_of_a_mix_may_have_different_lengths(data: Path, closing: Close)
     }
     mix = MixedDataset(members)
     with StreamingDataLoader(mix, batch_size=BATCH, num_workers=1, ragged=("jpg", "npy")) as loader:
+        seen = []
         for batch in loader:
             numbers = list(map(int, batch["__key__"]))
             assert [len(view) for view in batch["npy"].views()] == [n % 3 for n in numbers]
             assert [len(view) for view in batch["jpg"].views()] == [len(content(n)) for n in numbers]
+            seen += numbers
+        assert sorted(seen) == sorted([*range(COUNT)] * 2)
     mix.close()
 
 

@@ -84,6 +84,7 @@ def test_noise_that_decoders_draw_is_the_same_again():
     """A window of AAC is the same whichever were decoded before it, also where the decoder draws noise."""
     content = encoded("aac", "ipod", sound(1, 1, 48_000), 48_000, noise=True)
     one, other = (windows(Audio(seconds=0.2), content) for _ in range(2))
+    assert len(one) == 5
     assert all(np.array_equal(a["audio"], b["audio"]) for a, b in zip(one, other, strict=True))
     last = windows(Audio(seconds=0.2, seconds_between_starts=0.4), content)[-1]
     assert np.array_equal(last["audio"], one[4]["audio"])

@@ -103,7 +103,9 @@ def test_joins_by_number_and_by_a_column(data: Path):
     with closing(StreamingDataset(data, **options)) as left, closing(StreamingDataset(data, **options)) as right:
         for on in ("__key__", "number"):
             joined = left.join(right, on=on, columns={"name": "other"})
-            assert all(sample["name"] == sample["other"] for sample in joined)
+            found = sorted((sample["number"], sample["name"], sample["other"]) for sample in joined)
+            names = [name.ljust(8) for name in NAMES]
+            assert found == list(zip(NUMBERS, names, names, strict=True))
 
 
 def test_what_decoding_takes_is_shown(data: Path, capsys: pytest.CaptureFixture[str]):

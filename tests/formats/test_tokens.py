@@ -254,6 +254,7 @@ def test_batches_have_the_bounds_of_documents(tmp_path, monkeypatch):
         tmp_path / "data", format=chosen, cache_dir=tmp_path / "cache", cache_bytes="1GB", shuffle=False
     )
     with closing(dataset), StreamingDataLoader(dataset, 4, 2, report_every=None) as loader:
+        number = -1
         for number, batch in enumerate(loader):
             read = batch["tokens"][:, :-1].numpy()
             first = 4 * number * 99
@@ -267,6 +268,7 @@ def test_batches_have_the_bounds_of_documents(tmp_path, monkeypatch):
             assert all((document[:-1] != 0).all() for document in documents)
             inside = batch["document_ids"].diff(dim=1) == 0
             assert np.array_equal(~inside.numpy(), read == 0)
+        assert number + 1 == -(-(len(tokens) // 99) // 4)
 
 
 def documents_in(lengths: list[int], *, length: int, chunk_bytes: int = 8 << 20) -> tuple[list[list[int]], list[Block]]:

@@ -188,7 +188,7 @@ def test_names_of_fields(both: Sides):
         both.joined(left, right, columns=["c"])[0]
 
 
-def test_only_the_column_of_the_key_is_read(tmp_path: Path, both: Sides, closing: Closing):
+def test_the_column_of_the_key_is_left_out(tmp_path: Path, both: Sides, closing: Closing):
     """A join on Parquet adds the chosen columns to a sample, without the column of the key."""
     sides.parquet(tmp_path / "right", range(40))
     right = closing(StreamingDataset(tmp_path / "right", format=Parquet(columns=("uid", "vector"))))

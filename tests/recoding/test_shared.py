@@ -76,8 +76,9 @@ def test_fewer_bytes_than_the_other_side_says(writer: SharedMemory, reader: Shar
 def test_neither_side_can_cut_it(reader: SharedMemory, writer: SharedMemory) -> None:
     """Shared memory is sealed against truncation, because a shorter file would end the process that maps it."""
     writer.write([b"first"])
-    with pytest.raises(PermissionError):
-        os.ftruncate(reader.descriptor, 0)
+    for side in (reader, writer):
+        with pytest.raises(PermissionError):
+            os.ftruncate(side.descriptor, 0)
 
 
 def test_pages_are_kept_up_to_a_bound(writer: SharedMemory, reader: SharedMemory) -> None:

@@ -95,7 +95,7 @@ def test_centre_crop_takes_the_middle(image):
 
 @pytest.mark.parametrize(("height", "width"), [(60, 80), (300, 40), (40, 300)])
 def test_random_boxes_lie_inside_and_have_the_area_and_shape_asked_for(height, width):
-    """Random boxes lie inside the image and have the area and aspect ratio asked for."""
+    """Random boxes lie inside the image, and have the area and aspect ratio asked for where the image allows it."""
     step = RandomResizedCrop(8, scale=(0.2, 0.6), ratio=(0.5, 2.0))
     for seed in range(200):
         top, left, rows, columns = step.draw(height, width, rng(seed))

@@ -85,12 +85,18 @@ def test_every_key_once(keys: list[str], most: int) -> None:
 
 @given(st.text("az09-/#", max_size=9), st.text("az09-/#", max_size=9))
 def test_a_key_between_two(first: str, second: str) -> None:
-    """A key between two others lies between them, and every client sends it unchanged."""
+    """A key between two others lies between them, and every client sends it unchanged.
+
+    There is one if the keys begin with letters or digits that do not follow each other.
+    """
     after, until = sorted((first, second))
-    if middle := key_between(after, until):
+    middle = key_between(after, until)
+    if middle:
         assert after < middle
         assert middle < until or not until
         assert is_clean(middle)
+    else:
+        assert not after[:1].isalnum() or not until[:1].isalnum() or ord(until[0]) - ord(after[0]) < 2
 
 
 def test_halves() -> None:

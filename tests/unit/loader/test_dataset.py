@@ -216,8 +216,8 @@ def test_folder_samples_have_a_label(make_dataset, folder):
 
 def test_decode_none_gives_the_stored_bytes(make_dataset, folder):
     """`decode=None` gives the bytes of each file as they are stored."""
-    for sample in make_dataset(folder, decode=None):
-        assert sample["txt"] == (folder / str(sample["__key__"])).read_bytes()
+    found = {str(sample["__key__"]): sample["txt"] for sample in make_dataset(folder, decode=None)}
+    assert found == {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*.txt")}
 
 
 def test_a_transform_gets_the_sample_and_its_rng(make_dataset, folder):

@@ -210,7 +210,7 @@ def test_the_users_own_copies_are_waited_for(device):
 def test_any_batches_are_prefetched(device):
     """Batches of tensors that do not come from a ring are moved to the device in order."""
     source = [{"x": torch.full((1000,), n), "name": str(n)} for n in range(50)]
-    for number, batch in enumerate(DevicePrefetcher(source, device)):
+    for number, batch in zip(range(50), DevicePrefetcher(source, device), strict=True):
         assert batch["name"] == str(number)
         assert batch["x"].device == device
         assert int(batch["x"].sum()) == 1000 * number

@@ -24,6 +24,7 @@ def test_one_folder_with_two_transforms(make_dataset, folder):
     assert held_out.select(max_bytes=10**9)[0]["__key__"] == held_out[0]["__key__"]
     with StreamingDataLoader(train, 5) as loader, StreamingDataLoader(plain, 5) as bare:
         pairs = list(zip(loader, bare, strict=True))
+    assert len(pairs) == train.samples // 5
     assert all(left["txt"] == [text.upper() for text in right["txt"]] for left, right in pairs)
 
 

@@ -99,9 +99,11 @@ def test_no_slot_is_used_again_while_a_copy_is_pending():
     600 batches are copied late, from raw addresses, out of slots that are poisoned when they are free.
     """
     with poisoned(1200) as loader:
+        number = -1
         for number, batch in enumerate(prefetch_with(loader, "cpu", LateDevice(every=3))):
             assert batch["x"][:, 0].tolist() == [2 * number, 2 * number + 1]
             assert (batch["x"] == batch["x"][:, :1]).all()
+        assert number + 1 == 600
 
 
 class PackedLateDevice(LateDevice):

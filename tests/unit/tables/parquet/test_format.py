@@ -101,7 +101,9 @@ def test_planned_bytes_are_those_of_the_records(options: dict[str, object]):
     )
     content = written(table, **options)
     found = find(Parquet(), {"a.parquet": content})
-    for block in blocks_of(content, 20_000):
+    blocks = blocks_of(content, 20_000)
+    assert sum(block.samples for block in blocks) == rows
+    for block in blocks:
         made = sum(map(len, recode(Parquet(), found, block, block_bytes(block, content))))
         # The writer of pyarrow 19 is off by 5.7 %, later ones by less.
         assert made == pytest.approx(block.record_bytes, rel=0.06)
