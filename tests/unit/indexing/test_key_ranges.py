@@ -17,12 +17,12 @@ from streamer.indexing.tasks import KeyRange, KeyRanges, is_clean, key_between
 PAGE = 10
 
 
-def listed(keys: list[str], part: KeyRange) -> tuple[list[str], int, KeyRange | None]:
-    """Lists a range as a task does, with pages of ten keys: returns the keys, the pages read, and what is left."""
+def listed(keys: list[str], part: KeyRange, size: int) -> tuple[list[str], int, KeyRange | None]:
+    """Lists a range as a task does, with pages of `size` keys: returns the keys, the pages read, and what is left."""
     at, found = bisect_right(keys, part.after), []
     for pages in count(1):
-        page = keys[at : at + PAGE]
-        at += PAGE
+        page = keys[at : at + size]
+        at += size
         found += [key for key in page if part.has(key)]
         if not page:
             return found, pages, None
@@ -31,7 +31,7 @@ def listed(keys: list[str], part: KeyRange) -> tuple[list[str], int, KeyRange | 
     raise AssertionError
 
 
-def everything(keys: list[str], most: int) -> tuple[list[str], int, int]:
+def everything(keys: list[str], most: int, size: int = PAGE) -> tuple[list[str], int, int]:
     """Lists all keys with `most` tasks at once: returns the keys, the pages, and how many follow each other."""
     ranges, found, total, now = KeyRanges(KeyRange(""), most), [], 0, 0
     running: list[tuple[int, int, KeyRange | None]] = []
@@ -40,7 +40,7 @@ def everything(keys: list[str], most: int) -> tuple[list[str], int, int]:
     def start() -> None:
         nonlocal total
         while len(running) < most and (part := ranges.take()) is not None:
-            some, pages, rest = listed(keys, part)
+            some, pages, rest = listed(keys, part, size)
             found.extend(some)
             total += pages
             heappush(running, (now + pages, next(order), rest))
@@ -76,10 +76,11 @@ def test_large_prefixes_are_listed_by_many(name: str) -> None:
         st.text("ab/ #~é\U0001f600", min_size=1, max_size=12) | st.text("01", min_size=1, max_size=8), unique=True
     ),
     st.integers(1, 9),
+    st.integers(1, 4),
 )
-def test_every_key_once(keys: list[str], most: int) -> None:
-    """Every key is listed once, whatever the keys and the number of tasks."""
-    found, _, _ = everything(sorted(keys), most)
+def test_every_key_once(keys: list[str], most: int, size: int) -> None:
+    """Every key is listed once, whatever the keys, the number of tasks and the keys of a page."""
+    found, _, _ = everything(sorted(keys), most, size)
     assert Counter(found) == Counter(keys)
 
 
