@@ -191,7 +191,7 @@ async def test_a_container_behind_a_hop_limit_of_one(
     """
     set_up("instance role", issuer, tmp_path, monkeypatch)
     issuer.well.clear()
-    with pytest.raises(StoreError):
+    with pytest.raises(StoreError, match="the credentials cannot be obtained now"):
         await listed(store, "s3://expiring/train/")
     ring = store._ring  # type: ignore[attr-defined]
     while ring._looks:

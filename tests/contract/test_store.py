@@ -301,5 +301,5 @@ def test_unusable_urls() -> None:
     """An empty url and an S3 url without a bucket are refused."""
     with pytest.raises(ConfigError, match="bucket"):
         open_store("s3:///key")
-    with pytest.raises(ConfigError):
+    with pytest.raises(ConfigError, match="an empty url names no object"):
         open_store("")

@@ -235,7 +235,7 @@ def test_no_engine_at_a_given_socket_says_what_to_check(settings, tmp_path):
 def test_an_engine_address_that_cannot_be_is_a_config_error(settings, engine):
     """An engine address that is no unix socket, is relative or is too long for the kernel raises ConfigError."""
     external = ClientSettings(cache_dir=settings.cache_dir, runtime_dir=settings.runtime_dir, engine=engine)
-    with pytest.raises(ConfigError):
+    with pytest.raises(ConfigError, match=r"engine='|the socket path /x"):
         EngineClient(external).statistics()
 
 

@@ -740,7 +740,7 @@ def test_the_error_that_ends_a_job_is_in_the_log_and_on_the_page(sidecar):
     sidecar.start()
     shutil.rmtree(sidecar.data / "a")
     for job in ("first", "first", "second"):
-        with sidecar.client(job=job) as client, pytest.raises(StreamerError):
+        with sidecar.client(job=job) as client, pytest.raises(StreamerError, match="no objects below"):
             client.manifest(GetManifest(0, [f"{sidecar.data}/"], "auto"))
     values = json.loads(sidecar.get("/statistics.json")[1])
     texts = [entry["text"] for entry in values["warnings"] if entry["level"] == "ERROR"]

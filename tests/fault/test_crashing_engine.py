@@ -141,7 +141,7 @@ def test_an_engine_that_crashes_after_the_handshake_is_given_up(settings, sabote
             session.wait(0)
         assert saboteur.starts == MAX_RESTARTS + 1
         assert_gave_up(caught.value, settings, saboteur.starts)
-        with pytest.raises(EngineUnavailableError):
+        with pytest.raises(EngineUnavailableError, match="crashed 6 times in a row"):
             _ = session.ready
         assert saboteur.starts == MAX_RESTARTS + 1
 

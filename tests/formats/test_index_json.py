@@ -259,7 +259,7 @@ def test_a_shard_that_unpacks_to_another_size(name: str, factor: float):
         shard(index)["raw_data"]["bytes"] = int(shard(index)["raw_data"]["bytes"] * factor) + (factor > 1)
 
     found, block, content = blocks_of(f"mds/{name}", MDS(), lie)
-    with pytest.raises(RecodeError):
+    with pytest.raises(RecodeError, match=r"not the MDS shard that its index\.json describes"):
         recode(MDS(), found, block, content)
 
 

@@ -220,7 +220,7 @@ def test_records_of_others():
         with pytest.raises(RecodeError, match="are not 1 values of LMDB"):
             recoder.recode(memoryview(b"12345"), 1, hint)
     for record in (b"", b"\x01", b"\x05\x00abc"):
-        with pytest.raises(DecodeError):
+        with pytest.raises(DecodeError, match="its key alone takes"):
             opener.open(memoryview(record), SampleName())
 
 

@@ -106,5 +106,5 @@ def test_damage_is_told_with_its_place(content, reason, offset):
 )
 def test_what_is_no_record(content):
     """Bytes that are no whole record of RecordIO, or have more labels than bytes, are a DecodeError."""
-    with pytest.raises(DecodeError):
+    with pytest.raises(DecodeError, match=r"a record of|not a record"):
         RecordIO().opener(Facts()).open(memoryview(content), SampleName())

@@ -192,13 +192,13 @@ def test_entries_that_are_damaged(method):
     (span,) = spans_in(content)
     entry, opener = content[span.start : span.stop], Zip().opener(Facts())
     for wrong in (b"", entry[:20], entry[:33], entry[:-1], b"x" + entry[1:], entry[:8] + b"\x09" + entry[9:]):
-        with pytest.raises(DecodeError):
+        with pytest.raises(DecodeError, match="bytes are not an entry of a zip file"):
             opener.open(memoryview(wrong), SampleName())
     for at in range(14, len(entry)):
         # Lengths of names, and a name; the unpacked length, which says nothing more of what is not packed.
         if at in range(26, 36) or (method == zipfile.ZIP_STORED and at in range(22, 26)):
             continue
-        with pytest.raises(DecodeError):
+        with pytest.raises(DecodeError, match="bytes are not an entry of a zip file"):
             opener.open(memoryview(entry[:at] + bytes([entry[at] ^ 4]) + entry[at + 1 :]), SampleName())
 
 

@@ -161,7 +161,7 @@ def test_renewed_files_are_read(tmp_path, authority, folder):
     assert _shown(context, folder) == first
     other = certified(tmp_path / "other", authority)
     (folder / tls.CERTIFICATE).write_bytes((other / tls.CERTIFICATE).read_bytes())
-    with pytest.raises(ConfigError):
+    with pytest.raises(ConfigError, match="tls_folder="):
         renewal.look()
     assert _shown(context, folder) == first
     (folder / tls.KEY).write_bytes((other / tls.KEY).read_bytes())

@@ -188,5 +188,5 @@ def test_samples_of_different_fields_are_named() -> None:
 def test_a_slot_too_small_is_seen() -> None:
     """Writing a batch into a slot that is one byte shorter than announced raises ValueError."""
     packed = WritableBatch(collate([np.ones(100)] * 3))
-    with pytest.raises(ValueError):
+    with pytest.raises(ValueError, match="could not broadcast"):
         packed.write(np.zeros(packed.nbytes - 1, np.uint8))

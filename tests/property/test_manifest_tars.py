@@ -68,6 +68,6 @@ def test_any_cut_of_an_archive_is_refused(kind):
     end = raw.rstrip(b"\0")
     mark = -(-len(end) // 512) * 512 + 512
     for stop in range(0, mark, 64):
-        with pytest.raises(ManifestError):
+        with pytest.raises(ManifestError, match="is damaged"):
             indexed(raw[:stop])
     assert len(indexed(raw[:mark])[0]) == 2

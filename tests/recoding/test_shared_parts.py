@@ -154,7 +154,7 @@ def test_epochs(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         assert sum(size for _, size in list_chunk_files(open_layer(tmp_path / "cache"))) < 2_000_000
         assert first[9]["cells"] == sample(0, 9)[: LENGTH * CELL_BYTES]
         assert first.get("00010085")["cells"] == sample(1, 85)[: LENGTH * CELL_BYTES]
-        with pytest.raises(KeyError):
+        with pytest.raises(KeyError, match="no sample has the key '00000088'"):
             first.get("00000088")
     with dataset(decode=None) as raw, contextlib.closing(StreamingDataLoader(raw, num_workers=1)) as loader:
         assert _read_all(loader) == ALL

@@ -92,7 +92,7 @@ def test_a_rank_far_ahead_raises_as_soon_as_it_looks():
     first, second = ranks(0, 2)
     second.check(99)
     first.note([entry(1)], 0)
-    with pytest.raises(DecodeError):
+    with pytest.raises(DecodeError, match=r"Skip\(budget=0\) is spent"):
         second.check(100)
 
 
@@ -101,5 +101,5 @@ def test_what_was_skipped_before_counts():
     ledger = SkipLedger(1, entries=[entry(0)])
     ledger.check()
     ledger.note([entry(1)])
-    with pytest.raises(DecodeError):
+    with pytest.raises(DecodeError, match=r"Skip\(budget=1\) is spent, 2 samples"):
         ledger.check()

@@ -80,7 +80,7 @@ def test_every_attribute_of_torchs_loader_can_be_read():
         assert (loader.sampler, loader.dataset.__class__) == (None, FakeDataset)
         assert (loader.batch_sampler.batch_size, loader.batch_sampler.drop_last) == (4, True)
         assert not loader.pin_memory or torch.cuda.is_available()
-        with pytest.raises(AttributeError):
+        with pytest.raises(AttributeError, match=r"has no setter|can't set"):
             loader.batch_size = 8
     with StreamingDataLoader(FakeDataset(8, sample)) as loader:
         assert (loader.num_workers, loader.prefetch_factor, loader.persistent_workers) == (0, None, False)

@@ -163,9 +163,9 @@ def test_peek_changes_nothing(folder: Path) -> None:
 def test_the_disk_refuses_anything_but_bytes_and_text(tmp_path: Path, value: object) -> None:
     """The catalog's disk takes only bytes and text as keys and values."""
     disk = CatalogDisk(str(tmp_path))
-    with pytest.raises(TypeError):
+    with pytest.raises(TypeError, match="the catalog stores bytes and text, not"):
         disk.store(value, False)
-    with pytest.raises(TypeError):
+    with pytest.raises(TypeError, match="the catalog stores bytes and text, not"):
         disk.put(value)
 
 

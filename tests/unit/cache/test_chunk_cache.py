@@ -413,12 +413,16 @@ async def test_a_file_that_cannot_be_opened_gets_no_advice(
     async with ChunkCache(config) as cache:
         await publish(cache, make_chunk(1))
 
+        tried: list[object] = []
+
         def fails(path: object, flags: int) -> int:
+            tried.append(path)
             raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
 
         with monkeypatch.context() as patch:
             patch.setattr("streamer.cache.chunk_files.os.open", fails)
             await cache.advise(make_chunk(1).key, "DONTNEED")
+        assert tried == [cache.path(make_chunk(1).key)]
 
 
 async def test_manifests_count(config: CacheConfig) -> None:

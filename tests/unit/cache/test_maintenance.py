@@ -62,7 +62,7 @@ def test_clear_leaves_an_empty_folder_that_can_be_used_again(folder: Path) -> No
     assert clear(folder) > 30_000
     assert list(folder.iterdir()) == []
     (folder / "precious").touch()
-    with pytest.raises(CacheError):
+    with pytest.raises(CacheError, match="cannot read the cache layer"):
         clear(folder)
     assert (folder / "precious").exists()
 
@@ -100,7 +100,7 @@ def test_an_export_that_fails_leaves_nothing_unfinished(
 
 def test_a_missing_folder_is_refused(tmp_path: Path) -> None:
     """`stat` raises CacheError for a folder that does not exist."""
-    with pytest.raises(CacheError):
+    with pytest.raises(CacheError, match="cannot read the cache layer"):
         stat(tmp_path / "none")
 
 

@@ -58,6 +58,7 @@ def test_short_writes_are_continued(
     chunk = make_chunk(1)
     write_chunk(chunk, folder)
     verify_file(folder.chunk_path(chunk.key), chunk.key)
+    assert folder.chunk_path(chunk.key).read_bytes()[64:10_064] == b"".join(chunk.parts)
 
 
 def test_a_failure_leaves_nothing(folder: CacheFolder, make_chunk: MakeChunk, monkeypatch: pytest.MonkeyPatch) -> None:

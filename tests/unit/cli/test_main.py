@@ -76,7 +76,7 @@ def test_debug_shows_the_traceback() -> None:
     """With --debug a typed error is raised with its traceback."""
     arguments = _arguments(ConfigError("x"))
     arguments.debug = True
-    with pytest.raises(ConfigError):
+    with pytest.raises(ConfigError, match="x"):
         main._run(arguments, Terminal())
 
 
@@ -260,4 +260,4 @@ def test_new_options_are_not_taken_for_old_ones(words: list[str], capsys: pytest
         assert _end(words) == Exit.USAGE
         assert "is now" not in capsys.readouterr().err
     else:
-        main.build_parser().parse_args(words)
+        assert main.build_parser().parse_args(words).command == words[0]

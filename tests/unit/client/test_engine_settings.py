@@ -92,7 +92,7 @@ def test_settings_that_a_service_does_not_take_are_named_once(
     absent = replace(settings, engine=f"unix:{tmp_path}/s", connect_seconds=0.01)
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
-            with EngineClient(absent) as client, pytest.raises(EngineUnavailableError):
+            with EngineClient(absent) as client, pytest.raises(EngineUnavailableError, match="no engine answers at"):
                 client.statistics()
     (without_effect,) = lines(caplog, "has no effect here")
     assert without_effect.startswith("STREAMER_CACHE_BYTES has no effect here: the engine at")

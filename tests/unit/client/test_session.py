@@ -112,5 +112,5 @@ def test_one_dataset_costs_three_bytes_more_than_before_mixes(session, line):
 def test_a_value_is_a_finite_number(value):
     """A part's value that is negative, infinite or no number is a ProtocolError, since values are compared."""
     broken = encode(OpenSession(1, "job", "mix", "rank 0", parts=[Part("d", value=value)]))
-    with pytest.raises(ProtocolError):
+    with pytest.raises(ProtocolError, match=r"Expected `float` [<>]= "):
         list(request_decoder().feed(broken))

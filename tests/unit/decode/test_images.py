@@ -458,6 +458,6 @@ def test_a_chunk_of_a_png_that_is_longer_than_the_file(image, encode):
     damaged = png[:at] + b"\xff" * 4 + png[at + 4 :]
     with pytest.raises(ValueError, match=f"chunk at byte {at} ends 4,29.* bytes behind the end"):
         headers.png_pixels(damaged)
-    with pytest.raises(ValueError):
+    with pytest.raises(ValueError, match="PNG's chunk"):
         ImageDecoder()(damaged)
     assert (ImageDecoder()(png + b"\xff" * 20) == image).all()

@@ -254,7 +254,7 @@ async def test_what_a_session_does_not_hold_is_answered_without_a_look(parts):
     for chunk in range(50):
         rejects.report(session, chunk, "crc")
     assert (session.judged_rejects, engine.cache.read, rejects._waiting) == (50, [], {})
-    with pytest.raises(ManifestError):
+    with pytest.raises(ManifestError, match="no chunk"):
         rejects.report(session, CHUNKS, "crc")
 
 

@@ -192,7 +192,7 @@ async def test_a_session_uses_the_manifest_that_was_found_for_it(engine: Engine)
     assert await manifest_of(engine) == digest
     await remove_idle_once(engine)
     root.rename(hidden)
-    with pytest.raises(ManifestError):
+    with pytest.raises(ManifestError, match="no manifest at"):
         Consumer(engine, digest)
     hidden.rename(root)
     assert await manifest_of(engine) == digest
@@ -270,7 +270,7 @@ async def test_used_up_descriptors_end_no_maintenance(caplog: pytest.LogCaptureF
     async def broken() -> None:
         raise KeyError("ours")
 
-    with pytest.raises(KeyError):
+    with pytest.raises(KeyError, match="ours"):
         await repeat_after_errors("free space", broken, 0.0)
 
 

@@ -204,6 +204,8 @@ async def test_a_schedule_without_passes_is_one_pass_an_epoch(engine: Engine) ->
     for epoch in range(2):
         chunks, steps = np.array([0, reader.number(1, 3)], np.uint32), np.arange(2) + 2 * epoch
         reader.session.extend(EpochSchedule(epoch, chunks, steps, steps), True)
+    await reader.read(2)
+    assert reader.session.parts.running_pass == [0, 0]
     await reader.read(4)
     assert reader.session.parts.running_pass == [1, 1]
     assert [vars_of(count) for count in reader.session.counts.values()] == [(2, 0), (2, 2)]
@@ -258,13 +260,20 @@ async def test_a_mix_that_does_not_fit_says_what_helps(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("passes", "values"), [(np.zeros(1, np.uint32), ()), (np.zeros(2, np.uint32), (1.0,))], ids=["passes", "values"]
+    ("passes", "values", "said"),
+    [
+        (np.zeros(1, np.uint32), (), "schedule columns of 2 chunks and 1 passes"),
+        (np.zeros(2, np.uint32), (1.0,), "1 values for 2 parts"),
+    ],
+    ids=["passes", "values"],
 )
-async def test_columns_that_do_not_fit_are_refused(engine: Engine, passes: np.ndarray, values: tuple[float]) -> None:
+async def test_columns_that_do_not_fit_are_refused(
+    engine: Engine, passes: np.ndarray, values: tuple[float], said: str
+) -> None:
     """A schedule needs a pass for each use and a value for each part; other lengths raise ProtocolError."""
     reader = Consumer(engine, await parts_of(engine, "web", "books"))
     columns = np.zeros(2, np.uint32), np.arange(2), np.arange(2)
-    with pytest.raises(ProtocolError):
+    with pytest.raises(ProtocolError, match=said):
         reader.session.extend(EpochSchedule(0, *columns, passes, values), True)
 
 

@@ -172,17 +172,20 @@ def test_an_incomplete_schedule_is_not_used():
 
 
 @pytest.mark.parametrize(
-    "bad",
+    ("bad", "said"),
     [
-        schedule((99, 0, 0)),
-        schedule((0, 3, 3), (1, 2, 2)),
-        schedule((0, 3, 2)),
-        EpochSchedule(0, np.zeros(2, np.uint32), np.zeros(1, np.int64), np.zeros(2, np.int64)),
+        (schedule((99, 0, 0)), "the schedule names chunk 99; the dataset has 10"),
+        (schedule((0, 3, 3), (1, 2, 2)), "the schedule of epoch 0 is not in order of its steps"),
+        (schedule((0, 3, 2)), "the schedule of epoch 0 is not in order of its steps"),
+        (
+            EpochSchedule(0, np.zeros(2, np.uint32), np.zeros(1, np.int64), np.zeros(2, np.int64)),
+            "schedule columns of 2, 1 and 2 entries",
+        ),
     ],
 )
-def test_a_schedule_that_cannot_be_is_refused(bad):
+def test_a_schedule_that_cannot_be_is_refused(bad, said):
     """A schedule with unknown chunks, steps that go back, ends before begins or unequal columns is refused."""
-    with pytest.raises(ProtocolError):
+    with pytest.raises(ProtocolError, match=said):
         SessionProgress(np.full(10, 100)).extend(bad, complete=True)
 
 

@@ -195,7 +195,11 @@ def test_keys_of_buckets_may_have_these_signs():
     allowlist.check_objects(["s3://b/data/a?b.tar", "s3://b/data/a#b", "s3://b/data/a..b/..c"], {})
     allowlist.check_objects(["s3://b/data/100%25 a.tar", "s3://b/data/\u732b.tar", "s3://b/data/.hidden"], {})
     web = UrlAllowlist([DatasetConfig(url="http://host/data/", storage_options={})])
-    web.check_objects([f"http://host/data/{key}" for key in ("a%20b", "%e7%8c%ab.tar", "a%2fb", "caf%e9", "a;v=1")], {})
+    names = ("a%20b", "%e7%8c%ab.tar", "a%2fb", "caf%e9", "a;v=1")
+    web.check_objects([f"http://host/data/{name}" for name in names], {})
+    for name in names:
+        with pytest.raises(AccessDeniedError, match="datasets"):
+            web.check_objects([f"http://host/other/{name}"], {})
 
 
 @given(

@@ -83,7 +83,7 @@ def test_a_task_whose_process_was_killed_runs_again(processes: Processes, tmp_pa
             file.write("x")
         raise (DecodeError if number else OSError)(f"number {number}")
 
-    with pytest.raises(DecodeError):
+    with pytest.raises(DecodeError, match="number 1"):
         list(run_all(Runner(processes, 1), fail, [1]))
     with pytest.raises(OSError, match="number 0"):
         list(run_all(Runner(processes, 1), fail, [0]))

@@ -95,7 +95,10 @@ def table(*others: dict[str, object]):
 
 def test_equal_facts_agree():
     """Ranks with equal facts agree without an error."""
-    agree(table({"facts": {"seed": 1, "epoch": None}, "failure": None}), {"seed": 1, "epoch": None}, None)
+    facts, said = {"seed": 1, "epoch": None}, []
+    gather = table({"facts": facts, "failure": None})
+    agree(lambda text: said.append(json.loads(text)) or gather(text), facts, None)
+    assert said == [{"facts": facts, "failure": None}]
 
 
 def test_a_difference_is_an_error_that_names_it():

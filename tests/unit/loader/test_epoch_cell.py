@@ -211,7 +211,9 @@ def test_a_cell_that_was_read_as_one_rank_refuses_another():
     cell.keep_rank(0, 1)
     with pytest.raises(StateError, match=r"rank 0 of 1, and this process is rank 1 of 2 now.*init_process_group"):
         cell.keep_rank(1, 2)
-    with pytest.raises(StateError):  # not at the first try only
+    with pytest.raises(
+        StateError, match="has read as rank 0 of 1, and this process is rank 1 of 2"
+    ):  # not at the first try only
         cell.keep_rank(1, 2)
     cell.keep_rank(0, 1)
 

@@ -60,7 +60,7 @@ def test_they_are_shown_compared_and_pickled(made: object, shown: str) -> None:
     """Grouped arguments are values: they have a `repr`, are equal after pickling, and take no other attribute."""
     assert repr(made) == shown
     assert pickle.loads(pickle.dumps(made)) == made
-    with pytest.raises(AttributeError):
+    with pytest.raises(AttributeError, match="cannot assign to field 'extra'"):
         made.extra = 1  # type: ignore[attr-defined]
 
 

@@ -32,7 +32,7 @@ async def test_a_broken_folder_is_replaced(build_it, store, tars):
     """Building a manifest again replaces a folder with a missing file."""
     first = await build_it(store(tars), "s3://b/tars/")
     (first.path / "chunks-00000.arrows").unlink()
-    with pytest.raises(ManifestCorruptError):
+    with pytest.raises(ManifestCorruptError, match=r"chunks-00000.arrows is missing"):
         Manifest.open(first.path)
     await build_it(store(tars), "s3://b/tars/")
     open_and_verify(first.path)

@@ -167,7 +167,7 @@ def test_what_a_killed_remover_left_is_swept(path: Path, monkeypatch: pytest.Mon
         patched.setattr(reader_lock.shutil, "rmtree", killed)
         with pytest.raises(KeyboardInterrupt):
             remove_unread(path)
-    with pytest.raises(ManifestError):
+    with pytest.raises(ManifestError, match="no manifest at"):
         open_held(path)
     assert sweep_leftovers(path.parent) == 1
     assert [left.suffix for left in path.parent.iterdir()] == [".checked"]

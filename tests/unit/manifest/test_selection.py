@@ -102,7 +102,7 @@ def test_damage(tar_manifest):
     with pytest.raises(ManifestCorruptError, match="do not have digest"):
         Selection.open(tar_manifest, selection.digest, verify=True)
     selection.path.write_bytes(b"garbage" * 10)
-    with pytest.raises(ManifestCorruptError):
+    with pytest.raises(ManifestCorruptError, match="broken message prefix"):
         Selection.open(tar_manifest, selection.digest)
     selection.path.unlink()
     with pytest.raises(ManifestError, match="no selection"):
@@ -157,7 +157,7 @@ def test_a_folder_mounted_read_only(tar_manifest, tmp_path, monkeypatch):
     assert Selection.open(tar_manifest, selection.digest, fallback_dir, verify=True).samples == 10
     assert pickle.loads(pickle.dumps(selection)).path == selection.path
     refuse_writes(monkeypatch, tar_manifest.path.parent, errno.ENOSPC)
-    with pytest.raises(ManifestError):
+    with pytest.raises(ManifestError, match="cannot write"):
         Selection.from_ordinals(tar_manifest, np.arange(11), fallback_dir)
 
 

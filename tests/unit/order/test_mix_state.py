@@ -92,7 +92,10 @@ def test_the_same_mix_with_another_batch_size_goes_on() -> None:
     """A state of the same mix goes on with another batch size, whose automatic lanes and windows follow the state."""
     asked = request(list(SIZES), weights={"web": 2, "books": 1})
     state = State(asked.spec(sources(SIZES), 48), 3, 480, 48)
-    state.check(asked.spec(sources(SIZES), 96, like=state.spec))
+    spec = asked.spec(sources(SIZES), 20, like=state.spec)
+    assert (spec.lanes, asked.spec(sources(SIZES), 20).lanes) == (8, 5)
+    assert [member.order.window for member in spec.members] == [8, 8]
+    state.check(spec)
 
 
 def _dataset_state() -> dict[str, object]:

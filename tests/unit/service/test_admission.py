@@ -30,7 +30,10 @@ def test_the_kernel_says_who_is_there():
 )
 def test_the_owner_root_listed_users_and_the_group_may(tmp_path, uid, groups):
     """The owner of the cache, root, a listed user and a member of the group may connect, each for that alone."""
-    admission(tmp_path, group="2000", allow_uids=(1001,)).check(Credentials(1, uid, frozenset(groups)), "")
+    rule = admission(tmp_path, group="2000", allow_uids=(1001,))
+    rule.check(Credentials(1, uid, frozenset(groups)), "")
+    with pytest.raises(EngineUnavailableError, match="user 1003 may not use this engine"):
+        rule.check(Credentials(1, 1003, frozenset({5})), "")
 
 
 def test_everybody_else_may_not_and_learns_why(tmp_path):

@@ -53,7 +53,7 @@ def test_harmless_causes_stay_themselves() -> None:
 
 def test_translating_leaves_ours_alone() -> None:
     """Errors of streamer pass through the translation; other errors are translated and become the cause."""
-    with pytest.raises(ConfigError), translate_errors(_mapper, "s3://b/k"):
+    with pytest.raises(ConfigError, match="mine"), translate_errors(_mapper, "s3://b/k"):
         raise ConfigError("mine")
     with pytest.raises(ThrottledError) as caught, translate_errors(_mapper, "s3://b/k"):
         raise OSError("theirs")

@@ -85,11 +85,14 @@ def test_an_endpoint_of_the_environment_has_a_scheme_too() -> None:
 def test_what_fsspec_takes_is_not_refused(url: str, options: Mapping[str, object]) -> None:
     """Options that fsspec's filesystem takes are accepted, even if streamer has no counterpart."""
     check_options(url, str(split(url).family), options)
+    with pytest.raises(ConfigError, match="'zzz'"):
+        check_options(url, str(split(url).family), {**options, "zzz": 1})
 
 
 def test_options_of_other_stores_are_passed_on() -> None:
     """Options of a store that streamer does not know are passed on, since only its library can check them."""
-    assert open_store("sftp://h", {"whatever": 1}) is not None
+    store = open_store("sftp://h", {"whatever": 1})
+    assert store._options == {"whatever": 1}
 
 
 def test_options_that_a_filesystem_of_fsspec_does_not_take(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -58,5 +58,5 @@ def test_an_object_does_not_travel():
 def test_options_of_another_type_break_the_protocol(options):
     """A message whose storage options are not bytes is a ProtocolError."""
     broken = encode(msgspec.structs.replace(Read(1, "digest", 0, 0, 9), options=options))
-    with pytest.raises(ProtocolError):
+    with pytest.raises(ProtocolError, match="Expected `bytes`, got"):
         list(request_decoder().feed(broken))

@@ -296,6 +296,7 @@ def test_a_state_of_other_labels_goes_on(make):
         state = loader.state_dict()
     with StreamingDataLoader(make(Packing(ROW, rows_per_set=8, labels="same")), 4, report_every=None) as loader:
         loader.load_state_dict(state)
+        assert {**loader.state_dict(), "packing.labels": ""} == {**state, "packing.labels": ""}
 
 
 def test_a_state_of_samples_is_not_one_of_rows(make, make_dataset, url):

@@ -286,7 +286,7 @@ def test_normalize():
 @pytest.mark.parametrize("arguments", [((0.5,), (0.5, 0.5)), ((0.5,), (0.0,))])
 def test_normalize_refuses(arguments):
     """`Normalize` refuses a mean and std of different lengths, a deviation of zero and an unknown layout."""
-    with pytest.raises(ConfigError):
+    with pytest.raises(ConfigError, match="must be of one length, std positive"):
         Normalize(*arguments)
     with pytest.raises(ConfigError, match="layout"):
         Normalize((0.5,), (0.5,), layout="HWC")

@@ -198,7 +198,7 @@ def test_a_member_by_name_and_a_sample_by_number(make_mix):
     for index in (167, -168):
         with pytest.raises(IndexError, match="167"):
             data[index]
-    with pytest.raises(KeyError):
+    with pytest.raises(KeyError, match="'d'"):
         data["d"]
 
 
@@ -282,7 +282,7 @@ def test_weights_may_change_between_two_jobs(make_mix):
         state = loader.state_dict()
     changed = make_mix("abc", weights=Weights({"a": 1, "b": 2, "c": 1}, epoch_samples=96))
     with StreamingDataLoader(changed, 8) as loader:
-        with pytest.raises(StateError):
+        with pytest.raises(StateError, match="members was 'a, b' when it was saved"):
             loader.load_state_dict(state)
         loader.load_state_dict(state, strict=False)
         for _ in range(4):

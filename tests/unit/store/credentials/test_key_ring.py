@@ -87,7 +87,7 @@ async def test_a_look_that_fails_is_shared() -> None:
     assert find.times == 1
     assert "RuntimeError" in str(found[0])
     assert SECRET not in str(found[0]) + str(found[0].__cause__)  # type: ignore[union-attr]
-    with pytest.raises(StoreError):
+    with pytest.raises(StoreError, match="the credentials cannot be obtained now"):
         await ring.keys()
     assert find.times == 1
     due(ring)
