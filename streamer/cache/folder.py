@@ -27,7 +27,7 @@ from pathlib import Path
 
 import msgspec
 
-from streamer.base import linux
+from streamer.base import linux, system_limits
 from streamer.errors import CacheError, CacheVersionError, ConfigError, IntegrityError
 from streamer.formats.chunkfile import HEADER_BYTES, SUFFIX, ChunkHeader, relative_path
 from streamer.manifest.beside import CACHE_MARKER
@@ -176,11 +176,11 @@ def open_folder(path: Path, group: str | None = None) -> CacheFolder:
 
 
 def is_intact(folder: CacheFolder) -> bool:
-    """Whether an opened folder is still there, with its id and its subfolders."""
+    """Whether an opened folder is still there, with its id and its subfolders; True if no more files may be opened."""
     try:
         found = (folder.path / ROOT_ID).read_text(errors="replace").strip()
-    except OSError:
-        return False
+    except OSError as error:
+        return system_limits.is_shortage(error)
     return found == folder.root_id and all(os.path.isdir(folder.path / name) for name in _FOLDERS)
 
 

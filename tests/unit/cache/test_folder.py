@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from streamer.cache import folder as module
-from streamer.cache.folder import Permissions, filesystem_type, measure_usage, open_folder, open_layer
+from streamer.cache.folder import Permissions, filesystem_type, is_intact, measure_usage, open_folder, open_layer
 from streamer.errors import CacheError, CacheVersionError, ConfigError
 
 
@@ -178,3 +179,17 @@ def test_mounts_of_any_name_are_told_apart() -> None:
     names = [r"/data sets/\x/cache", "/données/cache", "/donn\udce9es/cache", "/data/cache"]
     found = [filesystem_type(Path(name), "\n".join(lines)) for name in names]
     assert found == ["nfs4", "fuse.sshfs", "cifs", "ext4"]
+
+
+@pytest.mark.parametrize(("code", "intact"), [(errno.EMFILE, True), (errno.ENFILE, True), (errno.ENOENT, False)])
+def test_a_folder_that_cannot_be_looked_at_is_not_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, intact: bool
+) -> None:
+    """A folder is not taken for removed while this process or the machine may open no more files."""
+    folder = open_folder(tmp_path)
+
+    def refuse(*_: object, **__: object) -> str:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(Path, "read_text", refuse)
+    assert is_intact(folder) is intact
