@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
+from streamer.base.system_limits import find_shortage
 from streamer.errors import DecodeError, StreamerError, printable
 
 if TYPE_CHECKING:
@@ -133,8 +134,13 @@ class StoreBudget:
 
 
 def may_skip(error: BaseException) -> bool:
-    """Whether a sample that raised the error may be skipped: a DecodeError, or an error that is not of this package."""
-    return isinstance(error, DecodeError) or (isinstance(error, Exception) and not isinstance(error, StreamerError))
+    """Whether a sample that raised the error may be skipped: a DecodeError, or an error that is not of this package.
+
+    Too many open files say nothing of the sample, and all others would be skipped for it.
+    """
+    if isinstance(error, StreamerError) or not isinstance(error, Exception):
+        return isinstance(error, DecodeError)
+    return find_shortage(error) is None
 
 
 class SkipLedger:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+
 import pytest
 
 from streamer.batches.skipping import NOTICE_STEPS, SkipLedger, Skipped, StoreBudget, may_skip
@@ -42,7 +44,15 @@ def ranks(budget: int, count: int) -> list[SkipLedger]:
 
 
 @pytest.mark.parametrize(
-    ("error", "may"), [(DecodeError("bad"), True), (KeyError("k"), True), (CacheFullError("full"), False)]
+    ("error", "may"),
+    [
+        (DecodeError("bad"), True),
+        (KeyError("k"), True),
+        (OSError(errno.ENOENT, "no such file"), True),
+        (OSError(errno.EMFILE, "too many open files"), False),
+        (CacheFullError("full"), False),
+        (KeyboardInterrupt(), False),
+    ],
 )
 def test_what_may_be_skipped(error, may):
     """A sample's own errors may be skipped, and those of cache, store and engine may not."""
