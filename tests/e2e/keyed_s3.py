@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import re
+import socket
 import threading
 import time
 from collections import Counter
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
 LISTING = '<?xml version="1.0"?><ListBucketResult><IsTruncated>false</IsTruncated>{}</ListBucketResult>'
@@ -47,6 +50,7 @@ class KeyedS3:
         self.sent_bytes = 0
         self.sent: Counter[str] = Counter()
         self._link = threading.Lock()
+        self._connections: list[socket.socket] = []
         store = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -63,6 +67,10 @@ class KeyedS3:
             # Of connections that wait: those of a fetcher come all at once, and others are reset.
             request_queue_size = 512
 
+            def process_request(self, request: Any, client_address: Any) -> None:
+                store._connections.append(request)
+                super().process_request(request, client_address)
+
         self._server = Server(("127.0.0.1", 0), Handler)
         self._server.daemon_threads = True
         self._thread = threading.Thread(target=self._server.serve_forever)
@@ -75,6 +83,10 @@ class KeyedS3:
     def close(self) -> None:
         self._server.shutdown()
         self._thread.join()
+        # An engine keeps its connections for the 3 s that it lives on, and with them threads of this server.
+        for connection in self._connections:
+            with suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
         self._server.server_close()
 
     def answer(self, request: BaseHTTPRequestHandler) -> None:
