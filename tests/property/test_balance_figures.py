@@ -51,13 +51,13 @@ def planned(drawn: Drawn, length: int, rows: int) -> PlannedRows:
 @pytest.mark.parametrize(
     ("drawn", "length", "ranks", "rows", "cost", "plain", "level"),
     [
-        (web, 8192, 64, 4, (24576, 1), 1.109, 1.004),
+        pytest.param(web, 8192, 64, 4, (24576, 1), 1.109, 1.004, marks=pytest.mark.slow),
         (web, 8192, 64, 2, (24576, 1), 1.162, 1.005),
         (web, 8192, 64, 1, (24576, 1), 1.213, 1.005),
-        (web, 8192, 64, 4, (0, 1), 2.190, 1.039),
-        (code, 32768, 64, 4, (24576, 1), 1.387, 1.015),
+        pytest.param(web, 8192, 64, 4, (0, 1), 2.190, 1.039, marks=pytest.mark.slow),
+        pytest.param(code, 32768, 64, 4, (24576, 1), 1.387, 1.015, marks=pytest.mark.slow),
         (code, 32768, 64, 1, (24576, 1), 1.564, 1.023),
-        (chat, 8192, 64, 4, (24576, 1), 1.037, 1.003),
+        pytest.param(chat, 8192, 64, 4, (24576, 1), 1.037, 1.003, marks=pytest.mark.slow),
         (pictures, 8192, 64, 4, (24576, 1), 1.034, 1.003),
     ],
 )
