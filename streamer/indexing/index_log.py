@@ -76,7 +76,7 @@ class IndexLog:
     def read(self) -> LoggedSamples:
         """Reads the records up to the first that is damaged or out of order, and cuts the rest off the file.
 
-        The result has no samples if there is no file, or if it cannot be read (logged).
+        The result has no samples if there is no file, or if it cannot be read or cut (logged).
         """
         found = LoggedSamples()
         good = 0

@@ -109,7 +109,7 @@ async def manifest_files(fetcher: Fetcher, url: str) -> list[tuple[str, bytes]]:
 
     Raises:
         ManifestError: there is no manifest.
-        StoreError: the store failed.
+        StoreError, ConfigError: the store failed, or cannot be opened.
     """
     folder = f"{url.rstrip('/')}/"
     files = select_files([record for page in await fetcher.list(folder) for record in page])

@@ -38,8 +38,8 @@ from streamer.manifest.table import Manifest
 def refuse_pointers(reader: RangeReader) -> RangeReader:
     """Returns a reader that raises ManifestError if a read shows that an object is a pointer of Git LFS.
 
-    A read shows it if it begins at byte 0 and has the pointer's first 23 bytes. Else the result reads what the given
-    reader does, and bounds memory and examines objects if that one does.
+    A read shows it if the object is short (`POINTER_BYTES`), and the read begins at byte 0 and has the pointer's first
+    words. Else the result reads what the given reader does, and bounds memory and examines objects if that one does.
     """
     return _CheckedExaminer(reader) if isinstance(reader, Examiner) else _CheckedReader(reader)
 
@@ -65,7 +65,7 @@ class _CheckedReader:
 
 
 class _CheckedExaminer(_CheckedReader):
-    """Does the same, and also lets a recoder count samples."""
+    """Does the same, and also lets a recoder examine objects."""
 
     async def examine(self, asked: Examine) -> Examined:
         """Recodes an object as one block; raises as `Examiner.examine`, and ManifestError for a pointer, too."""

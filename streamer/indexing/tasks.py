@@ -198,7 +198,7 @@ class TaskReader:
         self._one_object = asyncio.Lock()
 
     async def read(self, extent: Extent) -> bytes:
-        """Returns exactly the bytes of `extent`; raises StoreError."""
+        """Returns exactly the bytes of `extent`; raises StoreError, ConfigError."""
         return await self._fetcher.read(extent)
 
     async def examine(self, asked: Examine) -> Examined:

@@ -79,7 +79,9 @@ def detect(
     environment: Environment | None = None,
     parent: ParentRank | None = None,
 ) -> RankConfig:
-    """Finds rank and world size: as given, else from torch.distributed, else from the variables of a launcher.
+    """Finds rank and world size: as given, else those of `parent` in its worker, else from torch.distributed.
+
+    Without a process group the variables of a launcher say them.
 
     Args:
         rank: Rank that the user gives, with `world_size`.
@@ -124,7 +126,7 @@ def agree(gather: Gather, facts: Mapping[str, Detail], failure: StreamerError | 
         failure: Error because of which this rank could not prepare, or None.
 
     Raises:
-        StreamerError: the failure of the lowest rank that failed, on every rank.
+        StreamerError: a rank failed. It raises its own error, the others that of the lowest rank that failed.
         StateError: a rank has other facts than rank 0 (names both, and the facts), or some did not take part.
     """
     facts_of = _exchange_outcomes(gather, dict(facts), failure)
@@ -145,10 +147,10 @@ def exchange(gather: Gather, make: Callable[[], object]) -> list[Any]:
 
     Args:
         gather: Collects one text of every rank.
-        make: Returns a JSON value; its error is raised on every rank.
+        make: Returns a JSON value. A StreamerError of it is raised on every rank; other errors only on this one.
 
     Raises:
-        StreamerError: the failure of the lowest rank that failed, on every rank.
+        StreamerError: `make` failed on a rank. It raises its own error, the others that of the lowest rank that failed.
         StateError: some ranks did not take part.
     """
     value: object = None

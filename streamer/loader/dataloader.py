@@ -238,7 +238,7 @@ class StreamingDataLoader(LoaderViews):
         return iterator
 
     def set_epoch(self, epoch: int) -> None:
-        """Sets the epoch of the next `iter()`, 0 to 2^32 - 1; a loaded state inside it is kept."""
+        """Sets the epoch of the next `iter()`, 0 to 2^32 - 1 (else ConfigError); a loaded state inside it is kept."""
         self._cursor.set_epoch(check_epoch(epoch))
 
     def state_dict(self) -> dict[str, object]:

@@ -185,7 +185,11 @@ class StreamingDataset(FixedArguments, EpochDataset):
 
     @property
     def classes(self) -> list[str]:
-        """Names of the class folders, sorted, as torchvision's ImageFolder has them; empty for containers."""
+        """Names of the classes, by label; empty if there are none.
+
+        They are those of the class folders, sorted as torchvision's ImageFolder has them, unless `format` or the files
+        of the dataset name others.
+        """
         return list(self._member.open().manifest.classes)
 
     @property

@@ -100,7 +100,7 @@ class MixedDataset(EpochDataset):
 
     @property
     def samples(self) -> int:
-        """Number of samples of the next epoch, over all ranks."""
+        """Number of samples of the next epoch, over all ranks; repeats that fill homogeneous batches count."""
         return self._prepare_plain().samples_in(self.epoch)
 
     @property

@@ -257,7 +257,7 @@ class Lister(Protocol):
     """Lists objects as an ObjectStore does: the engine's recorder, or the listers of `indexing/tasks.py`."""
 
     def list(self, url: str) -> AsyncIterator[Sequence[ObjectRecord]]:
-        """Yields pages of the objects below `url`, with size and version; raises StoreError."""
+        """Yields pages of the objects below `url`, with size and version; raises StoreError, ConfigError."""
         ...
 
 
@@ -265,7 +265,7 @@ class RangeReader(Protocol):
     """Reads ranges, with retries and pinned versions; the engine and tasks of an executor have one each."""
 
     async def read(self, extent: Extent) -> bytes:
-        """Returns exactly the bytes of `extent`; raises StoreError."""
+        """Returns exactly the bytes of `extent`; raises StoreError, ConfigError."""
         ...
 
 
@@ -288,7 +288,7 @@ class Examiner(Protocol):
     """A reader that has recoders, which neither this package nor `indexing/build.py` imports."""
 
     async def examine(self, asked: Examine) -> Examined:
-        """Recodes an object as one block, and counts its samples.
+        """Recodes an object as one block, and returns what `asked` wants to know of it.
 
         Raises:
             ManifestError: the object cannot be decoded.

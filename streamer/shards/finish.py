@@ -122,6 +122,7 @@ async def manifest_of(destination: Destination, job: Job, receipts: Mapping[int,
         ObjectChangedError: a shard differs from its receipt, or is gone.
         ManifestError: there are no shards, a footer or index file is damaged, or the folder cannot be written.
         StoreError: the destination cannot be read.
+        ConfigError: a library of the format is not installed.
     """
     chosen = chooser(job.output.format)
     listed = await list_objects((destination.url,), FetchedLists(destination.fetcher), chosen, 1)

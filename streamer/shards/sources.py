@@ -158,7 +158,7 @@ class PartReader(Protocol):
 
 
 class DatasetReader(Protocol):
-    """A dataset that the loader has opened, in the process that plans the pack."""
+    """A dataset of the loader, in the process that plans the pack; the first use of most members opens it."""
 
     @property
     def manifest(self) -> Manifest:
@@ -172,7 +172,7 @@ class DatasetReader(Protocol):
 
     @property
     def urls(self) -> tuple[str, ...]:
-        """Urls of everything that is read: the dataset, its annotations and joins."""
+        """Urls of the dataset, and of those that it is joined to."""
         ...
 
     @property

@@ -70,7 +70,7 @@ async def verify(
         IntegrityError: a sample, the manifest or the description differs from what was written, or there are further
             shards.
         ManifestError: there is no pack, or several, or it was not finished.
-        StoreError, ConfigError: the store failed, or cannot be opened.
+        StoreError, ConfigError: the store failed, or it or a library of the format is not there.
     """
     async with Destination(url, options) as destination:
         records = await destination.records()

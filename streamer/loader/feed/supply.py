@@ -86,7 +86,8 @@ class Supply(ABC):
 
         Raises:
             Exception: the error of the sample or of the batch; the next call returns the following batch. Or one that
-                ends the run, such as the engine's with workers: further calls raise it, too, until `begin`.
+                ends the run, such as the engine's with workers: further calls raise it, too, until `begin`, or for good
+                if the feeder has ended.
         """
 
     @abstractmethod

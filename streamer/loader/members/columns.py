@@ -232,6 +232,7 @@ class SampleColumns:
         Raises:
             ConfigError: a sample has no such field, or its value is neither a number nor a text.
             StreamerError: the samples cannot be read, or the columns cannot be written.
+            OSError: the lock file cannot be written.
         """
         if not names:
             return []

@@ -102,7 +102,8 @@ class KeyReader:
     def batches(self) -> Generator[tuple[int, Keys]]:
         """Yields the keys of consecutive samples, each batch with the number of its first sample in the manifest.
 
-        Samples outside the selection have missing keys. Chunks of which none is selected are not read, and left out.
+        Samples outside the selection have missing keys. Where keys are read from the data, chunks of which no sample is
+        selected are left out.
 
         Raises:
             ManifestError: keys are neither texts nor whole numbers, or a sample lacks the field or is damaged.
@@ -226,6 +227,7 @@ def keep(what: str, side: KeyReader, open_path: Callable[[Path], Opened], write:
     Raises:
         ManifestError: see `KeyReader.batches`; or the table cannot be written.
         StreamerError: see `KeyReader.batches`.
+        OSError: the lock file cannot be written.
     """
 
     def make(folder: Path) -> None:

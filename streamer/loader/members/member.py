@@ -105,7 +105,7 @@ class DatasetMember:
         return self.change(options, choices, (*self.joins, *joins))
 
     def change(self, options: DatasetOptions, choices: tuple[Choice, ...], joins: tuple[Join, ...]) -> DatasetMember:
-        """Returns this dataset with other options, selections and joins; manifests that are found are kept."""
+        """Returns this dataset, changed: keeps manifests that are found, not the fields with which the job began."""
         known = EpochCell(manifest=self.shared.manifest, annotations=self.shared.annotations)
         changed = DatasetMember(options, choices, self.job, shared=known, joins=joins, parent=self.parent)
         return changed.take_over_rights(self._list_right_manifests())

@@ -81,7 +81,7 @@ def make_choice(
 def choose(
     manifest: Manifest, choices: Sequence[Choice], fallback_dir: Path | None = None, columns: ColumnsOf | None = None
 ) -> Selection | None:
-    """Applies selections one after the other, and writes the result to a file. Returns None if there are none.
+    """Applies selections one after the other, and writes each result to a file; returns the last, None for none.
 
     Args:
         manifest: Manifest of the dataset.

@@ -239,7 +239,7 @@ class StreamOpening:
         Without torch.distributed, or with one rank, it only prepares.
 
         Args:
-            prepare: Prepares the stream of this rank; its error is raised on every rank.
+            prepare: Prepares the stream of this rank. A StreamerError of it is raised on every rank.
             place: Text on where the stream begins, which must be equal on all ranks.
 
         Raises:

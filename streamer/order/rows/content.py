@@ -69,7 +69,7 @@ class RowContent:
         Args:
             costs: (D,) tokens of each document of the set, or -1 for one that cannot be read.
             documents: (D,) number of each document in the dataset, by which it is drawn.
-            epoch: number of the epoch; for a member of a mix, of its pass.
+            epoch: number by which rows are drawn, as `CodeBook.content` returns it: for one dataset the epoch.
             count: rows of the set, if they are known. None counts them.
 
         Raises:

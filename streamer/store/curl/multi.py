@@ -72,7 +72,7 @@ class Multi:
 
         Raises:
             pycurl.error: the transfer failed.
-            ClosedError: `close` was called.
+            ClosedError: `close` was called meanwhile.
             asyncio.CancelledError: the call was cancelled.
         """
         try:
