@@ -1,8 +1,9 @@
 """Defines the manifest on disk: names and columns of its files, and how root.json is written, read and checked.
 
 `indexing/publish.py` writes it, `manifest/table.py` opens it, `manifest/transfer.py` copies it, and the engine
-(`engine/manifests/manifest_copy.py`) and peers (`peers/group.py`) read the root.json of manifests elsewhere. A manifest
-is the folder `<digest>/` with root.json and Arrow files, one for each table of each part:
+(`engine/manifests/manifest_copy.py`) and peers (`peers/group.py`) read the root.json of manifests elsewhere.
+`batches/samples/opened.py` names the files of selections by it. A manifest is the folder `<digest>/` with root.json and
+Arrow files, one for each table of each part:
 
     root.json                 version, digest, facts about the dataset, and the parts with their digests
     objects-00000.arrows      key, version, size                          one row per object

@@ -1,6 +1,7 @@
 """Gives the samples of a pack to its tasks: from ranges of the objects of urls, or from a dataset of the loader.
 
 `prepared.py` makes the source and puts it into the recipe of the job, which travels to tasks. `task.py` reads it there.
+`pack.py` recognises a dataset of the loader by `Scannable`.
 The protocols at the end stand for classes of the loader (`loader/dataset_scan.py`), which is not imported: packs of
 urls need no torch.
 """

@@ -1,7 +1,7 @@
 """Defines the protocol of all stores: reads of ranges pinned to a version, listings, and writes.
 
-The stores of this folder implement it (`store/__init__.py` opens them), and `fetch/` sends requests through it.
-`shards/` removes unfinished uploads through `PartsKeeper`.
+The stores of this folder implement it (`store/__init__.py` opens them), and `fetch/` sends requests through it, as
+`tools/` does to test and measure a store. `shards/` removes unfinished uploads through `PartsKeeper`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Defines what a kind of order is: `Orders` makes orders, `CodeBook` encodes samples, `Counted` is a member.
 
 `order/kinds/` has a class of each for every kind. Plans and makers of batches (`batches/samples/plans.py`) ask them,
-and `batches/` gives them its members.
+and `batches/` gives them its members; `loader/kinds/` takes `NoRounds` from here.
 
 A stream has one member, or several in a mix. Its order counts a member's samples, or its rows where documents are
 packed. A code is the number that stands for a sample of the stream in plans and messages.
