@@ -281,6 +281,8 @@ class EngineService:
                     config = replace(config, cache=self._in_memory)
                 # It may refuse the configuration, and is made before anything has changed.
                 admission = Admission(config.cache, config.service)
+                if self._listeners is not None:
+                    self._listeners.reload(config)
                 await engine.reload(config)
                 server.reload(config, admission)
                 self._config = config

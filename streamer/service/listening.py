@@ -87,6 +87,21 @@ class Listener:
         former.close()
         logger.warning("the socket %s was removed by another program, and made again", self.path)
 
+    def reload(self, config: EngineConfig) -> None:
+        """Takes over who may connect, by the rights of the file.
+
+        Raises:
+            ConfigError: the group does not exist, or this user may not give it the file.
+        """
+        try:
+            if self._server is not None and os.stat(self.path).st_ino == self._identity:
+                _set_rights(self.path, config)
+        except FileNotFoundError:
+            pass  # `open_again` makes it with these rights
+        except OSError as error:
+            raise ConfigError(f"cannot change the rights of {self.path}: {error.strerror}", field="group") from error
+        self._config = config
+
     def close(self) -> None:
         """Accepts no more connections, and removes the file, unless it is another engine's by now. Idempotent."""
         server, self._server = self._server, None
@@ -147,6 +162,11 @@ class Listeners:
         """Returns descriptors that a fork must not keep open."""
         return [one for listener in self._all() for one in listener.descriptors()]
 
+    def reload(self, config: EngineConfig) -> None:
+        """Takes over who may connect; raises ConfigError as `Listener.reload`."""
+        for listener in self._all():
+            listener.reload(config)
+
     def close(self) -> None:
         """Closes the sockets; idempotent."""
         for listener in self._all():
@@ -198,15 +218,19 @@ def bind_socket(path: Path, config: EngineConfig) -> tuple[socket.socket, int]:
         on_error.callback(temporary.unlink, missing_ok=True)
         # It listens before it has its name: a client that connects then waits for the loop, and is not refused.
         listener.listen(_BACKLOG)
-        # The mode refuses other users before they connect; `Admission` checks every connection.
-        if config.cache.group is not None:
-            os.chown(temporary, -1, group_id(config.cache.group))
-        mode = 0o660 if config.cache.group is not None else 0o600
-        os.chmod(temporary, 0o666 if config.service.allow_uids else mode)
+        _set_rights(temporary, config)
         identity = os.stat(temporary).st_ino
         os.rename(temporary, path)
         on_error.pop_all()
     return listener, identity
+
+
+def _set_rights(path: Path, config: EngineConfig) -> None:
+    """Sets group and mode of a socket's file, which refuse other users before `Admission` checks their connection."""
+    if config.cache.group is not None:
+        os.chown(path, -1, group_id(config.cache.group))
+    mode = 0o660 if config.cache.group is not None else 0o600
+    os.chmod(path, 0o666 if config.service.allow_uids else mode)
 
 
 def _make_socket_folder(folder: Path, config: EngineConfig) -> None:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import shutil
 import socket
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from streamer.cache.folder import ROOT_ID
-from streamer.config import CACHE_SOCKET_NAME, CacheConfig, EngineConfig
+from streamer.config import CACHE_SOCKET_NAME, CacheConfig, EngineConfig, ServiceConfig
 from streamer.errors import ConfigError
 from streamer.service import listening
 from streamer.service.listening import listen
@@ -154,3 +156,33 @@ async def test_a_group_that_is_removed_from_the_machine_ends_no_watch(
             await asyncio.to_thread(_wait_for, tmp_path / "runtime/engine.sock")
         watching.cancel()
         await asyncio.gather(watching, return_exceptions=True)
+
+
+@pytest.mark.process
+async def test_who_may_connect_changes_with_the_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rights of the sockets' files follow a configuration that is read again; one that is refused changes none."""
+    config = _config(tmp_path)
+    paths = [tmp_path / "runtime/engine.sock", config.cache.directory / CACHE_SOCKET_NAME]
+
+    def modes() -> list[int]:
+        return [path.stat().st_mode & 0o777 for path in paths]
+
+    async with listen(config, asyncio.Protocol) as listeners:
+        assert modes() == [0o600, 0o600]
+        group = replace(config, cache=replace(config.cache, group=str(os.getgid())))
+        listeners.reload(group)
+        assert modes() == [0o660, 0o660]
+        listeners.reload(replace(group, service=ServiceConfig(allow_uids=(4711,))))
+        assert modes() == [0o666, 0o666]
+
+        def refuse(*_: object) -> None:
+            raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+        monkeypatch.setattr(listening.os, "chown", refuse)
+        with pytest.raises(ConfigError, match="Operation not permitted"):
+            listeners.reload(group)
+        assert modes() == [0o666, 0o666]
+        paths[0].unlink()
+        listeners.reload(config)
+        await listeners._main.open_again()
+        assert modes() == [0o600, 0o600]
