@@ -175,7 +175,7 @@ class Catalog:
         if self._closed:
             raise CacheError(f"the catalog {self._directory} is closed")
         try:
-            from streamer.cache.catalog_database import DATABASE_ERRORS, FOREIGN_ERRORS, open_database
+            from streamer.cache.catalog_database import FOREIGN_ERRORS, open_database
         except ImportError as error:
             raise CacheError(_describe_lack_of_sqlite(self._directory, error)) from error
         try:
@@ -196,7 +196,7 @@ class Catalog:
                     cache.delete(_USED + dataset)
                 for dataset in used:
                     cache.set(_USED + dataset, f"{time.time():.3f}")
-        except (*DATABASE_ERRORS, OSError) as error:  # OSError: the folder was removed
+        except (*FOREIGN_ERRORS, OSError) as error:  # OSError: the folder was removed
             raise CacheError(f"cannot write the catalog in {self._directory}: {error}") from error
 
     def _empty(self) -> None:
@@ -232,7 +232,8 @@ T = TypeVar("T")
 class CatalogKeeper:
     """Collects changes of the catalog and writes them in batches, in a thread of its own.
 
-    One `ChunkCache` has it. Its methods are called on the loop and do not wait, but for the coroutines.
+    One `ChunkCache` has it. Its methods are called on the loop. They do not wait, but for the coroutines and
+    `end_thread`.
 
     Args:
         count: counters of the cache; `catalog_failures` is counted here.
@@ -298,7 +299,7 @@ class CatalogKeeper:
         self._is_lost = True
 
     async def run(self) -> None:
-        """Writes changes as they come, until `stop` is called and nothing is left; a failed write is only logged."""
+        """Writes changes as they come, until `stop` is called and nothing is left; counts and logs a failed write."""
         while self._is_open or self._changes:
             await self._dirty.wait()
             self._dirty.clear()
@@ -320,5 +321,5 @@ class CatalogKeeper:
         self._dirty.set()
 
     def end_thread(self) -> None:
-        """Ends the thread; idempotent."""
+        """Waits until the thread has done its work, and ends it; idempotent."""
         self._thread.shutdown()

@@ -43,7 +43,8 @@ class TargetDecoder(ABC):
             The value: `out`, if the decoder wrote to it.
 
         Raises:
-            ValueError: The bytes are not of this kind, or damaged.
+            ValueError: The bytes are not of this kind, or damaged. Those of media also raise DecodeError, struct.error
+                or av.FFmpegError for them.
             ConfigError: A library is not installed.
         """
 
@@ -56,11 +57,12 @@ class TargetDecoder(ABC):
 
 
 @contextmanager
-def sample_errors(where: str) -> Iterator[None]:
+def sample_errors(where: str, passed: type[Exception] = StreamerError) -> Iterator[None]:
     """Names the sample in errors of decoders and formats that are raised inside of a `with`, which decodes its fields.
 
     Args:
         where: the sample, as the beginning of the message.
+        passed: type of errors that are raised as they are, besides those of this package.
 
     Raises:
         DecodeError: a decoder or a format has refused the bytes, with whatever error.
@@ -71,7 +73,7 @@ def sample_errors(where: str) -> Iterator[None]:
         yield
     except DecodeError as error:
         raise DecodeError(f"{where}: {error.message}", **error.details) from error
-    except StreamerError:
+    except (StreamerError, passed):
         raise
     except ImportError as error:
         raise explain_import_error(where, error, field="decode") from error

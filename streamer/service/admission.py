@@ -207,9 +207,11 @@ class ServiceLimits(msgspec.Struct, frozen=True):
             memory_bytes: memory of which the limits are shares; None means that of `fetch.memory_budget.budget_bytes`.
         """
         budget = memory_bytes or budget_bytes()
-        descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        clients = config.max_connections
+        if (descriptors := resource.getrlimit(resource.RLIMIT_NOFILE)[0]) != resource.RLIM_INFINITY:
+            clients = max(MIN_CLIENTS, min(clients, descriptors - RESERVED_DESCRIPTORS))
         return cls(
-            clients=max(MIN_CLIENTS, min(config.max_connections, descriptors - RESERVED_DESCRIPTORS)),
+            clients=clients,
             answer_bytes=max(MAX_READ_BYTES, budget // 2),
             request_bytes=budget // 4,
             schedule_bytes=budget // 2,

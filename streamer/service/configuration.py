@@ -221,13 +221,13 @@ def _make_dataset(entry: object, path: Path, files: list[Path]) -> DatasetConfig
     if not isinstance(entry, dict) or not isinstance(entry.get("url"), str) or not entry["url"]:
         raise ConfigError(f"{where}: each has a url", field="url")
     values = dict(entry)
+    if not isinstance(values.get("storage_options", {}), dict):
+        raise ConfigError(f"{where}: storage_options is a table", field="storage_options")
     file = values.pop("storage_options_file", None)
     if file is not None:
         files.append(Path(str(file)))
         values["storage_options"] = {**values.get("storage_options", {}), **_read_options(files[-1])}
     check_fields(DatasetConfig, values, where)
-    if not isinstance(values.get("storage_options", {}), dict):
-        raise ConfigError(f"{where}: storage_options is a table", field="storage_options")
     if not isinstance(values.get("writable", False), bool):
         raise ConfigError(f"{where}: writable is true or false", field="writable")
     (values["url"],), values["storage_options"] = take_logins([values["url"]], values.get("storage_options", {}))

@@ -5,7 +5,7 @@ Workers use it (`batches/samples/row_units.py`), and an iterator over single sam
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from itertools import pairwise
 from typing import Any
 
@@ -74,14 +74,16 @@ class RowAssembler:
                 decides instead, and a sample without any values becomes an empty document.
 
         Raises:
-            DecodeError: the sample is not a dict, lacks a named field, has another number of tokens, or one value for
-                each token in a field that rows have of their own, or `pad` or `labels` do not fit its fields.
+            DecodeError: the sample is not a dict, lacks a named field, has another number of tokens, or a field that
+                rows have of their own, or `pad` or `labels` do not fit its fields.
         """
         fields = check_fields_of(sample)
         if self._estimated and (tokens := self._count_tokens(fields)) == 0:
             return Document({}, {})
         if (quick := self._match_last(fields, tokens)) is not None:
             return quick
+        own = {POSITIONS, DOCUMENTS, BOUNDS, LONGEST, *([LABELS] if self._packing.labels is not None else [])}
+        refuse_fields(fields, own)
         named = self._packing.fields
         names = list(fields) if named is None else list(named)
         if missing := [name for name in names if name not in fields]:
@@ -90,12 +92,6 @@ class RowAssembler:
         found = {name: array for name, array in arrays.items() if len(array) == tokens}
         if not found or (named is not None and len(found) < len(names)):
             raise self._other_length(arrays, tokens)
-        own = {POSITIONS, DOCUMENTS, *([LABELS] if self._packing.labels is not None else [])}
-        if taken := own & found.keys():
-            raise DecodeError(
-                f"packing makes {', '.join(sorted(taken))} itself, and the sample has a field of that name: leave it "
-                "out in the transform"
-            )
         check_pad(self._packing, found)
         if self._packing.labels is not None:
             find_token_field(found, named)
@@ -299,6 +295,19 @@ def check_fields_of(sample: object) -> dict[str, object]:
             f"packing needs dicts of fields, and the transform has returned {type(sample).__name__}: return a dict"
         )
     return sample
+
+
+def refuse_fields(fields: Mapping[str, object], own: Set[str]) -> None:
+    """Checks that a sample has none of the fields that rows have of their own, of which one would replace the other.
+
+    Raises:
+        DecodeError: it has one.
+    """
+    if taken := own & fields.keys():
+        raise DecodeError(
+            f"packing makes {', '.join(sorted(taken))} itself, and the sample has a field of that name: leave it out "
+            "in the transform"
+        )
 
 
 def find_other_fields(documents: Sequence[Document]) -> Document | None:

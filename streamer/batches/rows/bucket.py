@@ -12,7 +12,15 @@ from typing import TypeAlias
 
 import numpy as np
 
-from streamer.batches.rows.assemble import Array, Document, RowAssembler, check_fields_of, check_pad, find_other_fields
+from streamer.batches.rows.assemble import (
+    Array,
+    Document,
+    RowAssembler,
+    check_fields_of,
+    check_pad,
+    find_other_fields,
+    refuse_fields,
+)
 from streamer.batches.rows.options import LENGTHS, Buckets, Packing
 from streamer.batches.rows.pieces import Pieces
 from streamer.decode.arrays import Row
@@ -41,10 +49,11 @@ class BucketAssembler:
                 padded.
 
         Raises:
-            DecodeError: the sample is not a dict, has no field to pad or lacks a named one, its padded fields have
-                several lengths, or `pad` names another field.
+            DecodeError: the sample is not a dict, has no field to pad or lacks a named one, has a field "lengths", its
+                padded fields have several lengths, or `pad` names another field.
         """
         fields = check_fields_of(sample)
+        refuse_fields(fields, {LENGTHS})
         named = self._packing.fields
         arrays = {name: array for name in named or fields if (array := _read_array(fields.get(name))) is not None}
         if named is None:

@@ -21,7 +21,7 @@ import numpy.typing as npt
 from streamer.batches.samples.maker import ByteSource, SampleLocation, locate_samples
 from streamer.decode.dispatch import SampleDecoder
 from streamer.decode.rule import DecodeRule
-from streamer.errors import DecodeError
+from streamer.errors import DecodeError, StoreError
 from streamer.formats.base import SampleName
 from streamer.formats.registry import open_format
 from streamer.manifest.joined import JoinTable
@@ -66,6 +66,7 @@ class JoinRecipe(msgspec.Struct, frozen=True, kw_only=True):
 
         Raises:
             ManifestError: one of them is missing or damaged.
+            ConfigError: this process may have no more descriptors.
         """
         return OpenedJoin(self, JoinTable.open(self.table), open_held(self.part))
 
@@ -107,7 +108,11 @@ class OpenedJoin:
         return None if given or (known and name not in known and name.partition(".")[0] not in known) else name
 
     def reader(self, content: ByteSource) -> JoinReader:
-        """Returns a reader of the rows of samples; `content` reads the bytes of the right side."""
+        """Returns a reader of the rows of samples; `content` reads the bytes of the right side.
+
+        Raises:
+            ConfigError, ManifestVersionError: see `JoinReader`.
+        """
         return JoinReader(self, content)
 
 
@@ -117,6 +122,10 @@ class JoinReader:
     Args:
         joined: the join.
         content: reads the bytes of the right side.
+
+    Raises:
+        ConfigError: the rule of decoding is invalid, or the format is not installed or lacks an option.
+        ManifestVersionError: the right side was indexed by another revision of the format.
     """
 
     def __init__(self, joined: OpenedJoin, content: ByteSource) -> None:
@@ -181,7 +190,8 @@ class JoinReader:
                 short = sum(1 for _ in takewhile(_AHEAD_BYTES.__ge__, accumulate(lengths)))
                 try:
                     self._take(self._batch[at : at + max(1, short)])
-                except OSError:  # it may be an error of the next samples, which are read again when they are asked for
+                except (OSError, StoreError):
+                    # It may be an error of the next samples, which are read again when they are asked for.
                     self._take(self._batch[at : at + 1])
         rows = [self._row(place.ordinal, content, raw) for place, content in self._read.pop(ordinal)]
         if self._joined.recipe.validate == "many_to_one":

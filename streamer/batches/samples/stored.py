@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from streamer.annotations.join import Joiner
+from streamer.batches.samples.cached_bytes import ChunkUnreadableError
 from streamer.batches.samples.maker import (
     ByteSource,
     Integers,
@@ -36,6 +37,11 @@ class StoredReader:
         content: Source of the bytes.
         rules: Rules of the dataset. Only its annotations and the fields that are left out matter here.
         joins: Readers of the fields of other datasets, which do not decode them either.
+
+    Raises:
+        ConfigError: the format is not installed, or lacks an option of the manifest.
+        ManifestVersionError: the dataset was indexed by another revision of the format.
+        ManifestError, ManifestCorruptError: the table of annotations is missing, or malformed.
     """
 
     def __init__(
@@ -79,7 +85,7 @@ class StoredReader:
         content = self._content.read(place)
         where = f"sample {ordinal} of {self._manifest.extent_of(ordinal).object.url}"
         name = self._manifest.name(ordinal) if self._manifest.whole_objects else _NO_NAME
-        with sample_errors(where):
+        with sample_errors(where, passed=ChunkUnreadableError):
             key, opened = self._opener.open(content, name)
             own = [field for field in opened if field.name not in self._leave_out]
             found: dict[str, object] = {field.name: field for field in own}

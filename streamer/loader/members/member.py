@@ -132,7 +132,7 @@ class DatasetMember:
         return tuple(right.shared.manifest for right in self.rights)
 
     def rank_config(self) -> RankConfig:
-        """Returns rank and world size of this process."""
+        """Returns rank and world size of this process; raises ConfigError (see `detect`)."""
         return detect(self.options.rank, self.options.world_size, parent=self.parent)
 
     def open(self) -> OpenedDataset:
@@ -148,7 +148,10 @@ class DatasetMember:
             joined = self._join_annotations(manifest)
             place = self._fallback_dir
             if place.is_dir():
-                remove_orphans(place, {path.name for path in manifest.path.parent.iterdir()})
+                try:
+                    remove_orphans(place, {path.name for path in manifest.path.parent.iterdir()})
+                except OSError as error:  # it takes space, which is no reason not to train
+                    logger.warning("what was made of earlier manifests stays in %s: %s", place, error)
             decode = self.options.decode
             decoder = SampleDecoder(decode.rule, allow_pickle=decode.allow_pickle)
             decoder.check(manifest.facts.fields, find_codecs(manifest))
@@ -224,7 +227,7 @@ class DatasetMember:
             rules: Rules of making samples, or None for those of the dataset.
 
         Raises:
-            IndexError: there is no such sample. Errors of reading, of decoders and of the transform pass.
+            IndexError: there is no such sample. Errors of reading, decoders, the transform and of `SampleMaker` pass.
         """
         if not -self.open().samples <= index < self.open().samples:
             raise IndexError(f"sample {index} of {self.open().samples}")
@@ -249,7 +252,7 @@ class DatasetMember:
 
         Raises:
             KeyError: no sample has the key.
-            ConfigError: the samples would have to be read.
+            ConfigError: the samples would have to be read. See `KeyReader.batches`, too.
         """
         from streamer.loader.members.keys import find_key
 
@@ -263,12 +266,12 @@ class DatasetMember:
             right.close()
 
     def adopt_manifest(self, folder: Path) -> Manifest:
-        """Opens the manifest that the engine has named, or that which another process has recorded before."""
+        """Opens the manifest that the engine or another process has named; errors as of `open_held`."""
         path = folder.parent / self.shared.settle_manifest(folder.name)
         try:
             self._found = open_held(path)
         except ManifestError as error:
-            # Another program, as a cleaner of temporary files, may have removed it since the engine has answered.
+            # A cleaner of temporary files may have removed it since the engine has answered.
             logger.info("%s; the engine is asked for it again", error)
             if self._list_manifest() != path:
                 raise
@@ -333,7 +336,7 @@ class DatasetMember:
             return columns.get(names, list(zip(joins, finds, strict=True)))
 
     def annotation_classes(self) -> list[str]:
-        """Returns the names of the labels of the annotations, by number; empty if there are none."""
+        """Returns the names of the labels of the annotations, by number, or none; raises errors of `open`."""
         joined = self.open().joined
         return [] if joined is None else list(AnnotationTable.open(joined.table).head.classes)
 
@@ -343,13 +346,13 @@ class DatasetMember:
             return connection.manifest(*self.ask(Environment.read()))
 
     def ask(self, environment: Environment) -> ManifestAsk:
-        """Returns the request for the manifest, with what reports its progress."""
+        """Returns the request for the manifest, with what reports its progress; raises ConfigError."""
         rank_config = detect(self.options.rank, self.options.world_size, environment, self.parent)
         self._announcer = Announcer(rank_config.rank)
         return ManifestAsk(self.options.manifest_request(rank_config), self._announcer, self._announcer.note)
 
     def describe_wait(self) -> str:
-        """Returns a text about what the opening waits for; "" if another process or the client logs it. Any thread."""
+        """Returns what the opening waits for, or "" if others log it. Raises ConfigError. Any thread may call it."""
         options = self.options
         rank = self.rank_config()
         worker = get_worker_info()
@@ -365,7 +368,7 @@ class DatasetMember:
         )
 
     def reopen_manifest(self) -> Manifest | None:
-        """Returns the manifest that another process of this dataset has found, or None if none has, or it is gone."""
+        """Returns the manifest that another process has found, or None. Raises ManifestError, ConfigError."""
         if not self.shared.manifest:
             return None
         with self.connections.for_requests() as connection:
@@ -374,7 +377,7 @@ class DatasetMember:
         return self._found
 
     def rules(self, name: str = "", source_key: str | None = None) -> SampleRules:
-        """Returns the rules of making samples.
+        """Returns the rules of making samples; errors as of `make_transform`.
 
         Args:
             name: Name of the dataset in a mix, or "".
@@ -438,9 +441,8 @@ class DatasetMember:
             request = self.options.manifest_request(self.rank_config())
             with self.connections.for_requests() as connection:
                 read_from = narrow_manifest(manifest, [field], connection, request)
-        return KeyReader(
-            read_from, self.connections, on, fallback_dir=self._fallback_dir, whole=manifest, selection=selection
-        )
+        place = self._fallback_dir
+        return KeyReader(read_from, self.connections, on, fallback_dir=place, whole=manifest, selection=selection)
 
 
 def _add_digest(manifest: str, table: str | None) -> str:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from streamer.cache import catalog_database
 from streamer.cache.catalog import Catalog
 from streamer.cache.catalog_database import CatalogDisk
 from streamer.cache.catalog_row import CatalogRow, ForeignRowError
@@ -84,6 +85,24 @@ def test_an_empty_one_keeps_its_connection(tmp_path: Path) -> None:
         catalog.write({}, removed=[KEY])
     assert len(os.listdir("/proc/self/fd")) == opened
     catalog.close()
+
+
+def test_a_foreign_database_is_an_error_of_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A database that fails with any error when it is opened for a write is a CacheError; the next write succeeds."""
+    catalog = Catalog(tmp_path)
+    catalog.open()
+
+    def fail(_: Path) -> None:
+        """Stands for a database with settings of other types, which another program wrote."""
+        raise TypeError("not supported between instances")
+
+    with monkeypatch.context() as changed:
+        changed.setattr(catalog_database, "open_database", fail)
+        with pytest.raises(CacheError, match="cannot write the catalog"):
+            catalog.write({KEY: CatalogRow(1, "digest")})
+    catalog.write({KEY: CatalogRow(1, "digest")})
+    catalog.close()
+    assert contents(tmp_path) == {KEY: CatalogRow(1, "digest")}
 
 
 def test_rows_are_removed(folder: Path) -> None:

@@ -6,6 +6,7 @@ chunk files are the real ones.
 
 from __future__ import annotations
 
+import errno
 import pickle
 import shutil
 from collections import Counter
@@ -22,6 +23,7 @@ from streamer.batches.samples.cached_bytes import REREADS
 from streamer.errors import ConfigError, DecodeError, IntegrityError, StateError
 from streamer.formats import Folder
 from streamer.loader.dataset import StreamingDataset
+from streamer.loader.members import member
 
 
 def numbers(samples: Iterable[dict[str, object]]) -> list[int]:
@@ -551,6 +553,21 @@ def test_an_index_outside_is_an_error(make_dataset, folder, index):
     """An index outside of the dataset is an `IndexError`, so that the old iteration protocol ends, too."""
     with pytest.raises(IndexError, match="of 100"):
         make_dataset(folder)[index]
+
+
+def test_what_cannot_be_removed_stops_no_job(fake_engine, make_dataset, folder, monkeypatch, caplog, tmp_path):
+    """A dataset opens although what was made of an earlier manifest cannot be removed, and says so."""
+
+    def refuse(*_: object) -> None:
+        """Stands for a folder from which this user may not remove."""
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    dataset = make_dataset(folder)
+    monkeypatch.setattr(member, "remove_orphans", refuse)
+    monkeypatch.setattr(member.DatasetMember, "_fallback_dir", tmp_path)
+    assert len(dataset) == 100
+    assert "earlier manifests stays" in caplog.text
+    caplog.clear()  # its record holds the error, and so the dataset
 
 
 def test_select_is_a_dataset_of_its_own(fake_engine, make_dataset, folder):

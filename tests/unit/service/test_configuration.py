@@ -189,6 +189,7 @@ def test_each_variable_counts_more_than_its_key_of_the_file(tmp_path, name):
         ("[[datasets]]\nurl = 's3://b/'\nsecret = 'x'", "secret"),
         ("[[datasets]]\nstorage_options = {}", "url"),
         ("[[datasets]]\nurl = 's3://b/'\nstorage_options = 3", "storage_options"),
+        ("[[datasets]]\nurl = 's3://b/'\nstorage_options = 3\nstorage_options_file = 'keys.json'", "storage_options"),
         ("datasets = 3", "datasets"),
         ("cache = 3", "cache"),
     ],

@@ -20,8 +20,8 @@ def test_bytes_follow_the_memory():
 
 @pytest.mark.parametrize(
     ("soft", "clients"),
-    [(2048, 2048 - RESERVED_DESCRIPTORS), (100, MIN_CLIENTS), (10**6, 4096)],
-    ids=["some", "few", "very many"],
+    [(2048, 2048 - RESERVED_DESCRIPTORS), (100, MIN_CLIENTS), (10**6, 4096), (resource.RLIM_INFINITY, 4096)],
+    ids=["some", "few", "very many", "unlimited"],
 )
 def test_peers_leave_descriptors_for_the_store(monkeypatch, soft, clients):
     """The number of clients leaves descriptors for the store, and is bounded from below and above."""

@@ -257,7 +257,11 @@ def test_a_row_whose_documents_all_failed_is_padding():
         (Packing(16, fields=["tokens"]), {"text": "abc"}, "field 'tokens' is not in the sample, which has text"),
         (Packing(16, fields=["tokens", "text"]), {"tokens": np.arange(3), "text": "abc"}, "3 tokens are planned"),
         (Packing(16), {"tokens": np.arange(3), "position_ids": np.arange(3)}, "packing makes position_ids itself"),
+        (Packing(16), {"tokens": np.arange(3), "position_ids": np.arange(2)}, "packing makes position_ids itself"),
+        (Packing(16), {"tokens": np.arange(3), "cu_seqlens": [0, 3]}, "packing makes cu_seqlens itself"),
+        (Packing(16), {"tokens": np.arange(3), "max_seqlen": 3}, "packing makes max_seqlen itself"),
         (Packing(16, labels="same"), {"tokens": np.arange(3), "labels": np.arange(3)}, "packing makes labels itself"),
+        (Packing(16, labels="same"), {"tokens": np.arange(3), "labels": "a"}, "packing makes labels itself"),
     ],
 )
 def test_documents_that_cannot_be_packed(packing, sample, message):

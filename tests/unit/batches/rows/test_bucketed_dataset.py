@@ -204,6 +204,7 @@ def test_fields_of_buckets():
         ({"mel": np.zeros((4, 80)), "text": "a"}, None, "3 steps are planned .* 'mel' of 4, 'text' of no length"),
         ({"mel": np.zeros((4, 80))}, Buckets(100, fields=["ids"]), "fields of one length are padded together"),
         ({"a": np.zeros(4), "b": np.zeros(5)}, Buckets(100, fields=["a", "b"]), "'a' of 4, 'b' of 5"),
+        ({"mel": np.zeros((3, 80)), "lengths": [1]}, None, "packing makes lengths itself"),
         ([1], None, "the transform has returned list"),
     ],
 )

@@ -15,7 +15,9 @@ from torch.utils.data import default_collate
 
 from streamer.batches.batch.slot_layout import BatchReader
 from streamer.batches.samples.cached_bytes import CachedBytes, ChunkUnreadableError
+from streamer.batches.samples.stored import StoredReader
 from streamer.batches.workers.batch_maker import BatchMaker, MakerRules
+from streamer.client.chunk_reader import ChunkReader
 from streamer.decode import ArrayDecoder
 from tests.tars import tar_of
 
@@ -153,6 +155,29 @@ def test_a_users_function_gets_bytes_of_its_own(make_dataset, fake_engine, tmp_p
     batches.slot[:] = 0
     assert len(kept) == COUNT
     assert all(sample["jpg"] == picture(int(str(sample["__key__"]))) for sample in kept)
+
+
+def test_a_missing_chunk_of_a_join_is_leased_again(make_dataset, fake_engine, tmp_path):
+    """A chunk that a row of a join lacks stays that error in a scan, which has the chunk leased again."""
+
+    class Gone:
+        """Stands for a join whose row is in a chunk that was evicted."""
+
+        def begin(self, ordinals: object) -> None: ...
+
+        def values(self, ordinal: int, raw: object) -> dict[str, object]:
+            raise ChunkUnreadableError(7, "missing")
+
+    dataset = make_dataset(tars(tmp_path / "tars"), decode=None)
+    prepared = dataset._get_opening().prepare(BATCH)
+    manifest = prepared.members.each[0].manifest
+    for chunk in range(manifest.chunks):
+        fake_engine.make_local(chunk)
+    content = CachedBytes(manifest, ChunkReader(prepared.recipe().roots), 0)
+    reader = StoredReader(manifest, content, dataset._member.rules(), [Gone()])
+    (place,) = reader.begin(np.array([0]))
+    with pytest.raises(ChunkUnreadableError, match="missing"):
+        reader.read(place)
 
 
 def test_wrong_bytes_are_found_before_they_are_used(make_dataset, fake_engine, tmp_path):
