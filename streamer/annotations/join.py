@@ -93,6 +93,7 @@ class Joiner:
     Raises:
         ManifestError: the table is missing.
         ManifestCorruptError: the table is malformed.
+        ConfigError: `decode` is invalid for the annotations.
     """
 
     def __init__(self, rules: JoinRules, decode: DecodeRule) -> None:
@@ -217,6 +218,9 @@ def annotations_of(manifest: Manifest, given: Annotations | None, urls: Sequence
         manifest: manifest of the dataset.
         given: annotations that the user names, or None.
         urls: urls of the dataset.
+
+    Raises:
+        ConfigError: the metadata file cannot be named as annotations.
     """
     if given is not None or not manifest.whole_objects:
         return given

@@ -173,6 +173,7 @@ class AnnotationTable:
         Raises:
             ManifestError: the folder or its annotations.json is missing.
             ManifestCorruptError: a file is malformed, or rows.arrows is missing.
+            ConfigError: this process may have no more descriptors.
         """
         return hold_folder(path, cls.map_folder)
 

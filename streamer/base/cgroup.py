@@ -1,7 +1,7 @@
 """Reads the limits of this process: the CPU time and the memory of its cgroup, and the CPUs it may run on.
 
-Used where numbers follow the machine: by the pools of processes, the budget of memory for fetches, the ring of batches,
-the stall report, and the commands `doctor` and `measure`.
+Used where numbers follow the machine, such as by the pools of processes, the budget of memory for fetches, the ring of
+batches, the loader's options, the stall report, and the command `measure`.
 
 Reads both versions of cgroups. A limit may be set on the process's own group (systemd, SLURM, Kubernetes) or on any
 above it, and a container sees its own group as the root. So all of them are read, and the lowest limit counts.

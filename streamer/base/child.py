@@ -94,7 +94,7 @@ class Child:
 
     Raises:
         ConfigError: there is no Python that can be started.
-        OSError: the system cannot start a further process.
+        OSError: the system cannot start a further process, or `folder` does not exist.
     """
 
     def __init__(
@@ -163,8 +163,9 @@ class Child:
         """Waits for the end of the child, without limit; idempotent.
 
         Returns:
-            Its exit code, or minus the signal that killed it, and its peak of memory in bytes. Each is 0 if it
-            is not known, because the child was reaped elsewhere.
+            Its exit code, or minus the signal that killed it, and its peak of memory in bytes. Each is 0 if it is not
+            known. The peak is not known of a child that `wait` or `kill` had to reap, where the system has no
+            `exit_descriptor`. A handler of SIGCHLD that reaps the child takes both.
         """
         if self._process.returncode is None:
             try:

@@ -1,6 +1,7 @@
 """Finds the Python for child processes, and opens the standard descriptors of this one.
 
-What starts processes uses it (`base/child.py`, `client/launcher.py`, `batches/workers/fork_server.py`).
+What starts processes uses it (`base/child.py`, `client/launcher.py`, `batches/workers/fork_server.py`), and `streamer
+doctor` looks for the Python with it.
 """
 
 from __future__ import annotations

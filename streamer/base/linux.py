@@ -1,8 +1,8 @@
-"""Wraps calls that only Linux has, with plain substitutes for other systems; all rooms use these wrappers.
+"""Wraps calls that only Linux has, with plain substitutes for other systems; most rooms use these wrappers.
 
 The substitutes suffice for the engine in the trainer's process (`engine="inline"`) and `num_workers=0`, over raw files
 and tars. Functions that Python lacks on other systems are looked up at run time, because a sandbox or another libc may
-lack them, too. Two calls have no substitute: `map_file`, which any system has, and `send_signal`, for a `pidfd`.
+lack them, too. `epoll`, `pidfd` and `send_signal` have no substitute; `map_file` needs none, as any system has mmap(2).
 """
 
 from __future__ import annotations
@@ -184,7 +184,7 @@ def require_proc() -> None:
     """Checks that /proc is there, by which sockets are addressed and processes looked at.
 
     Raises:
-        ConfigError: it is not mounted.
+        ConfigError: this is Linux, and it is not mounted.
     """
     if sys.platform == "linux" and not os.path.isdir("/proc/self/fd"):
         raise ConfigError("/proc is not mounted here, which streamer needs: mount -t proc proc /proc", field="platform")
@@ -204,7 +204,7 @@ def require_own_files() -> None:
     """Checks that this process may use the files that it makes.
 
     Raises:
-        ConfigError: its umask takes their owner's rights away.
+        ConfigError: its umask takes their owner's rights away, and its user is not root.
     """
     try:
         status = Path("/proc/self/status").read_text("utf-8", "surrogateescape")
@@ -287,7 +287,8 @@ def _eventfd() -> tuple[int, int] | None:
 class Wakeup:
     """Wakes a thread that waits for a descriptor, from any other thread, without a lock and without blocking.
 
-    The descriptor is closed when the object is freed.
+    The descriptor is closed when the object is freed. Making the object raises OSError if this process may have no more
+    descriptors.
     """
 
     def __init__(self) -> None:
@@ -326,7 +327,8 @@ def pidfd(pid: int) -> int:
     """Returns a new descriptor that is readable when the process of this id has ended.
 
     Raises:
-        OSError: the system has no such descriptors: Linux before 5.3, a sandbox, another system.
+        OSError: the system has no such descriptors (Linux before 5.3, a sandbox, another system), or this process may
+            have no more descriptors.
         ProcessLookupError: the process does not exist.
     """
     if sys.platform == "linux" and hasattr(os, "pidfd_open"):

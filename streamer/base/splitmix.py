@@ -51,7 +51,7 @@ def fold_each(state: int | Words, words: NDArray[np.integer[Any]]) -> Words:
 
     Args:
         state: result of `fold(seed, ...)`, one for all words, or an array of results, one for each word.
-        words: array of any shape, values >= 0.
+        words: array of one or more dimensions, values >= 0.
 
     Returns:
         The hashes, a new array in the shape of `words`, which may be the state for further words. Different words

@@ -73,7 +73,7 @@ def _without_login(url: str) -> str:
 def take_logins(urls: Iterable[str], options: Mapping[str, object]) -> tuple[tuple[str, ...], Mapping[str, object]]:
     """Returns urls without logins, and storage options that have those logins; changes neither argument.
 
-    Without a login in any url the options are returned as they are.
+    If no url has an `@`, the options are returned as they are.
 
     Raises:
         ConfigError: libraries would read a login in several ways, a host has two logins, a login is in chained urls,

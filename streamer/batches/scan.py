@@ -73,6 +73,10 @@ class ChunkScan:
     Args:
         manifest: Manifest of the samples.
         open_bytes: Function that opens a source of the chunks' bytes. Each read opens and closes one of its own.
+
+    Raises:
+        ConfigError: the format is not installed, or lacks an option of the manifest.
+        ManifestVersionError: the dataset was indexed by another revision of the format.
     """
 
     def __init__(self, manifest: Manifest, open_bytes: Callable[[], AbstractContextManager[ChunkSource]]) -> None:
@@ -84,7 +88,9 @@ class ChunkScan:
         return f"ChunkScan({self._manifest!r})"
 
     def read_samples(self, chunk: int, part: slice = slice(None)) -> Iterator[tuple[int, memoryview]]:
-        """Reads a chunk, or a part of its samples, by one request, and yields the ordinal and the bytes of each sample.
+        """Reads a chunk, or a part of its samples, and yields the ordinal and the bytes of each sample.
+
+        It takes one request, and for a recoded chunk one more.
 
         Args:
             chunk: Number of the chunk.

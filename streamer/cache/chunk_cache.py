@@ -1,6 +1,6 @@
 """Publishes, finds, checks and unlinks the chunk files of the cache folder, and never exceeds its limit.
 
-The engine has one `ChunkCache` (`engine/`). It carries out what `CachePolicy` decides: what stays, what is evicted.
+The engine has one `ChunkCache`, in which `recode/recoded_chunks.py` publishes, too. It does what `CachePolicy` decides.
 """
 
 from __future__ import annotations

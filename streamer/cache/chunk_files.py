@@ -1,8 +1,8 @@
 """Writes single chunk files, compares them with their checksums, unlinks them, and locks their keys meanwhile.
 
-Used in threads of the engine (`cache/`, `recode/recoded_chunks.py`, `peers/source.py`) and in fetch processes
-(`engine/processes/fetching.py`). A file is written with header, bytes and table of checksums, and then renamed, which
-publishes it.
+Used in threads of the engine (`cache/`, `recode/recoded_chunks.py`, `peers/source.py`), in fetch processes
+(`engine/processes/fetching.py`), and by commands (`maintenance.py`). A file is written with header, bytes and table of
+checksums, and then renamed, which publishes it.
 """
 
 from __future__ import annotations

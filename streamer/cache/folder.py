@@ -2,6 +2,7 @@
 
     <cache_dir>/            0700 (0750 with a group)
       streamer-cache        the marker: "streamer cache 1", where another number means another layout
+      streamer-cache.lock   0600, locked by the engine that has the folder (`folder_guard.py`)
       streamer-cache.sock   the socket of the engine that a trainer has started here
       streamer-cache.history what the page of a service shows of the time before its restart
       root-id               32 hex digits, by which a client that mounts the folder elsewhere recognises it
@@ -10,7 +11,7 @@
       catalog/              diskcache (0700)
       tmp/                  files that are being written, removed at start
 
-The rest of `cache/`, `service/` and the commands use it. It is synchronous: the engine calls it in threads.
+The rest of `cache/`, the engine (in threads), `service/`, the commands and `tools/` use it. It is synchronous.
 """
 
 from __future__ import annotations
@@ -114,7 +115,7 @@ class CacheFolder(msgspec.Struct, frozen=True):
         return self.path / "tmp" / f"{key.hex()}.{os.getpid()}.{secrets.token_hex(4)}"
 
     def remove_temporary(self, pid: int) -> None:
-        """Removes the files in tmp/ that the process of this id was writing when it ended."""
+        """Removes the files in tmp/ that the process of this id was writing when it ended; raises OSError."""
         for path in (self.path / "tmp").glob(f"*.{pid}.*"):
             path.unlink(missing_ok=True)
 
@@ -222,11 +223,7 @@ def open_layer(path: Path) -> CacheFolder:
 
 
 def holds_no_cache(path: Path) -> bool:
-    """Whether the folder holds no cache, or one that was cleared: `is_fresh` for commands, with an error for the user.
-
-    Raises:
-        CacheError: it does not exist or cannot be read.
-    """
+    """Whether a folder has only harmless entries; raises CacheError if it does not exist or cannot be read."""
     try:
         return all(_is_harmless(entry.name) for entry in path.iterdir())
     except OSError as error:
@@ -390,7 +387,7 @@ def measure_usage(path: Path, *, chunks: bool = True) -> int:
     """Returns the bytes that a file, or a folder with its content, occupies on the disk (`st_blocks`); 0 if missing.
 
     Files that are renamed or removed meanwhile do not count, such as a manifest that another request has just built.
-    If not `chunks`, chunk files do not count either.
+    If not `chunks`, chunk files do not count either. Raises OSError if a folder cannot be read.
     """
     total = 0
     stack = [path]

@@ -4,7 +4,7 @@
 
 The lock is on a file of its own, which only the engine's user may open, because every user who may read the folder may
 lock the folder, too. The folder is locked as well, for versions up to 0.2, which only lock that. A lock of the folder
-that only processes of other users hold is ignored.
+that only processes of other users than root hold is ignored.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Counts, checks, clears and exports a cache folder that no engine uses.
+"""Counts, checks, clears and exports a cache folder, without its engine.
 
 `streamer cache stat | check | clear | export` calls it (`cli/cache_command.py`); `cli/warming.py` uses `export`. It is
 synchronous. The caller holds the engine's lock of the folder while `clear` runs.
@@ -125,7 +125,7 @@ def clear(path: Path) -> int:
 
     Raises:
         CacheError: it cannot be used, or is not a cache folder (CacheVersionError); then nothing is removed.
-        OSError: a marker cannot be removed.
+        OSError: the folder cannot be measured, or a marker cannot be removed. Other files that cannot be removed stay.
     """
     open_layer(path)
     freed = measure_usage(path)
@@ -153,6 +153,8 @@ def export(path: Path, target: Path, *, keys: Iterable[bytes] | None = None, pro
     Raises:
         CacheError: one of the folders cannot be used, the disk of the target is full, or one of the disks fails. The
             target has whole files only.
+        OSError: the chunks of the source cannot be listed.
+        ConfigError: the group of the target does not exist.
     """
     source = open_layer(path)
     layer = open_folder(target)

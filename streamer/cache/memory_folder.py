@@ -8,7 +8,7 @@ removes the folders that are not locked.
 
 `find_cache` is for the whole cache, and `service/lifecycle.py` calls it at the start of an engine. Where the disk is
 full and the cache folder has no chunks, nothing could be evicted, and not even the folder or a manifest can be written.
-Then the cache folder is in memory.
+Then the cache folder is in memory. `engine/manifests/manifests.py` uses `REFUSALS`.
 """
 
 from __future__ import annotations

@@ -151,7 +151,11 @@ def describe_dataset(manifest: Manifest, terminal: Terminal) -> None:
 
 
 def request_of(arguments: argparse.Namespace, chunk_bytes: int | None = None) -> GetManifest:
-    """Returns the request for the manifest of the urls; the arguments are those of `open_manifest`."""
+    """Returns the request for the manifest of the urls; the arguments are those of `open_manifest`.
+
+    Raises:
+        ConfigError: the scheme of a url is followed by one slash.
+    """
     request = GetManifest(
         0,
         [absolute(url) for url in arguments.urls],

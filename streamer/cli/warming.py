@@ -156,6 +156,7 @@ def present_keys(root: Path) -> set[bytes]:
 
     Raises:
         CacheError: the folder cannot be read, or has another layout.
+        OSError: the chunks of the folder cannot be listed.
     """
     return {key for key, _ in list_chunk_files(open_layer(root))}
 

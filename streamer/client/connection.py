@@ -74,7 +74,7 @@ class Connection:
         DisconnectedError: no engine answers at `path`.
         EngineUnavailableError: another user answers there, or the engine does not admit this one.
         ProtocolVersionError: the engine speaks another version.
-        ConfigError: this process cannot wait for descriptors, or has none left.
+        ConfigError: this process cannot wait for descriptors, or has none left, or `job` is not UTF-8.
         StreamerError: another reason for which the engine refuses, or what answers is no engine.
     """
 
@@ -240,7 +240,7 @@ def open_socket_folder(folder: Path, on_exit: contextlib.ExitStack, *, external:
 
 
 def check_server(connection: socket.socket, folder: int, path: Path, *, external: bool) -> None:
-    """Checks, as the kernel tells it, that this user or root listens at the other end of a socket.
+    """Checks that this user or root listens at the other end of a socket, where the kernel tells who does.
 
     If the user named the path (unix:), the owner of the socket's folder may listen as well. So may the owner of the
     socket's file, unless the folder is one like /tmp, in which all users may make files.
@@ -253,6 +253,7 @@ def check_server(connection: socket.socket, folder: int, path: Path, *, external
 
     Raises:
         EngineUnavailableError: another user listens.
+        OSError: the user named the path, and the socket's file is gone.
     """
     found = linux.peer_credentials(connection)
     if found is None:
@@ -282,7 +283,8 @@ def read_statistics(settings: ClientSettings, timeout_seconds: float) -> Mapping
         timeout_seconds: time for each step of connecting, and from the call on for the statistics.
 
     Returns:
-        The statistics by name (`engine/statistics.py`). None if no engine answers in time, or it refuses.
+        The statistics by name (`engine/statistics.py`). None if no engine answers in time, it refuses, or
+            `settings` name no valid socket or token.
     """
     deadline = time.monotonic() + timeout_seconds
     try:
@@ -302,7 +304,7 @@ def report(
 ) -> bool:
     """Reports to the engine why a loader waits, for `streamer top` and /metrics, or an error that the loader raises.
 
-    It is sent over a connection of its own. A failure is not an error.
+    It is sent over a connection of its own. A failure, wrong `settings` included, is not an error.
 
     Args:
         settings: which engine, and the job.

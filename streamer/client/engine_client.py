@@ -131,6 +131,9 @@ class EngineClient:
         Args:
             request: what the session reads. Its number, job and options are filled in.
             cache_full_hint: a sentence that says what else helps if the cache is too small, or "".
+
+        Raises:
+            ConfigError, ClosedError: a storage option is not a plain value; the client was closed.
         """
         self._check_open()
         numbered = replace(request, session=next(self._numbers), job=self.job, options=self.settings.encode_options())
@@ -151,14 +154,14 @@ class EngineClient:
             boundaries: whether to ask for the boundaries of a recoded chunk's samples instead (see `Read`).
 
         Raises:
-            StreamerError: the engine's error.
+            StreamerError: the engine's error, or a ConfigError for a storage option that is not a plain value.
         """
         options = self.settings.encode_options()
         wanted = Read(0, dataset=dataset, chunk=chunk, start=start, stop=stop, options=options, boundaries=boundaries)
         return self.ask(lambda number: replace(wanted, request=number), Content).content
 
     def statistics(self) -> dict[str, object]:
-        """Asks the engine for its statistics, and returns them by name (`engine/statistics.py`)."""
+        """Asks the engine for its statistics by name (`engine/statistics.py`), and returns them; errors as of `ask`."""
         return dict(self.ask(GetStatistics, Statistics).values)
 
     def roots(self) -> list[Path]:
@@ -262,6 +265,9 @@ class EngineClient:
         """Sends a message. If the engine is gone, connects to the next one and opens the sessions there instead.
 
         With `quietly` it never connects: the message is dropped if there is no connection or the client is closed.
+
+        Raises:
+            EngineUnavailableError: engines crash again and again. All sessions have ended with this error.
         """
         if quietly and (self._connection is None or self._closed):
             return
@@ -432,7 +438,7 @@ class EngineClient:
                     raise ServiceError(f"the engine answered {kind.__name__} with {type(other).__name__}")
 
     def after_fork(self) -> None:
-        """Drops socket and epoll set in the child of a fork: they belong to the parent."""
+        """Drops socket, epoll set, sessions and answers in the child of a fork: they belong to the parent."""
         self._drop()
         self._drop_poll()
         self._sessions.clear()

@@ -1,8 +1,8 @@
 """Tells the clients of this process about forks and its end, and starts and ends the engine of `engine="inline"` in it.
 
 `client/engine_client.py` registers each client, `client/launcher.py` starts the engine, and
-`loader/members/connections.py` ends it when the last dataset is closed. When the interpreter stops, the clients are
-shut down before the engine ends: otherwise they would start another one.
+`loader/members/connections.py` ends it when the last dataset is closed. When the interpreter stops, the clients of
+such an engine are shut down before it ends: otherwise they would start another one.
 """
 
 from __future__ import annotations
@@ -59,6 +59,7 @@ def start_engine(configuration: Mapping[str, object]) -> None:
 
     Raises:
         StreamerError: the reason why the engine did not start.
+        RuntimeError: no further thread may start.
     """
     engines = importlib.import_module(_ENGINE)
     _end_with_interpreter()

@@ -86,8 +86,8 @@ class Restarts:
         Earlier crashes are forgotten if the engine was connected for `STEADY_SECONDS`.
 
         Returns:
-            Seconds to wait before the next start, which double from crash to crash. None if `MAX_RESTARTS` is
-            exceeded and no engine is to be started.
+            Seconds to wait before the next start: 0 at the first crash, 0.2 at the second, then twice as many. None if
+            `MAX_RESTARTS` is exceeded and no engine is to be started.
         """
         if self._connected_at is not None and now - self._connected_at >= STEADY_SECONDS:
             self.crashes = 0
@@ -112,7 +112,8 @@ def warn_once(key: str, text: str) -> None:
 def connect(settings: ClientSettings, restarts: Restarts | None = None) -> Connection:
     """Returns a connection to the engine that `settings` name; starts an embedded engine if none runs.
 
-    It blocks until an engine answers, and logs a warning about variables of the environment that have no effect.
+    It blocks until an engine answers, and logs a warning about variables of the environment that have no effect. It
+    also opens closed standard descriptors, and sets up a trainer's log (`logs.join_trainer`).
 
     Args:
         settings: which engine.
@@ -124,6 +125,7 @@ def connect(settings: ClientSettings, restarts: Restarts | None = None) -> Conne
         ConfigError: this process cannot have such an engine: a variable, the runtime folder, the token or the
             platform is wrong.
         StreamerError: the engine's own reason for not starting or not admitting this process, such as another version.
+        OSError: the system takes no further process or descriptor, or the runtime folder cannot be read.
     """
     open_standard_descriptors()
     environment = Environment.read()

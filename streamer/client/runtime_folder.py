@@ -94,7 +94,10 @@ def remove_leftovers(folder: Path) -> None:
 
 
 def remove_old_logs(folder: Path) -> None:
-    """Removes logs of engines to which nothing was written for `LOG_SECONDS`, unless the engine still listens."""
+    """Removes logs of engines to which nothing was written for `LOG_SECONDS`, unless the engine still listens.
+
+    Logs that cannot be removed stay. Raises OSError if the folder cannot be read.
+    """
     oldest = time.time() - LOG_SECONDS
     for path in folder.iterdir():
         with contextlib.suppress(OSError):

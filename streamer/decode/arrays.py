@@ -216,7 +216,10 @@ def decode_safetensors(content: Content) -> dict[str, Array]:
 
 
 def decode_torch(content: Content) -> object:
-    """Decodes a file of `torch.save`, and runs the code in its pickles: only for files that the user wrote."""
+    """Decodes a file of `torch.save`, and runs the code in its pickles: only for files that the user wrote.
+
+    Raises a ConfigError if torch is not installed.
+    """
     with require_extra("reading files of torch.save", field="decode"):
         torch = importlib.import_module("torch")
     loaded: object = torch.load(io.BytesIO(content), map_location="cpu", weights_only=False)

@@ -209,16 +209,18 @@ class SampleDecoder:
         return sample
 
     def check(self, fields: Sequence[FieldSpec], codecs: Collection[str] = ()) -> None:
-        """Refuses a dataset before its first sample is read: pickles that are not allowed, libraries that are missing.
+        """Refuses a dataset before its first sample is read: pickles that are not allowed, and missing PyAV.
 
-        Logs a warning for each name in the rule that none of `fields` has, unless there are no `fields`.
+        Other libraries are missed when a sample is decoded. Logs a warning for each name in the rule that none of
+        `fields` has, unless there are no `fields`.
 
         Args:
             fields: fields of the samples, or () where only the samples say which fields they have.
             codecs: FFmpeg's names of the codecs of the dataset's videos and audio.
 
         Raises:
-            ConfigError: a field is a pickle that is not allowed, or a library is missing.
+            ConfigError: a field is a pickle that is not allowed, or PyAV is needed and missing, or does not decode one
+                of `codecs`.
             DecodeError: the kind of a field has no decoder.
         """
         readers = [(spec, self.reader(Field(spec.name, _NO_BYTES, spec.kind))) for spec in fields]

@@ -168,7 +168,7 @@ class ImageDecoder:
         return self.decode(content, out)[0]
 
     def decode(self, content: Content, out: Image | None = None) -> tuple[Stored, str]:
-        """Returns what a call returns, and the damage for which simplejpeg refused the image, or ""."""
+        """Returns what a call does, and the damage for which simplejpeg refused the image, or ""; see `__call__`."""
         stored = self.mode == "stored"
         if stored:
             require_library("PIL.Image")

@@ -256,6 +256,9 @@ def make_transform(transform: Callable[..., object] | None) -> Callable[..., obj
 
     A transform of albumentations is applied to the image of the sample. One of torchvision or kornia is wrapped in a
     `WholeStep`, which checks the sample first. Others are returned as they are.
+
+    Raises:
+        ConfigError: a function of an image is used with masks, which it cannot move.
     """
     if transform is not None and is_albumentations(transform):
         return OnField("image", transform)

@@ -1,7 +1,7 @@
 """Brings chunks to the cache: fetches them from the store or from peers, recodes blocked ones, and publishes them.
 
 `in_flight.py` runs each `Fetch` by `Sources.bring`. While engines share their caches, `peers/source.py` is asked before
-the store, and uses `Publisher` and `StoreSource` of this module.
+the store, and uses `Publisher` and `StoreSource` of this module. `peers/serving.py` makes fetches for other engines.
 """
 
 from __future__ import annotations
@@ -127,6 +127,7 @@ class Publisher:
 
         Raises:
             StreamerError: the chunk cannot be recoded, or the cache cannot be written.
+            OSError: the engine lacks descriptors or memory.
         """
         manifest = fetch.dataset.manifest
         chunk = manifest.chunk(fetch.chunk)
@@ -154,7 +155,7 @@ class Publisher:
             offsets: where entries begin in the content, and where the last one ends, (entries + 1,).
 
         Raises:
-            CacheError: the cache cannot be written.
+            CacheError, ConfigError, OSError: the cache cannot be written, as `ChunkCache.publish`.
         """
         chunk = fetch.dataset.manifest.chunk(fetch.chunk)
         if fetch.dataset.manifest.recoded:
@@ -180,7 +181,8 @@ class Publisher:
             logger.info("%s; their bytes stay counted", error)
 
 
-# Fetches a chunk and publishes it; raises a StreamerError if the chunk cannot be had, or the cache cannot be written.
+# Fetches a chunk and publishes it; raises a StreamerError if the chunk cannot be had, or the cache cannot be written,
+# and an OSError if the engine lacks descriptors or memory.
 Bring = Callable[[Fetch], Awaitable[None]]
 
 

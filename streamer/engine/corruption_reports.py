@@ -140,7 +140,10 @@ class CorruptionReports:
         self._cache.note_good_read(key)
 
     def drop_chunk(self, key: bytes) -> None:
-        """Drops a corrupt chunk, which is fetched again when it is needed, and counts it; warns now and then."""
+        """Drops a corrupt chunk, which is fetched again when it is needed, and counts it; warns now and then.
+
+        Does nothing if the chunk is not local.
+        """
         if not self._forget(key):
             return
         self.dropped += 1

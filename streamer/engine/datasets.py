@@ -1,6 +1,6 @@
 """Opens the datasets that an engine serves (a manifest and the storage options to read it), and decides who may read.
 
-Used by most modules of `engine/`, by `peers/` and by `service/long_requests.py`.
+Used by most modules of `engine/`, by `peers/`, by `service/long_requests.py` and by the simulation of `streamer plan`.
 
 Storage options belong to the client that sends them: the same manifest with other options is another dataset, which
 shares only what the manifest says.
@@ -68,7 +68,7 @@ def _name_pair(digest: str, key: str) -> bytes:
 
 
 def find_roots(manifest: Manifest) -> list[str]:
-    """Returns the url of one object in each bucket or server that a manifest names; mostly there is only one."""
+    """Returns the url of one object in each bucket or server that a manifest names; raises ConfigError for no url."""
     if _names_one_root(manifest):
         return [manifest.object(0).url]
     urls = (manifest.object(number).url for number in _find_first_objects(manifest, least_bytes=0))

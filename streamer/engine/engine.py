@@ -1,6 +1,6 @@
 """Runs the engine: makes the chunks of all sessions local in time, and keeps those that the policy chooses.
 
-The service runs it (`service/lifecycle.py`, `service/server.py`). The modules of this folder:
+The service runs it (`service/lifecycle.py`, `service/server.py`), and `peers/` calls it. The modules of this folder:
 
 engine.py             the engine, requests, sessions       session.py           one consumer: callbacks, pace, counts
 scheduler.py          admits, opens, starts fetches        session_progress.py  a consumer's place in its schedule
@@ -54,7 +54,7 @@ logger = logging.getLogger(__name__)
 
 
 class Engine:
-    """Serves any number of sessions from one cache folder. Lives on one loop, inside its `async with`."""
+    """Serves any number of sessions from one cache folder, on one loop, inside its `async with`; see `UrlAllowlist`."""
 
     def __init__(self, config: EngineConfig) -> None:
         self.config = config
@@ -178,7 +178,7 @@ class Engine:
         """Applies another limit and other datasets. Everything else needs a new engine.
 
         Raises:
-            ConfigError, AccessDeniedError: sessions have more open, or a url is refused. Nothing has changed then.
+            ConfigError, AccessDeniedError: open sessions need more, or a url is refused. Nothing has changed then.
         """
         allowlist = UrlAllowlist(config.datasets, refuse_local=config.refuse_local)
         limit = config.cache.limit_bytes

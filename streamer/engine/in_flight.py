@@ -82,7 +82,7 @@ class InFlight:
             fetch.waiters = [waiter for waiter in fetch.waiters if waiter.session is not session]
 
     def datasets(self) -> list[Dataset]:
-        """Returns the datasets of which chunks are being fetched."""
+        """Returns the dataset of each running fetch; one of which several chunks are fetched occurs several times."""
         return [fetch.dataset for fetch in self._fetches.values()]
 
     def unlink(self, keys: Iterable[bytes]) -> None:

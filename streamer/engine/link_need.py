@@ -1,10 +1,10 @@
 """Measures how many bytes must be on their way to keep the link busy: its rate times its delay. Pure, without a clock.
 
-`scheduler.py` tells it of each chunk. The rate is that of the best of the last intervals. The delay is the time of a
-chunk that has the link almost for itself. (Beside many others a chunk takes longer because of them, and the rate times
-that is always the number of bytes on their way, by Little's law.) On a full link there is no such chunk. So the link is
-probed: for the time of a few chunks no more than two are asked for at once. After a good probe the next one follows in
-a minute at the earliest, and readers have what was asked for before.
+`scheduler.py` and `tools/planning/simulate.py` tell it of each chunk. The rate is that of the best of the last
+intervals. The delay is the time of a chunk that has the link almost for itself. (Beside many others a chunk takes
+longer because of them, and the rate times that is always the number of bytes on their way, by Little's law.) On a full
+link there is no such chunk. So the link is probed: for the time of a few chunks no more than two are asked for at once.
+After a good probe the next one follows in a minute at the earliest, and readers have what was asked for before.
 
 Source: Cardwell et al., "BBR: Congestion-Based Congestion Control", ACM Queue 14(5), 2016 (ProbeRTT).
 """

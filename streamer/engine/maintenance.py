@@ -173,7 +173,8 @@ async def scrub(
 
     Args:
         cache: an open cache.
-        on_damaged: called with the key of a corrupt chunk; it must forget and evict the chunk.
+        on_damaged: called with the key of a chunk whose file is corrupt, unreadable or missing; it must forget and
+            evict the chunk, if the cache still has it.
         skip: returns whether not to read a chunk now, such as an open one: readers check it, and its pages stay.
         bytes_per_second: rate of reading.
         pause_seconds: pause between two passes.

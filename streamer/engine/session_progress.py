@@ -185,7 +185,7 @@ class SessionProgress:
     Attributes:
         done: number of consumed steps: all steps below it are consumed.
         want: last step that the consumer has asked for, -1 if none.
-        ahead_bytes: bytes of the chunks of held uses that begin after `want`.
+        ahead_bytes: bytes of the chunks of held uses that begin after `want`, as of the last `openable`.
     """
 
     def __init__(self, chunk_bytes: npt.NDArray[np.int64]) -> None:

@@ -36,7 +36,8 @@ sessions                                      one entry per session: consumer, e
 sessions_left_out                             sessions beyond 2,000: the first ones of every job are listed
 members                                       one entry per member of the mix of a session: its name (member) and
                                               digest, the session's consumer, job and dataset; needs, hits,
-                                              needed_bytes, hit_bytes since the session began; hit_bound
+                                              needed_bytes, hit_bytes since the session began; hit_bound; only of
+                                              listed sessions, at most 4,096 in all
 """
 
 from __future__ import annotations

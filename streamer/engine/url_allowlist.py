@@ -115,6 +115,8 @@ def _digest(options: Options) -> bytes:
 class UrlAllowlist:
     """Decides by url what is served. It reads no files, but looks at links of local ones.
 
+    Where a method looks at urls, it raises ConfigError for one that is no address (`split`).
+
     Args:
         datasets: the configured datasets. Without any, everything is served, with the options that clients send.
         refuse_local: whether to refuse local files, loopback, link-local and metadata addresses in urls that clients
@@ -187,6 +189,7 @@ class UrlAllowlist:
 
         Raises:
             AccessDeniedError: a url is not served here.
+            ConfigError: a url has a scheme without a bucket or host.
         """
         if self.restricted:
             return {entry.prefix for _, entry in self._find_entries(urls)} == {self._entry(place).prefix}

@@ -1,7 +1,8 @@
 """Plans the windows of all sessions: the bytes that they have open and in look-ahead, for which the cache has room.
 
-`scheduler.py` passes them to the policy. Ranks in step have many chunks in common: if an order has fewer lanes than
-ranks, several ranks read each lane, and all of them have its chunks open. The room for such a chunk is needed once.
+`scheduler.py` and `tools/planning/simulate.py` pass them to the policy. Ranks in step have many chunks in common: if an
+order has fewer lanes than ranks, several ranks read each lane, and all of them have its chunks open. The room for such
+a chunk is needed once.
 """
 
 from __future__ import annotations

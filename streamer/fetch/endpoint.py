@@ -1,7 +1,8 @@
 """Keeps what the requests to one endpoint share: its store, limits and measurements, and whether it serves at all.
 
 Each fetcher (`fetch/fetcher.py`) has an endpoint for each bucket or host; `fetch/request.py` and `fetch/transfer.py`
-report to it what becomes of requests, and ask it whether to duplicate, wait or give up.
+report to it what becomes of requests, and ask it whether to duplicate, wait or give up. `engine/processes/pool.py` uses
+its `AGAIN_SECONDS`.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Keeps one fetcher for each set of storage options: datasets with the same options share windows and connections.
 
-The engine (`engine/url_allowlist.py`) and each fetch process (`engine/processes/fetching.py`) have one such set. Its
-fetchers share one budget of memory: with a budget each, an engine for ten sets of credentials took ten times the memory
-of one. A user renews credentials every few hours, which makes another set of options. Therefore a fetcher that has not
-been used for a while is closed.
+The engine (`engine/url_allowlist.py`) and each fetch process (`engine/processes/fetching.py`) have one such set.
+`engine/` and the service name storage options by `options_key`. Its fetchers share one budget of memory: with a budget
+each, an engine for ten sets of credentials took ten times the memory of one. A user renews credentials every few hours,
+which makes another set of options. Therefore a fetcher that has not been used for a while is closed.
 """
 
 from __future__ import annotations

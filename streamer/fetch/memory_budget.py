@@ -53,6 +53,9 @@ class PooledBuffer:
     Attributes:
         view: the bytes of the present chunk; valid from `begin_use` to `end_use`.
         descriptor: descriptor of the file in memory, or None if the buffer is not shared. Closed with this object.
+
+    Raises:
+        ConfigError, OSError: no file in memory can be made (see `memory_file`).
     """
 
     def __init__(self, size_bytes: int, shared: bool = False) -> None:
@@ -122,6 +125,9 @@ class BufferPool:
         Args:
             length: length in bytes.
             shared: whether another process is to map the bytes. It is ignored below `SHARED_FROM_BYTES`.
+
+        Raises:
+            ConfigError, OSError: see `PooledBuffer`.
         """
         size = size_bytes(length)
         shared = shared and length >= SHARED_FROM_BYTES

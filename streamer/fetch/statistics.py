@@ -1,7 +1,7 @@
 """Counts what fetchers do (requests, bytes, failures, times to first byte), and adds up the counts of several.
 
 Each fetcher fills a `RequestTally`. Fetch processes send the counts to the engine (`engine/processes/`), which shows
-them in its statistics and metrics (`engine/statistics.py`).
+them in its statistics, metrics and curves (`engine/statistics.py`, `service/history/`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Defines the layout of a chunk file on the SSD, with which it is written and read.
 
 The cache (`cache/chunk_files.py`) writes chunk files and trainers read them (`client/chunk_reader.py`). Recoders
-(`recode/work.py`) make the tables of recoded chunks, and peers send whole files (`peers/`).
+(`recode/work.py`) make the tables of recoded chunks, peers send whole files (`peers/`), and the engine and `streamer
+warm` ask for their names and lengths.
 
     offset 0            header, 64 bytes (below)
     offset 64           the chunk's bytes, `local_bytes`

@@ -1,7 +1,8 @@
 """The format "folder": every object is one sample, and its class is the first folder of its path.
 
-`formats/registry.py` makes it for the name "folder", and `formats/detect.py` for files of no other format. Unless the
-user gives extensions, `formats/detect.py` chooses the files that are samples, by `class_folders`.
+`formats/registry.py` makes it for the name "folder", and `formats/detect.py` for files of no other format; commands
+have options for its arguments. Unless the user gives extensions, `formats/detect.py` chooses the files that are
+samples, by `class_folders`.
 """
 
 from __future__ import annotations

@@ -4,7 +4,8 @@
     dicom = "streamer_dicom:Dicom"
 
 Such a package must be installed where the engine runs as well as in the trainer. Engine and recoders find a format by
-the name that was asked for (`find_format`), and readers of a dataset by its manifest (`open_format`, `restore_format`).
+the name that was asked for (`find_format`), and readers of a dataset (workers, the loader, `annotations/`, `shards/`,
+commands) by its manifest (`open_format`, `restore_format`).
 """
 
 from __future__ import annotations

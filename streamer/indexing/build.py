@@ -1,6 +1,6 @@
 """Builds a manifest: lists the objects, finds their samples, cuts these into chunks, and publishes the rows.
 
-Used by `engine/manifests/manifests.py`, `indexing/source.py` (in tasks) and `shards/finish.py`.
+Used by `engine/manifests/manifests.py`, `indexing/source.py` (in tasks), `shards/finish.py` and `streamer index`.
 """
 
 from __future__ import annotations

@@ -120,6 +120,9 @@ class DatasetScan:
         """Kinds of the fields that all samples are known to have, by name.
 
         Fields of joined datasets are not among them. With a transform it is empty.
+
+        Raises:
+            ConfigError, ManifestError, ManifestCorruptError: see `AnnotationTable.open`.
         """
         opened = self._member.open()
         if self.transform is not None:

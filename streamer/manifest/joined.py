@@ -88,6 +88,9 @@ class JoinTable:
         rows: int64: the same rows, as ordinals in the part.
         use_first: int64, (chunks + 1,): place in `use_chunk` of each chunk's first use, and their number.
         use_chunk: uint32: the chunks of the part that each chunk of the left dataset uses.
+
+    Raises:
+        ManifestCorruptError: a file is missing, or has another length.
     """
 
     def __init__(self, path: Path, head: JoinHead) -> None:

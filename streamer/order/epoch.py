@@ -102,6 +102,7 @@ class EpochOrder:
 
         Raises:
             ConfigError: a negative epoch.
+            ManifestError: there are no samples.
         """
         first = self.chunk_first
         words = self._chunk_words
@@ -151,6 +152,9 @@ class EpochOrder:
             positions: (N,) positions of 0..n-1.
             rows: (N,) rows of `together` that they get.
             together: takes the ordinals; it may draw them later.
+
+        Raises:
+            ConfigError: a negative position, without shuffle.
         """
         draws = None if self.spec.shuffle == "none" else self._decoder.draws(self._places(positions))
         if draws is None:
@@ -213,7 +217,11 @@ class EpochOrder:
 
     @property
     def cut(self) -> LaneCut:
-        """The pieces of each lane; computed at the first use."""
+        """The pieces of each lane; computed at the first use.
+
+        Raises:
+            ConfigError: cut="by_key" without the words of the chunks.
+        """
         if self._cut is None:
             self._cut = cut_lanes(self.spec, self.chunk_samples, self.epoch, self.shift, chunk_words=self._chunk_words)
         return self._cut

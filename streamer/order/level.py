@@ -1,8 +1,8 @@
 """Chooses which rows of a lane share a batch, so that every rank has the same cost; and keeps what fixes that.
 
 `batches/rows/balance.py` makes a `BalanceSpec` of the user's `balance=`, specs (`order/spec.py`, `order/mix/`) have it
-as a part, and `order/balanced_order.py` distributes rows by it. A row is a row of packed documents, or a sample that is
-not packed.
+as a part, and `order/balanced_order.py` distributes rows by it. `loader/kinds/` asks for its part. A row is a row of
+packed documents, or a sample that is not packed.
 
 The rows of one lane change places inside a superwindow, a power of two of consecutive batches. Other lanes and the
 number of ranks have no influence. So lanes stay with their nodes, and any number of ranks has the same batches.

@@ -120,6 +120,9 @@ def main(arguments: list[str]) -> None:
 
     Args:
         arguments: numbers of the descriptors of socket and memory.
+
+    Raises:
+        ConfigError, OSError: no file in memory can be made.
     """
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     end, memory = map(int, arguments)

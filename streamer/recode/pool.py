@@ -61,6 +61,9 @@ class RecoderProcess:
 
     Attributes:
         memory: the memory shared with the process.
+
+    Raises:
+        ConfigError, OSError: no file in memory can be made.
     """
 
     def __init__(self) -> None:

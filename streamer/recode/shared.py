@@ -32,6 +32,9 @@ class SharedMemory:
 
     Attributes:
         descriptor: descriptor of the file, to pass to a child.
+
+    Raises:
+        ConfigError, OSError: no file in memory can be made (see `memory_file`).
     """
 
     def __init__(self, name: str, descriptor: int | None = None) -> None:

@@ -22,7 +22,8 @@ from streamer.service.startup_timing import StartupTiming
 def serve(ready_fd: int, timing: StartupTiming) -> int:
     """Reads settings as JSON from stdin, and runs an engine until its last client has left.
 
-    It writes one line of JSON: {"ready": true} when clients can connect, or the kind, message and details of the error.
+    It writes one line of JSON: {"ready": true} when clients can connect, or else the kind and message of the error, and
+    the details of a StreamerError.
 
     Args:
         ready_fd: descriptor for that line; it is closed afterwards.

@@ -57,6 +57,7 @@ class InlineEngine:
 
         Raises:
             StreamerError: the reason why it did not start.
+            RuntimeError: no further thread may start.
         """
         self._thread.start()
         self._decided.wait()
@@ -121,12 +122,13 @@ def start(settings: Mapping[str, object]) -> None:
 
     Raises:
         StreamerError: the reason why it did not start.
+        RuntimeError: no further thread may start.
     """
     InlineEngine(configuration(settings, Environment.read())).start()
 
 
 def end(unless_at: Collection[Path] = (), *, shared: bool = True) -> None:
-    """Ends the engines of this process, and waits for their end.
+    """Ends the engines of this process, and waits at most `_END_SECONDS` for the end of each.
 
     Args:
         unless_at: paths of the sockets whose engines stay.

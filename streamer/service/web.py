@@ -173,7 +173,7 @@ def parse_seconds(text: str) -> int | None:
         text: Value of its parameter `seconds`; "" gives the default, 15 minutes.
 
     Returns:
-        The seconds, or None if the text is not a whole number.
+        The seconds, or None if the text is not a whole number of at most `_MAX_DIGITS` digits.
     """
     if not text:
         return DEFAULT_SECONDS

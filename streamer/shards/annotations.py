@@ -62,6 +62,7 @@ async def put_table(job: Job, options: Mapping[str, object], table: Path) -> Non
     Raises:
         PackError: the disk for temporary files is full.
         StoreError: the destination cannot be written.
+        ConfigError, OSError: the destination is no url, or the folder for temporary files cannot be made.
     """
     async with Destination(job.url, options) as destination:
         for name in _FILES:
@@ -79,6 +80,7 @@ async def rules_here(destination: Destination, job: Job, rules: JoinRules) -> Jo
         ManifestError: the copy cannot be written.
         PackError: the destination does not have the table any more.
         StoreError: the destination cannot be read.
+        ConfigError: see `spool_folder`.
     """
     if rules.table.is_dir():
         return rules

@@ -158,7 +158,11 @@ class Destination:
                 logger.warning("the parts of an unfinished upload stay: %s", error)
 
     async def put_manifest(self, manifest: Manifest) -> None:
-        """Writes the files of the manifest below the url, the root last: where it is, all other files are."""
+        """Writes the files of the manifest below the url, the root last: where it is, all other files are.
+
+        Raises:
+            OSError: a file of the manifest cannot be read.
+        """
         for name, content in export_files(manifest):
             await self.fetcher.put(f"{self.url}{BESIDE}{name}", content)
 
@@ -191,6 +195,9 @@ def folder_url(url: str) -> str:
     """Returns the url of a folder as listings spell it, with a slash at its end.
 
     A file url or relative path becomes an absolute local path. The scheme of other urls is in lower case.
+
+    Raises:
+        ConfigError: the url is empty, or has a scheme without a bucket or host.
     """
     if split(url).scheme == "file":
         return f"{os.path.abspath(split(url).key).rstrip('/')}/"

@@ -96,8 +96,11 @@ def spool_folder(job: Job) -> Path:
     """Returns the folder in which the shards of a job are written.
 
     For a local destination it is the folder of the receipts, from where shards are moved and not copied. For other
-    destinations it is a private temporary folder, which is made if this machine has none of the job. Raises
-    OSError if it cannot be made.
+    destinations it is a private temporary folder, which is made if this machine has none of the job.
+
+    Raises:
+        ConfigError: the destination has a scheme without a bucket or host.
+        OSError: the folder cannot be made.
     """
     address = split(job.url)
     if address.scheme == "file":

@@ -130,6 +130,7 @@ async def upload(destination: Destination, job: Job, made: MadeShard) -> Receipt
     Raises:
         PackError: the shard has another length after its upload, or the disk is full.
         StoreError: the destination cannot be written.
+        ConfigError, OSError: the destination is no url, or the folder for temporary files cannot be made.
     """
     number = made.number
     index_version = ""

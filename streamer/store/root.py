@@ -101,6 +101,9 @@ class StoreRoot:
         """Returns the key of an object from its url.
 
         Most urls are not parsed for that, which saves 2 us of 200 for a small object.
+
+        Raises:
+            ConfigError: the url has a scheme without a bucket or host.
         """
         if not self.is_web and url.startswith(self.prefix):
             return url[len(self.prefix) :]

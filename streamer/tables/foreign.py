@@ -3,7 +3,7 @@
 `decode/dispatch.py` imports this file in workers, and calls `find_decoder` for kinds of fields that it does not know.
 Such fields are arrays with short heads, lists, pixels, and numbers in digits. For other bytes the decoders raise
 ValueError, IndexError, ArithmeticError (decimals), struct.error or RecursionError (nested values), and those of images
-what `decode_image` and Pillow raise.
+what `decode_image` and Pillow raise, also a ConfigError if they are not installed.
 """
 
 from __future__ import annotations

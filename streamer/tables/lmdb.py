@@ -10,7 +10,7 @@ upper`, then the places of its nodes (u16 each, up to `lower`), and the nodes. A
 u16 key bytes, key, value`. On branch pages `low`, `high` and `flags` are the 48-bit number of the page below. On leaf
 pages `low` and `high` are the length of the value. A long value is on overflow pages instead, and the node has the
 number of the first one. Overflow pages are consecutive, and only the first has a head. Damaged bytes raise
-`DamagedError`, whose offsets are in the file.
+`DamagedError`, and what is not read `UnreadError`; their offsets are in the file.
 Source: LMDB 0.9, libraries/liblmdb/mdb.c, `MDB_page`, `MDB_node`, `MDB_meta`, `MDB_db`.
 """
 

@@ -1,7 +1,8 @@
 """Encodes storage options for their way from a client to the engine, and decodes them there.
 
-`client/settings.py` makes them of the user's options, messages carry them, `service/` checks and passes them on, and
-the engine reads them when it opens a store. It decodes the options of a format likewise (`engine/manifests/`).
+`client/settings.py` makes them of the user's options, messages carry them (`loader/kinds/step_session.py` fills them
+in), `service/` checks and passes them on, and the engine reads them when it opens a store. It decodes the options of a
+format likewise (`engine/manifests/`).
 """
 
 from __future__ import annotations

@@ -53,7 +53,11 @@ def collate_rows(rows: Sequence[Row]) -> dict[str, object]:
 
 
 def collate_row_buffers(rows: Sequence[Row]) -> dict[str, object]:
-    """Makes the batch of `collate_rows` with buffers in place of tensors, for the workers of `StreamingDataLoader`."""
+    """Makes the batch of `collate_rows` with buffers in place of tensors, for the workers of `StreamingDataLoader`.
+
+    Raises:
+        Exception: the rows have different fields, or an error of `collate` or `collate_ragged`.
+    """
     return _collate(rows, collate, lambda values, field: collate_ragged(values, [field]), ArrayBuffer)
 
 

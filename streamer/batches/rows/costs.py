@@ -151,7 +151,7 @@ def map_npy(path: Path) -> npt.NDArray[Any]:
 
     Raises:
         OSError: the file cannot be read.
-        ValueError: it is not an .npy file, is cut off, or has Python objects.
+        ValueError: it is not an .npy file (but an .npz), is cut off, or has Python objects.
     """
     try:
         found = np.load(path, mmap_mode="r", allow_pickle=False)

@@ -34,6 +34,9 @@ def explain_rows(planned: PlannedRows, stored_bytes: int, global_batch: int, see
         stored_bytes: Stored bytes of their documents.
         global_batch: rows of a batch over all ranks.
         seed: Seed of the order.
+
+    Raises:
+        ConfigError: see `dearest_rank`.
     """
     order = _order(planned, global_batch, seed).inner
     assert isinstance(order, EpochOrder)
@@ -72,6 +75,9 @@ def dearest_rank(
         rows: Rows of a rank in a step.
         seed: Seed of the order.
         cost: The pair (a, b) in the cost a x n + b x n**2 of a document with n tokens in a row.
+
+    Raises:
+        ConfigError: `ranks`, `rows` or `cost` is outside of its rule.
     """
     batch = ranks * rows
 

@@ -137,7 +137,7 @@ class RowTable(msgspec.Struct, frozen=True, eq=False):
         return cls(sets, counts, tokens, left_out)
 
     def write(self, path: Path) -> None:
-        """Writes the table as a file, in Arrow's IPC format."""
+        """Writes the table as a file, in Arrow's IPC format; raises an OSError if it cannot be written."""
         # Imported here, since processes that read a table do not need nanoarrow (6 ms of a start, 2026-11-22).
         from streamer.manifest.arrow_ipc.writer import write_table
 
@@ -222,6 +222,7 @@ def find_table(kept: KeptFiles, spec: RowSpec, documents: Documents) -> tuple[Pa
     Raises:
         ManifestError: no document has a token, or the file cannot be written.
         ConfigError: errors of `RowTable.make`.
+        OSError: a lock file cannot be written.
     """
 
     def open_table(path: Path) -> tuple[Path, RowTable]:

@@ -119,7 +119,7 @@ class SampleRules(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SampleMaker:
-    """Makes the samples of one dataset from their locations ("places"). Used by one thread at a time.
+    """Makes samples of one dataset from their "places", on one thread at a time; errors as of `open_format`, `Joiner`.
 
     Args:
         manifest: manifest of the dataset.

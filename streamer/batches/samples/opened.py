@@ -122,6 +122,7 @@ class OpenedDataset:
             ConfigError: nothing says how many tokens a sample has, the file of lengths is not one of this dataset, a
                 sample is longer than a row and must not be, or all are left out.
             ManifestError: no sample has a token, or the table cannot be written.
+            OSError: a lock file cannot be written.
         """
         # Imported here and below, since samples without packing need none of it (14 ms of imports, 2026-11-26).
         from streamer.batches.rows.planned import PlannedRows, RowsRecipe

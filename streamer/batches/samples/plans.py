@@ -176,7 +176,7 @@ class Plans:
         self._kept: OrderedDict[int, RankPlan] = OrderedDict()
 
     def plan(self, epoch: int) -> RankPlan:
-        """Returns the rank's plan of an epoch. Several threads may call it."""
+        """Returns the rank's plan of an epoch; errors as of `RankPlan`. Several threads may call it."""
         # Looked up once: another thread may plan another epoch meanwhile.
         plan = self._kept.get(epoch)
         if plan is None:
@@ -198,5 +198,9 @@ class Plans:
         return cast("EpochOrder | RowOrder | BalancedOrder", self._order).chunk_lanes(self._chunks)
 
     def count_drawn(self, epoch: int, position: int) -> Integers:
-        """Returns a mix's samples by member among the first `position` positions of an epoch: (members,)."""
+        """Returns a mix's samples by member among the first `position` positions of an epoch: (members,).
+
+        Raises:
+            ConfigError: see `plan`.
+        """
         return cast("MixOrder | RowOrder", self.plan(epoch).order).count_drawn(position)

@@ -59,7 +59,11 @@ class StreamMaker:
         self._reading = 0
 
     def open_reader(self, member: int) -> RowReader:
-        """Returns the reader of the samples of one member, which is opened at its first use."""
+        """Returns the reader of the samples of one member, which is opened at its first use.
+
+        Raises:
+            ConfigError, ManifestError, ManifestVersionError, ManifestCorruptError: see `SampleMaker`.
+        """
         if member not in self._readers:
             own = self._members.each[member]
             content = CachedBytes(own.manifest, self._chunks, self._members.first_chunks[member])
@@ -77,7 +81,11 @@ class StreamMaker:
         return self._readers[member]
 
     def every(self) -> list[SampleMaker]:
-        """Returns the makers of all members, and so opens the readers of all."""
+        """Returns the makers of all members, and so opens the readers of all.
+
+        Raises:
+            ConfigError, ManifestError, ManifestVersionError, ManifestCorruptError: see `SampleMaker`.
+        """
         return [self.open_reader(number).maker for number in range(len(self._recipe.members))]
 
     def add_reading_time(self, started: int) -> None:

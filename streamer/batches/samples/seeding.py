@@ -1,7 +1,8 @@
 """Seeds random numbers by seed, epoch and sample only: never by the worker, the batch or the time.
 
-The maker of samples (`batches/samples/maker.py`) and the maker of batches (`batches/workers/batch_maker.py`) use it,
-and the loader warns of generators that cannot be seeded (`loader/options/loader_options.py`).
+The maker of samples (`batches/samples/maker.py`) and the maker of batches (`batches/workers/batch_maker.py`) use it.
+The loader warns of generators that cannot be seeded (`loader/options/loader_options.py`), and keeps the global ones
+where the trainer makes batches (`loader/feed/supply.py`).
 
 Transforms that take `rng` get a generator. The global generators, and those that user code holds, are seeded before
 each call of user code, unless worker threads share them. Every worker has a copy of a generator that user code holds:

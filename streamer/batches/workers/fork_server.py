@@ -167,6 +167,9 @@ class ForkedPool:
             number: number of the worker, and its row in the status page.
             workers: number of rows in the status page.
             descriptors: descriptors of the status page and of the worker's end of its channel.
+
+        Raises:
+            OSError: see `request`.
         """
         self._count += 1
         process = self._processes[self._count] = ForkedProcess(self, self._count)
@@ -178,13 +181,14 @@ class ForkedPool:
 
         Raises:
             BlockingIOError: the server has not read the requests before it.
+            OSError: the request is longer than the kernel takes.
         """
         send(self._end, message, descriptors)
 
     def pump(self) -> None:
         """Receives the replies that the server has sent, without waiting, and notices whether it has ended.
 
-        If it has, waits at most 2 s until it is reaped.
+        If it has, waits at most 2 s until it is reaped. Raises ConfigError if this process can take no descriptor.
         """
         while not self.gone:
             try:
@@ -214,7 +218,7 @@ class ForkedPool:
         return ended
 
     def wait(self, seconds: float) -> None:
-        """Waits until the server reports something, at most `seconds`, and receives it."""
+        """Waits until the server reports something, at most `seconds`, and receives it; errors as of `pump`."""
         wait_until_readable(self._end.fileno(), seconds)
         self.pump()
 
@@ -251,7 +255,11 @@ class ForkServer:
         return not self._thread.is_alive()
 
     def preload(self, modules: Iterable[str]) -> None:
-        """Asks the server to import further modules before it forks later workers. Does not wait."""
+        """Asks the server to import further modules before it forks later workers. Does not wait.
+
+        Raises:
+            OSError: the request is longer than the kernel takes, or the server has not read earlier ones.
+        """
         if new := [name for name in modules if name not in self._modules]:
             self._modules += new
             send(self._control, Import(new))

@@ -66,7 +66,11 @@ class ForkedGroup:
         self.pids: dict[int, int] = {}
 
     def reply(self, reply: Reply) -> None:
-        """Sends a reply to the rank. It is lost if the rank has closed the socket."""
+        """Sends a reply to the rank. It is lost if the rank has closed the socket.
+
+        Raises:
+            OSError: the reply is longer than the kernel takes, or the rank has not read earlier ones.
+        """
         send(self.end, reply)
 
     def kill(self, numbers: Iterable[int]) -> None:

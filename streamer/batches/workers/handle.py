@@ -34,7 +34,7 @@ class SpawnedProcess(Child):
         descriptors: descriptors of the status page and of the worker's end of its channel.
 
     Attributes:
-        refused: always "": a new interpreter can always be started; see `ForkedProcess`.
+        refused: always "": one that cannot be started raises the errors of `Child`; see `ForkedProcess`.
         ended_with_server: always False, since it needs no fork server.
     """
 
@@ -215,7 +215,8 @@ class WorkerHandle:
     def reap(self) -> tuple[int, int]:
         """Ends a process by SIGKILL unless it has ended; returns its exit code and its largest resident size in bytes.
 
-        The code is minus the signal that ended it. Of a thread, which ends after its batch, both are 0.
+        The code is minus the signal that ended it, and the size is 0 if it is not known. Of a thread, which ends after
+        its batch, both are 0.
         """
         self.channel.close()
         if self.process is None:

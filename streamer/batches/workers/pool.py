@@ -86,6 +86,7 @@ class WorkerPool:
 
         Raises:
             ConfigError: recipe or rules cannot be pickled, or there is no memory for them.
+            OSError: a file that the recipe names cannot be read.
         """
         self._contents = recipe, rules
         self._held = HeldFiles(path for member in recipe.members for path in member.paths)

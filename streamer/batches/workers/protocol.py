@@ -60,6 +60,9 @@ class StatusPage:
 
     Attributes:
         descriptor: file descriptor of the memory, or -1 after `close`.
+
+    Raises:
+        ConfigError: there is no shared memory for a new page.
     """
 
     def __init__(self, workers: int, descriptor: int | None = None) -> None:

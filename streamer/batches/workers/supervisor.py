@@ -39,6 +39,9 @@ class Supervisor:
 
     Attributes:
         pool: the workers.
+
+    Raises:
+        ConfigError: there is no shared memory for the status page.
     """
 
     def __init__(

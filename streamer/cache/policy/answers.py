@@ -1,6 +1,7 @@
 """Defines the values that `CachePolicy` takes and returns: limits, answers, what an event freed, statistics.
 
-The cache (`cache/chunk_cache.py`, `cache/disk_space.py`), the engine and `peers/serving.py` make and read them.
+The cache (`cache/chunk_cache.py`, `cache/disk_space.py`), the engine, `peers/serving.py` and
+`service/history/recorder.py` make and read them; `tools/planning/simulate.py` does, too.
 """
 
 from __future__ import annotations

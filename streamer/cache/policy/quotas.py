@@ -1,7 +1,7 @@
 """Divides the kept part of the cache among datasets, and sizes the transit part. Pure arithmetic.
 
-The other modules of the cache policy use it, and `engine/windows.py` makes the windows. C is the limit of the cache and
-S the size of the transit part, in bytes.
+The other modules of the cache policy use it; `engine/windows.py` and `tools/planning/simulate.py` make the windows. C
+is the limit of the cache and S the size of the transit part, in bytes.
 
 A session over several datasets (a mix) uses them at different rates: an epoch needs `rho_i` passes over dataset i of
 `D_i` bytes. A byte of dataset i that stays saves `rho_i` bytes of fetch per epoch. If `x_i <= D_i` bytes of each are

@@ -1,6 +1,7 @@
 """Keeps what each session of the cache policy has ahead and open, and whether all sessions fit. Plain synchronous code.
 
-`cache_policy.py` keeps the sessions. `engine/session.py` and `peers/serving.py` make the openings.
+`cache_policy.py` keeps the sessions. `engine/session.py`, `peers/serving.py` and `tools/planning/simulate.py` make the
+openings.
 """
 
 from __future__ import annotations

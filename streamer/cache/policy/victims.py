@@ -72,7 +72,7 @@ class LastResort:
 class Victims:
     """Lists chunks that may be evicted, one at a time.
 
-    What is yielded is out of its group's heap: the caller evicts it, or calls `ChunkTable.queue_evictable` for it.
+    What is yielded may be out of its group's heap: the caller evicts it, or calls `ChunkTable.queue_evictable` for it.
 
     Args:
         table: all chunks.

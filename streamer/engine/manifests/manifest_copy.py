@@ -123,6 +123,7 @@ async def write_manifest(manifest: Manifest, url: str, fetcher: Fetcher) -> None
     Raises:
         ManifestError: something else has the name of one of its files.
         StoreError: the store refuses.
+        OSError: a file of the manifest cannot be read.
     """
     folder = f"{url.rstrip('/')}/"
     found: list[ObjectRecord] = []

@@ -142,7 +142,11 @@ class ManifestStore:
         return f"ManifestStore({str(self._root)!r})"
 
     def find(self, request: tuple[object, ...], listing: str) -> Manifest | None:
-        """Returns the manifest that was built for a request from the same listing, or None if it is not here."""
+        """Returns the manifest that was built for a request from the same listing, or None if it is not here.
+
+        Raises:
+            ConfigError: this process may have no more descriptors.
+        """
         with suppress(ManifestError):
             if (folder := self.folder(request, listing)) is not None:
                 return Manifest.open(folder)
@@ -182,7 +186,11 @@ class ManifestStore:
         return None
 
     def newest(self, request: tuple[object, ...]) -> Manifest | None:
-        """Returns the manifest that answered a request last, whatever the listing is now; None if it is not here."""
+        """Returns the manifest that answered a request last, whatever the listing is now; None if it is not here.
+
+        Raises:
+            ConfigError: this process may have no more descriptors.
+        """
         with suppress(OSError, ManifestError, ValueError):
             _, digest = self._source(request).read_text().partition("\n")[0].split()
             return Manifest.open(self._root / digest)

@@ -118,6 +118,7 @@ class Manifests:
         Raises:
             ManifestError, ConfigError, StoreError: it cannot be found, copied or built.
             AccessDeniedError: its url is not served.
+            OSError: the disk refuses to note the answer (`ManifestStore.remember`).
         """
         asked_at = time.monotonic()
         asked = await self._locate(request)

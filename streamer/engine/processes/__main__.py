@@ -28,6 +28,9 @@ def main(arguments: list[str]) -> None:
 
     Args:
         arguments: number of the socket's descriptor and process id of the engine, as text.
+
+    Raises:
+        ConfigError: a variable of the environment has an invalid value.
     """
     descriptor, engine = map(int, arguments)
     linux.end_with_parent(engine)

@@ -105,6 +105,9 @@ class Feeder:
         ring: Slots in shared memory for finished batches.
         counters: Counts of batches, bytes and times.
         broken: Error that ended the thread, a ClosedError after `close`, or None while it runs.
+
+    Raises:
+        ConfigError: see `Supervisor`.
     """
 
     def __init__(self, plan: FeedPlan) -> None:

@@ -240,6 +240,9 @@ class Mix(StreamKind):
         options: Options of the mix.
         datasets: The members, in their order.
         job: Name of the job if the environment has none.
+
+    Raises:
+        ConfigError: a variable of the environment has an invalid value.
     """
 
     def __init__(self, options: MixOptions, datasets: Sequence[DatasetMember], job: str) -> None:

@@ -91,6 +91,7 @@ class OneDataset(StreamKind):
 
         Raises:
             ConfigError: shuffle="sample" with samples that are too small for it, or another order that is impossible.
+            ManifestError: there are no samples.
         """
         options = self._first
         (data,) = members.each

@@ -53,6 +53,9 @@ class KeyReader:
         manifest: Manifest of the dataset, with all its columns.
         selection: Selection outside of which samples have no key, or None.
         kept: Files that are made of the keys.
+
+    Raises:
+        ConfigError, ManifestVersionError: see `ChunkScan`; or the rule of decoding is invalid.
     """
 
     def __init__(
@@ -118,7 +121,12 @@ class KeyReader:
             yield first, keys
 
     def key_text(self, ordinal: int) -> str:
-        """Returns the key of a sample as a text for messages; reads the sample if the key is only there."""
+        """Returns the key of a sample as a text for messages; reads the sample if the key is only there.
+
+        Raises:
+            ManifestError: the sample has no such key.
+            StreamerError: the sample cannot be read.
+        """
         chunk = int(self._read_from.chunk_first.searchsorted(ordinal, "right")) - 1
         if self._on == KEY and self._read_from.whole_objects:
             return repr(self._read_from.name(ordinal).object_key)

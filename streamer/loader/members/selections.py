@@ -195,6 +195,9 @@ def add_joined(
         choices: Selections of the user and of annotations. This list is changed.
         joins: Joins that leave samples out, each with the number of choices that come before it.
         choose: Applies choices, and returns None for no choices.
+
+    Raises:
+        ConfigError, ManifestError: see `choose`.
     """
     # The last one comes first, so that the places of the others stay.
     for at, opened in reversed(joins):

@@ -78,7 +78,11 @@ class StreamOptions:
 
     @property
     def skip_rules(self) -> SkipRules:
-        """The rules for samples that cannot be made."""
+        """The rules for samples that cannot be made.
+
+        Raises:
+            ConfigError: `on_error` is neither "raise" nor "skip" nor a Skip.
+        """
         return skip_rules(self.on_error)
 
 
@@ -190,6 +194,9 @@ class DatasetOptions(StreamOptions):
         Args:
             environment: Parsed environment.
             job: Name of the job if the environment has none.
+
+        Raises:
+            ConfigError: a variable is not what it should be, or `cache_bytes` is not a size.
         """
         settings = ClientSettings.from_environment(environment)
         return replace(
@@ -202,7 +209,11 @@ class DatasetOptions(StreamOptions):
         )
 
     def manifest_request(self, rank_config: RankConfig) -> GetManifest:
-        """Returns the request for the manifest. Only node 0 builds one at `manifest=`; the others wait for it."""
+        """Returns the request for the manifest. Only node 0 builds one at `manifest=`; the others wait for it.
+
+        Raises:
+            ConfigError: the scheme of a url is followed by one slash, or `shuffle` is another word.
+        """
         given = None if isinstance(self.format, str) else self.format
         chosen = None if given is None else given.chosen_extensions
         return GetManifest(

@@ -55,7 +55,11 @@ class AuditRecords:
         last.add(stream.position(epoch, batch + 1), delivery.tallies, [one.place for one in skipped])
 
     def load(self, state: Mapping[str, object]) -> None:
-        """Replaces the records by those of a state; the next batch begins a new one. An empty mapping has none."""
+        """Replaces the records by those of a state; the next batch begins a new one. An empty mapping has none.
+
+        Raises:
+            StateError: the records are malformed.
+        """
         self._records = read_records(state)
         self._open = False
 

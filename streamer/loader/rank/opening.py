@@ -81,14 +81,22 @@ class StreamOpening:
         return self._kind.connections
 
     def rank_config(self) -> RankConfig:
-        """Returns rank and world size of this process; once the process group has ended, those with which it read."""
+        """Returns rank and world size of this process; once the process group has ended, those with which it read.
+
+        Raises:
+            ConfigError: see `detect`.
+        """
         found = detect(self.options.rank, self.options.world_size, parent=self._parent)
         if self._read_as is not None and self._read_as[0] == os.getpid() and found.world_size == 1:
             return found if process_group() is not None else self._read_as[1]
         return found
 
     def place(self) -> tuple[int, int]:
-        """Returns rank and world size, which are sent to workers of a plain DataLoader."""
+        """Returns rank and world size, which are sent to workers of a plain DataLoader.
+
+        Raises:
+            ConfigError: see `rank_config`.
+        """
         found = self.rank_config()
         return found.rank, found.world_size
 
@@ -230,7 +238,11 @@ class StreamOpening:
 
     @property
     def compares(self) -> bool:
-        """Whether torch.distributed knows other ranks, with which this one compares what it reads."""
+        """Whether torch.distributed knows other ranks, with which this one compares what it reads.
+
+        Raises:
+            ConfigError: see `rank_config`.
+        """
         return gather_for(self.rank_config()) is not None
 
     def prepare_together(self, prepare: Callable[[], RankStream], place: str) -> RankStream:

@@ -208,7 +208,7 @@ class RankStream:
         return self.ordering.count_drawn(self.plan, epoch, batch)
 
     def follow(self, before: RankStream, epoch: int) -> None:
-        """Continues a mix whose data has changed, at an epoch. Other kinds begin anew, so that nothing is done.
+        """Continues a mix whose data has changed (errors as of `adopt`). Other kinds begin anew: nothing is done.
 
         Args:
             before: Stream before the change.
@@ -292,7 +292,7 @@ class RankStream:
     # ------------------------------------------------------------ state
 
     def state(self, epoch: int, batch: int) -> dict[str, object]:
-        """Returns the state to save after `batch` batches of an epoch."""
+        """Returns the state to save after `batch` batches of an epoch; raises StateError for numbers too large."""
         return State(self.ordering.spec, epoch, self.position(epoch, batch), self.global_batch).to_dict()
 
     def position(self, epoch: int, batch: int) -> int:

@@ -59,7 +59,11 @@ class Audio(Format, frozen=True, forbid_unknown_fields=True):
         return Survey([Source(record) for record in accepted], Facts(_FIELDS), sum(map(_estimate_read_bytes, accepted)))
 
     def index(self, source: Source, facts: Facts, start: int = 0) -> Indexing:
-        """Yields the blocks of the windows of a recording, or `Short` if it has none; see `Format.index`."""
+        """Yields the blocks of the windows of a recording, or `Short` if it has none; see `Format.index`.
+
+        Raises:
+            ManifestError: the file is damaged, of a kind that is not read, or has too many windows for its bytes.
+        """
         recording = yield from read_recording(source, self.stream_index)
         rate = recording.audio.rate
         step_seconds = self.seconds if self.seconds_between_starts is None else self.seconds_between_starts

@@ -81,7 +81,11 @@ class WindowStart(MediaDecoder):
     needs_pyav = False
 
     def decode(self, content: memoryview, out: Array | None = None, draws: Draws | None = None) -> float:
-        """Returns when the window of a record begins; equal `draws` give the window of `WindowAudio`."""
+        """Returns when the window of a record begins; equal `draws` give the window of `WindowAudio`.
+
+        Raises:
+            DecodeError: the record is damaged.
+        """
         head, _ = split_record(content)
         return head.seconds(head.draw(draws() if draws else None))
 

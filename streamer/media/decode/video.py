@@ -238,7 +238,7 @@ class ClipTimes(MediaDecoder):
     durations: bool = False
 
     def decode(self, content: memoryview, out: Array | None = None, draws: Draws | None = None) -> Array:
-        """Returns the times in a record; see `TargetDecoder.decode`. Equal `draws` give those of `Frames`."""
+        """Returns the times in a record, for equal `draws` those of `Frames`; errors as of `read_head`."""
         head, _ = read_head(content)
         found = head.seconds(draws() if draws else None, durations=self.durations)
         made = memory_for(found.shape, np.float64, out)

@@ -170,7 +170,7 @@ class LeRobot(Format, frozen=True, forbid_unknown_fields=True):
         return rows
 
     def narrow(self, facts: Facts, fields: Collection[str]) -> LeRobot | None:
-        """Returns the format without the videos of other cameras; see `Format.narrow`."""
+        """Returns the format without the videos of other cameras, or None if all are wanted; see `Format.narrow`."""
         cameras = facts.notes["cameras"]
         wanted = tuple(camera for camera in cameras if camera in fields or camera + PAD in fields)
         if len(wanted) == len(cameras):
@@ -185,7 +185,11 @@ class LeRobot(Format, frozen=True, forbid_unknown_fields=True):
         return [name for video in videos for name in find_clip_codecs(video.hint)]
 
     def index(self, source: Source, facts: Facts, start: int = 0) -> Indexing:
-        """Yields the blocks of a file of rows, and the episodes left out; nothing for a video. See `Format.index`."""
+        """Yields the blocks of a file of rows, and the episodes left out; nothing for a video. See `Format.index`.
+
+        Raises:
+            ManifestError: the file of rows or a video is damaged or not read, or has other rows than meta/ says.
+        """
         if not source.notes:
             return
         notes = msgspec.convert(facts.notes, Notes, strict=False)

@@ -150,7 +150,11 @@ class Video(Format, frozen=True, forbid_unknown_fields=True):
         return Survey(sources, facts, rows=len(table.paths) - len(left_out), left_out=left_out)
 
     def index(self, source: Source, facts: Facts, start: int = 0) -> Indexing:
-        """Yields the blocks of the clips of a video, or `Short` if it has none; see `Format.index`."""
+        """Yields the blocks of the clips of a video, or `Short` if it has none, and the segments outside of the video.
+
+        Raises:
+            ManifestError: the video is damaged, or of a kind that is not read.
+        """
         record = source.record
         with errors_of(record, "copy it anew", of_one=True):
             packets, described, audio = yield from self._packets(source)

@@ -247,18 +247,30 @@ class MixSpec(msgspec.Struct, frozen=True, dict=True):
         )
 
     def quotas(self, epoch: int) -> tuple[int, ...]:
-        """Returns the number of samples of each member in an epoch."""
+        """Returns the number of samples of each member in an epoch.
+
+        Raises:
+            ConfigError: see `stream_starts`.
+        """
         return tuple(
             stop - start for start, stop in zip(self.stream_starts(epoch), self.stream_starts(epoch + 1), strict=True)
         )
 
     def places(self, epoch: int) -> tuple[int, ...]:
-        """Returns the positions of each member in an epoch: its quota, and repeats that fill up homogeneous batches."""
+        """Returns the positions of each member in an epoch: its quota, and repeats that fill up homogeneous batches.
+
+        Raises:
+            ConfigError: see `stream_starts`.
+        """
         whole = self.unit if self.batching == "homogeneous" else 1
         return tuple(-(-quota // whole) * whole for quota in self.quotas(epoch))
 
     def samples(self, epoch: int) -> int:
-        """Returns the number of positions of an epoch over all members and ranks, without padding at its end."""
+        """Returns the number of positions of an epoch over all members and ranks, without padding at its end.
+
+        Raises:
+            ConfigError: see `stream_starts`.
+        """
         return sum(self.places(epoch))
 
     @property
@@ -286,11 +298,19 @@ class MixSpec(msgspec.Struct, frozen=True, dict=True):
         return tuple(member.name for member in self.members)
 
     def first_passes(self, epoch: int) -> tuple[int, ...]:
-        """Returns the number of the first pass of each member in an epoch; passes of codes count from there."""
+        """Returns the number of the first pass of each member in an epoch; passes of codes count from there.
+
+        Raises:
+            ConfigError: see `stream_starts`.
+        """
         return tuple(start // m.samples for start, m in zip(self.stream_starts(epoch), self.members, strict=True))
 
     def passes(self, epoch: int) -> tuple[float, ...]:
-        """Returns the number of passes over each member in an epoch: so often a cached byte of it saves a fetch."""
+        """Returns the number of passes over each member in an epoch: so often a cached byte of it saves a fetch.
+
+        Raises:
+            ConfigError: see `stream_starts`.
+        """
         return tuple(quota / m.samples for quota, m in zip(self.quotas(epoch), self.members, strict=True))
 
     def turns(self, epoch: int) -> tuple[int, ...]:
@@ -298,6 +318,9 @@ class MixSpec(msgspec.Struct, frozen=True, dict=True):
 
         Members with whole passes need not fill the lanes evenly. Each begins in the lane behind the last one of the
         member before, so that the lanes of the mix stay equal; such a turn changes only between two passes.
+
+        Raises:
+            ConfigError: see `stream_starts`.
         """
         turns = []
         before = 0

@@ -25,7 +25,8 @@ logger = logging.getLogger(__name__)
 
 LOOK_SECONDS = 1.0
 SAVE_SECONDS = 60.0
-# A look that comes late, because the machine was busy, also counts for up to so many seconds before it.
+# A look that comes late, because the machine was busy, also counts for the seconds before it. It counts only for its
+# own second if it comes after more than so many.
 _MAX_LATE_SECONDS = 20
 # Time for which a loader's report counts. Loaders report every 30 s unless they are told otherwise.
 _REPORT_SECONDS = 90.0

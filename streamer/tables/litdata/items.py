@@ -214,7 +214,12 @@ class ItemOpener(LengthsOpener):
         self._packed = packed
 
     def open(self, content: memoryview, name: SampleName) -> tuple[None, Sequence[Field]]:
-        """Returns no key, and a field for each leaf in their order; raises DecodeError for other bytes."""
+        """Returns no key, and a field for each leaf in their order.
+
+        Raises:
+            DecodeError: the bytes are no item.
+            ConfigError: the item is compressed, and cramjam is not installed.
+        """
         if self._packed:
             try:
                 content = decompress("zst", content, MAX_ITEM_BYTES)
@@ -238,7 +243,12 @@ class ItemRecoder:
         self._sample_bytes = sample_bytes
 
     def recode(self, content: memoryview, samples: int, hint: bytes) -> Records:
-        """Makes records of a chunk; raises RecodeError if it is not the one that the index file describes."""
+        """Makes records of a chunk.
+
+        Raises:
+            RecodeError: it is not the chunk that the index file describes.
+            ConfigError: cramjam is not installed.
+        """
         try:
             items, raw_bytes = _CHUNK.decode(hint)
             chunk = decompress_shard("zstd", content, raw_bytes)
@@ -260,7 +270,12 @@ class RunRecoder:
     """Makes records of blocks of frames, as a `Recoder`: a block is the starts of its items, and its frames."""
 
     def recode(self, content: memoryview, samples: int, hint: bytes) -> Records:
-        """Makes records of the items of a block; raises RecodeError if its frames are not what the table says."""
+        """Makes records of the items of a block.
+
+        Raises:
+            RecodeError: its frames are not what the table says.
+            ConfigError: cramjam is not installed.
+        """
         table = 4 * (samples + 1)
         try:
             run = _RUN.decode(hint)

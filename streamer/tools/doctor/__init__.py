@@ -72,6 +72,7 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
 
     Raises:
         ConfigError: an option or the url is invalid.
+        AccessDeniedError: a store may not be opened.
     """
     import asyncio
 

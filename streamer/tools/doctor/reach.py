@@ -50,6 +50,7 @@ async def url_findings(root: StoreRoot, url: str) -> list[Finding]:
 
     Raises:
         ConfigError: the store cannot be opened with these options.
+        AccessDeniedError: the store may not be opened.
     """
     found = access_findings(root)
     store = open_root(root)
