@@ -1,7 +1,8 @@
 """Starts and ends the child processes of this package, and says when the next one may start.
 
 Recoders, fetch processes, the peer server, the processes of tasks, workers and their fork server are new interpreters
-that run a module. The modules that start them decide about messages, limits and credentials.
+that run a module. The modules that start them decide about messages, limits and credentials. `client/launcher.py`
+starts engines, which are no children, and `streamer doctor` looks for the Python with it.
 
 No thread of this process may fork while a child starts. A fork, as torch's DataLoader makes for its workers, copies
 every open descriptor. The forked process would keep ends of pipes open that should close: `subprocess.Popen` waits for
@@ -14,13 +15,14 @@ import os
 import signal
 import subprocess
 import sys
+import sysconfig
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 
 from streamer.base import linux
-from streamer.base.interpreter import find_interpreter
 from streamer.base.message_socket import MessageSocket, wait_until_readable
+from streamer.errors import ConfigError
 
 _starting = threading.RLock()
 os.register_at_fork(before=_starting.acquire, after_in_parent=_starting.release, after_in_child=_starting.release)
@@ -36,7 +38,65 @@ def prevent_forks() -> Iterator[None]:
         yield
 
 
-# ---------------------------------------------------------------- environment
+# ---------------------------------------------------------------- interpreter and environment
+
+
+def find_interpreter() -> str:
+    """Returns the path of the Python that runs this package in other processes.
+
+    Raises:
+        ConfigError: this program is frozen, or it embeds Python and no Python of its version is found.
+    """
+    if getattr(sys, "frozen", False):
+        raise _no_interpreter(f"this program is frozen: {sys.executable} runs the program again and no module")
+    if sys.executable:
+        return sys.executable
+    # A program that embeds Python may leave sys.executable empty, or None.
+    version = "python{}.{}".format(*sys.version_info)
+    for folder in (
+        sysconfig.get_path("scripts"),
+        os.path.join(sys.exec_prefix, "bin"),
+        sysconfig.get_config_var("BINDIR"),
+    ):
+        if folder and os.access(candidate := os.path.join(folder, version), os.X_OK):
+            return candidate
+    raise _no_interpreter(f"sys.executable is {sys.executable!r}, and there is no {version} in {sys.exec_prefix}/bin")
+
+
+def _no_interpreter(reason: str) -> ConfigError:
+    return ConfigError(
+        f'no further Python can be started: {reason}; StreamingDataset(engine="inline") with num_workers=0 needs '
+        "none, or set sys.executable to a Python that has streamer",
+        field="sys.executable",
+    )
+
+
+@contextmanager
+def skip_debugger() -> Iterator[None]:
+    """Keeps the debugger pydevd (debugpy, PyCharm) out of the interpreters that are started inside a `with`.
+
+    pydevd changes the command of each Python that the debugged process starts. The engine lives on without the
+    trainer: under a debugger it waited for a debug session that never came.
+    """
+    pydevd = sys.modules.get("_pydev_bundle.pydev_monkey")
+    skip = getattr(pydevd, "skip_subprocess_arg_patch", nullcontext)
+    with skip():
+        yield
+
+
+def open_standard_descriptors() -> None:
+    """Opens /dev/null in place of each of the descriptors 0, 1 and 2 that is closed.
+
+    Otherwise the next socket or memory file of this process would get that number, and what a library prints would be
+    written to it.
+    """
+    while True:
+        descriptor = os.open(os.devnull, os.O_RDWR)
+        if descriptor > 2:
+            os.close(descriptor)
+            return
+        # Programs that this one starts inherit it, as they inherit standard descriptors from a shell.
+        os.set_inheritable(descriptor, True)
 
 
 def import_paths() -> list[str]:

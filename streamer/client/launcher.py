@@ -26,8 +26,13 @@ from pathlib import Path
 
 from streamer import errors
 from streamer.base import linux
-from streamer.base.child import absolute_import_paths, prevent_forks
-from streamer.base.interpreter import find_interpreter, open_standard_descriptors, skip_debugger
+from streamer.base.child import (
+    absolute_import_paths,
+    find_interpreter,
+    open_standard_descriptors,
+    prevent_forks,
+    skip_debugger,
+)
 from streamer.base.logs import join_trainer
 from streamer.base.system_limits import limit_error
 from streamer.client.connection import Connection, DisconnectedError

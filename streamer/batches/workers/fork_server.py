@@ -20,8 +20,13 @@ from collections.abc import Iterable
 import msgspec
 
 from streamer.base import linux
-from streamer.base.child import Child, absolute_import_paths, whole_environment
-from streamer.base.interpreter import find_interpreter, open_standard_descriptors
+from streamer.base.child import (
+    Child,
+    absolute_import_paths,
+    find_interpreter,
+    open_standard_descriptors,
+    whole_environment,
+)
 from streamer.base.message_socket import MessageSocket, wait_until_readable
 from streamer.base.system_limits import name_limits
 from streamer.batches.workers.fork_protocol import (

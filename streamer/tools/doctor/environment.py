@@ -17,8 +17,7 @@ from importlib import metadata
 from pathlib import Path
 
 from streamer.base import linux
-from streamer.base.child import import_paths
-from streamer.base.interpreter import find_interpreter
+from streamer.base.child import find_interpreter, import_paths
 from streamer.config import format_bytes
 from streamer.errors import ConfigError
 from streamer.launchers import find_place

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from streamer.base.interpreter import find_interpreter, skip_debugger
+from streamer.base.child import find_interpreter, skip_debugger
 from streamer.errors import ConfigError
 
 
@@ -28,8 +28,8 @@ def test_an_embedded_interpreter_is_looked_for(monkeypatch: pytest.MonkeyPatch, 
     """A program that embeds Python gets the installed interpreter, or an error that says to set sys.executable."""
     monkeypatch.setattr(sys, "executable", value)
     assert os.access(find_interpreter(), os.X_OK)
-    monkeypatch.setattr("streamer.base.interpreter.sysconfig.get_path", lambda _: None)
-    monkeypatch.setattr("streamer.base.interpreter.sysconfig.get_config_var", lambda _: None)
+    monkeypatch.setattr("streamer.base.child.sysconfig.get_path", lambda _: None)
+    monkeypatch.setattr("streamer.base.child.sysconfig.get_config_var", lambda _: None)
     monkeypatch.setattr(sys, "exec_prefix", "/nowhere")
     with pytest.raises(ConfigError, match=r"set sys\.executable"):
         find_interpreter()
@@ -60,7 +60,7 @@ def test_a_debugger_is_kept_out_of_what_is_started(monkeypatch: pytest.MonkeyPat
 def test_closed_standard_descriptors_are_filled() -> None:
     """Closed standard descriptors are opened on /dev/null, as a socket of number 1 would get a library's output."""
     program = (
-        "import os; from streamer.base.interpreter import open_standard_descriptors as fill; fill(); fill()\n"
+        "import os; from streamer.base.child import open_standard_descriptors as fill; fill(); fill()\n"
         "assert all(os.fstat(one) == os.stat(os.devnull) for one in (0, 1)); os._exit(os.pipe()[0])"
     )
     command = ["sh", "-c", 'exec "$0" "$@" <&- >&-', sys.executable, "-c", program]
