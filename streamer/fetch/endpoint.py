@@ -150,7 +150,7 @@ class Endpoint:
         notify: called with a sentence when the endpoint has served nothing for a while (`OutageWatch`).
 
     Attributes:
-        config: bounds and budgets, which all its requests look up here.
+        config: tries, pauses and times, which its requests look up here. The window is that of `control`.
         clock: stands still while this process does not run. It stores the loop, because `get_running_loop()`
             calls getpid() each time in Python 3.11: 16 system calls for a small object were 7 % of its scheduling
             (2026-11-20).
@@ -343,8 +343,8 @@ class Endpoint:
     def pause(self, error: StreamerError, tries: int, idle_seconds: float, *, early: bool = True) -> float:
         """Returns the seconds before a request is repeated: random, up to a bound that doubles with each failed try.
 
-        The pause ends when the request has been without progress for `failing_seconds`, or later if a store's
-        Retry-After says so.
+        Until the request has been without progress for `failing_seconds`, the pause is cut to end then. It is never
+        shorter than a store's Retry-After.
 
         Args:
             error: the error of the last try.

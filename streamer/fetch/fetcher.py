@@ -92,7 +92,8 @@ class Fetcher:
         open_store: opens the store of a root; called once per root. The fetcher closes the store at its end.
         memory: budget of memory that this fetcher shares with others. None means one of its own.
         notify: called with a sentence when a store has served nothing for a while.
-        find_address: splits a url into its root and the rest. Urls with the same root share an `Endpoint`.
+        find_address: splits a url into its root ("s3://bucket") and the rest. Urls with the same root share an
+            `Endpoint`.
 
     Attributes:
         tally: counts of its requests since it was made.

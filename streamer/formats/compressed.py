@@ -257,7 +257,7 @@ def decompress_shard(compression: str, content: memoryview, length: int) -> memo
     else:
         found = _decompress_with_cramjam(*_OTHERS[compression], content, length)
     if len(found) != length:
-        raise ValueError(f"unpacks to {len(found)} bytes, expected {length}")
+        raise ValueError(f"decompresses to {len(found)} bytes, expected {length}")
     return found
 
 
