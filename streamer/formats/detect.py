@@ -68,8 +68,9 @@ def chooser(
 ) -> Callable[[Iterable[str]], Format]:
     """Returns a function by which the builder of a manifest gets the format from the paths of all objects.
 
-    That function raises ConfigError if no file has the extensions, or if the objects are of several formats or of one
-    that is not read. Under "auto" it also does so for several splits, and for a table with a log (Delta Lake).
+    That function raises ConfigError if no file has the extensions. Under "auto" it also does so for a table with a log
+    (Delta Lake), and unless extensions are given for several splits, several formats, and one that is not read. A named
+    format is not compared with the objects. With extensions the format is a `Folder`, whatever the name is.
 
     Args:
         name: name of a format, or "auto" to find it from the paths of the objects.

@@ -43,8 +43,8 @@ def open_spool(folder: Path, number: int) -> Iterator[Path]:
         number: number of the shard.
 
     Raises:
-        PackError: the folder is another user's, the file cannot be created, or the disk is full, now or while the code
-            inside runs.
+        PackError: the private folder is not this user's alone, the file cannot be created, or the disk is full, now or
+            while the code inside runs.
         OSError: the folder cannot be created.
     """
     try:

@@ -249,7 +249,7 @@ class StoreRoot:
         return error
 
     def describe_credentials(self, variables: Mapping[str, str] = os.environ) -> tuple[str, bool]:
-        """Returns words for what signs requests, and whether that stays the same until this process ends."""
+        """Returns words for what signs requests of a root with a `family`, and whether it stays as long as this process."""
         settings = self.settings
         if self.is_web:
             unknown = "without credentials (a server that asks: headers in storage_options, or ~/.netrc)"
@@ -266,7 +266,7 @@ class StoreRoot:
         return "with the credentials that this machine has (default profile or role)", False
 
     def describe_endpoint(self, variables: Mapping[str, str] = os.environ) -> str:
-        """Returns words for the address of its server, and the setting that names it, for messages."""
+        """Returns words for the address of its server, and the setting that names it, of a root with a `family`."""
         if self.is_web:
             return self.url
         if given := self.settings.config.get("endpoint") or self.settings.config.get("base_url"):

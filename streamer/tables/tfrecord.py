@@ -2,8 +2,9 @@
 
 `formats/registry.py` makes it for engine, recoders and workers. A frame is `u64 length, u32 checksum of the length,
 payload, u32 checksum of the payload`, little-endian; the payload is the record. The checksum is CRC-32C, rotated and
-offset ("masked"). The checksum of a length is verified when the frames of a file are found. That of a payload is not
-verified: damage to lengths is noticed anyway, and chunks have checksums of their own.
+offset ("masked"). The checksum of a length is verified when the frames of a file are found, with an index file only
+for the first and the last frame. That of a payload is not verified: damage to lengths is noticed anyway, at last when
+the record is opened, and chunks have checksums of their own.
 
 Source: https://www.tensorflow.org/tutorials/load_data/tfrecord, "TFRecords format details".
 """

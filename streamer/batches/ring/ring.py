@@ -262,7 +262,7 @@ class Ring:
             fence.wait()
 
     def close(self) -> None:
-        """Closes the descriptors of all slots. The memory of each ends with its last view."""
+        """Closes the descriptors of all slots. Their memory stays until the ring and the last view on it are gone."""
         for slot in self._slots.values():
             slot.view = None
             if slot.descriptor >= 0:

@@ -139,10 +139,10 @@ class StepSession(ABC):
 
     @abstractmethod
     def step_of(self, epoch: int, batch: int) -> int:
-        """Returns the step of a batch at or after the session's start.
+        """Returns the step of a batch at or after the session's start; callers ask for no earlier one.
 
         Raises:
-            ValueError: an epoch before the running one, or after the session's last.
+            ValueError: an epoch that `EpochSession` has forgotten, or after the session's last.
             StreamerError: the schedule of the epoch cannot be made or sent.
         """
 

@@ -74,7 +74,8 @@ class Segments(msgspec.Struct, frozen=True, array_like=True):
     def samples(self, sampling: Sampling, packets: Packets, frames: FrameTable, timescale: int) -> Samples:
         """Returns the samples of a track: a clip of each segment that is long enough for one.
 
-        The segments must be inside of the video, as `inside` returns them.
+        Length does not count where frames are spread or the last one is repeated. With start="key" segments without a
+        key frame where a clip may begin have none. They must be inside of the video, as `inside` returns them.
 
         Args:
             sampling: how segments are cut.

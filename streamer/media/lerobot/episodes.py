@@ -235,7 +235,7 @@ class CameraVideo(msgspec.Struct, frozen=True):
         """Returns the numbers of the frames nearest to these times, (rows,).
 
         Args:
-            seconds: times of the rows of an episode.
+            seconds: when each row of the episode is shown, from the beginning of this video, which may have several.
             episode: number of the episode, for errors.
             tolerance_seconds: seconds that a frame may be away from the time at most.
 

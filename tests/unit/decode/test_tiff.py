@@ -109,7 +109,12 @@ def test_values_that_are_no_colours_are_refused_with_the_way_out(bands, dtype, p
 def test_what_pillow_writes(image, encode, mode, options):
     """TIFFs of Pillow are decoded, also with compression that only libtiff reads; palettes are indices if stored."""
     image = Image.fromarray(image).convert(mode)
-    content = encode(image, "TIFF", **options)
+    try:
+        content = encode(image, "TIFF", **options)
+    except OSError as error:
+        if options != {"compression": "zstd"}:
+            raise
+        pytest.skip(f"the libtiff of this Pillow has no zstd: {error}")
     assert np.array_equal(decode_image(content), np.array(image.convert("RGB")))
     expected = np.array(image.convert("L") if mode == "1" else image)
     assert np.array_equal(stored(content), expected)

@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from streamer import Packing, StreamingDataLoader
 from tests.documents import documents, lengths, write_megatron
 
+# torch has it from 2.5 on.
+flex = pytest.importorskip("torch.nn.attention.flex_attention")
 ROW, VOCABULARY, WIDTH, HEADS = 64, 1 << 16, 32, 2
 
 
@@ -28,12 +29,12 @@ class Model(nn.Module):
         """Returns logits (B, length, 100) of tokens, positions and numbers of documents (B, length)."""
         state = self.tokens(tokens) + self.positions(positions)
         batch, length = ids.shape
-        mask = create_block_mask(
+        mask = flex.create_block_mask(
             lambda b, h, q, k: (q >= k) & (ids[b, q] == ids[b, k]), batch, None, length, length, device="cpu"
         )
         for mixed, ahead in zip(self.mixed, self.ahead, strict=True):
             heads = mixed(state).view(batch, length, 3 * HEADS, WIDTH // HEADS).transpose(1, 2)
-            found = flex_attention(*heads.chunk(3, dim=1), block_mask=mask)
+            found = flex.flex_attention(*heads.chunk(3, dim=1), block_mask=mask)
             state = state + ahead(torch.relu(found.transpose(1, 2).reshape(batch, length, WIDTH)))
         return self.logits(state)
 
