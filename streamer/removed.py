@@ -89,6 +89,7 @@ ARGUMENTS: dict[str, dict[str, str]] = {
     "Audio": {"policy": "at_end="},
     "Video": {"policy": "at_end="},
     "VideoClip": {"policy": "at_end="},
+    "NestedDecoder": {"picture": "image="},
     "DevicePrefetcher": {"ahead": "depth=", "mover": "chosen by device=: leave it out"},
     "Growing": {"grow": "round_bytes="},
     "Weights": {"values": "weights=", "stop": "stopping_strategy="},

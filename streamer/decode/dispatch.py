@@ -365,7 +365,7 @@ def _pass_bytes(reader: FieldDecoder | None) -> _Reader:
 def _is_own(reader: object) -> bool:
     """Whether a decoder of a rule is one of this package, which takes views. Subclasses count as the user's."""
     if type(reader) is NestedDecoder:
-        return reader.picture is bytes or _is_own(reader.picture)
+        return reader.image is bytes or _is_own(reader.image)
     return type(reader) in (images.ImageDecoder, ArrayDecoder) or isinstance(reader, TargetDecoder)
 
 

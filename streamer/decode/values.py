@@ -18,6 +18,7 @@ from streamer.decode.arrays import Content, usable
 from streamer.decode.images import decode_image
 from streamer.formats.names import IMAGE, kind_of_bytes
 from streamer.formats.table.records import ARRAY_DTYPES, Extension
+from streamer.removed import check_options
 
 
 def decode_text(content: Content) -> str:
@@ -46,31 +47,32 @@ def decode_class(content: Content) -> int:
     return int(bytes(content))
 
 
+@check_options
 @dataclass(frozen=True)
 class NestedDecoder:
     """Decodes nested values: lists of numbers to flat arrays, structs and maps to dicts, and other lists to lists.
 
-        StreamingDataset(url, decode={"images": NestedDecoder(picture=bytes)})  # lists of encoded images
+        StreamingDataset(url, decode={"images": NestedDecoder(image=bytes)})  # lists of encoded images
 
     Attributes:
-        picture: function that decodes the bytes of each image inside of the value, which it gets as a memoryview.
+        image: function that decodes the bytes of each image inside of the value, which it gets as a memoryview.
     """
 
-    picture: Callable[[memoryview], object] = decode_image
+    image: Callable[[memoryview], object] = decode_image
 
     def __call__(self, content: Content) -> object:
         """Returns the value; `content` is MessagePack with the extensions of `formats/table/records.py`.
 
         Raises:
             ValueError, msgspec.DecodeError, RecursionError: the bytes are no such value.
-            Exception: an error of `picture`.
+            Exception: an error of `image`.
         """
         return msgspec.msgpack.decode(content, ext_hook=self._extension)
 
     def _extension(self, code: int, content: memoryview) -> object:
         """Decodes a value that MessagePack has no type for: an image, bytes, JSON or numbers, by its code."""
         if code == Extension.IMAGE or (code == Extension.BYTES and kind_of_bytes(content) == IMAGE):
-            return self.picture(content)
+            return self.image(content)
         if code == Extension.BYTES:
             return bytes(content)
         if code == Extension.JSON:
@@ -85,4 +87,4 @@ decode_nested = NestedDecoder()
 
 def encode_json_tree(content: Content) -> bytes:
     """Returns a nested value as JSON: arrays become lists, and bytes texts in Base64; errors as of `NestedDecoder`."""
-    return msgspec.json.encode(NestedDecoder(picture=bytes)(content), enc_hook=lambda array: array.tolist())
+    return msgspec.json.encode(NestedDecoder(image=bytes)(content), enc_hook=lambda array: array.tolist())

@@ -249,7 +249,7 @@ class StoreRoot:
         return error
 
     def describe_credentials(self, variables: Mapping[str, str] = os.environ) -> tuple[str, bool]:
-        """Returns words for what signs requests of a root with a `family`, and whether it stays as long as this process."""
+        """Returns words for what signs requests of a root with a `family`, and whether that stays the same."""
         settings = self.settings
         if self.is_web:
             unknown = "without credentials (a server that asks: headers in storage_options, or ~/.netrc)"

@@ -49,8 +49,8 @@ def test_images(encode: Callable[..., bytes], image: np.ndarray):
     value = encoded([extension(Extension.IMAGE, content), {"bytes": extension(Extension.BYTES, content)}])
     first, second = decoded(value)
     assert first.shape == second["bytes"].shape == image.shape
-    assert decoded(value, {"x": NestedDecoder(picture=bytes)}) == [content, {"bytes": content}]
-    assert decoded(value, {"x": NestedDecoder(picture=len)}) == [len(content), {"bytes": len(content)}]
+    assert decoded(value, {"x": NestedDecoder(image=bytes)}) == [content, {"bytes": content}]
+    assert decoded(value, {"x": NestedDecoder(image=len)}) == [len(content), {"bytes": len(content)}]
     grey, _ = decoded(value, {"x": ImageDecoder(mode="stored")})
     assert grey.tolist() == ImageDecoder(mode="stored")(content).tolist()
     assert decoded(value, None) == bytes(value)
@@ -58,10 +58,10 @@ def test_images(encode: Callable[..., bytes], image: np.ndarray):
 
 def test_whose_code_runs():
     """A NestedDecoder runs user code only with a user's decoder of images, and can be pickled."""
-    own = [NestedDecoder(), NestedDecoder(picture=bytes), NestedDecoder(ImageDecoder(mode="rgb8"))]
+    own = [NestedDecoder(), NestedDecoder(image=bytes), NestedDecoder(ImageDecoder(mode="rgb8"))]
     assert [SampleDecoder({"x": reader}).runs_users_code for reader in own] == [False] * 3
-    assert SampleDecoder({"x": NestedDecoder(picture=len)}).runs_users_code
-    decode = NestedDecoder(picture=bytes)
+    assert SampleDecoder({"x": NestedDecoder(image=len)}).runs_users_code
+    decode = NestedDecoder(image=bytes)
     assert decode(encoded([1])) == pickle.loads(pickle.dumps(decode))(encoded([1])) == [1]
 
 
