@@ -72,9 +72,12 @@ def _no_garbage_is_there() -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    # One process of pytest-xdist after the other: in a fresh clone the first compiles all tests for the others.
+    # The first process of pytest-xdist before the others: in a fresh clone it compiles all tests for them.
     with open(__file__) as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            fcntl.flock(lock, fcntl.LOCK_SH)
         return (yield)
 
 
