@@ -1,7 +1,8 @@
 """Checks arguments that users give: each raises a ConfigError that names the argument and the rule.
 
-`check_state` raises a StateError instead. The datasets, loaders, views and options of `streamer/loader` use it, and the
-options of rows (`batches/rows`). `name` is the name of the argument everywhere.
+`check_state` raises a StateError instead, and `are_names` nothing. The datasets, loaders, views and options of
+`streamer/loader` use it, the options of rows (`batches/rows`), and `shards/pack.py`. `name` is the name of the argument
+everywhere.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import math
 import operator
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TypeVar
 
 from streamer.errors import ConfigError, StateError
@@ -88,6 +89,11 @@ def mapping(name: str, value: Mapping[str, object] | None) -> dict[str, object]:
         # The value is not named: it may be a secret.
         raise ConfigError(f"{name}: {type(value).__name__} is not a dict", field=name)
     return dict(value or {})
+
+
+def are_names(value: object) -> bool:
+    """Whether a value is a collection of texts, and no text itself. It raises nothing."""
+    return isinstance(value, Collection) and not isinstance(value, str) and all(isinstance(name, str) for name in value)
 
 
 def check_state(value: object) -> Mapping[str, object]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from dataclasses import replace
@@ -328,10 +328,7 @@ def _field_names(fields: Mapping[str, str] | Sequence[str] | None) -> dict[str, 
     """Returns the fields to write by name, with their new names; ConfigError if they are no names."""
     if fields is None:
         return None
-    given: object = fields
-    old: Collection[object] = given if isinstance(given, Collection) and not isinstance(given, str) else [None]
-    new: Collection[object] = old.values() if isinstance(old, Mapping) else ()
-    if not all(isinstance(name, str) for name in (*old, *new)):
+    if not checks.are_names(fields) or (isinstance(fields, Mapping) and not checks.are_names(fields.values())):
         raise ConfigError(f"fields={fields!r}: give names, or a mapping of names to new ones", field="fields")
     return dict(fields) if isinstance(fields, Mapping) else {name: name for name in fields}
 

@@ -292,7 +292,7 @@ class _Bench:
 
 def client_of(store: ObjectStore) -> str:
     """Returns the name of the client by which a store reads: "file", "curl", "obstore" or "fsspec"."""
-    # By the names of the classes, because the package of one that is not used may not be installed.
+    # The names of classes tell, because the package of one that is not used may not be installed.
     clients = {"LocalStore": "file", "CurlStore": "curl", "ObstoreStore": "obstore"}
     return clients.get(type(store).__name__, "fsspec")
 

@@ -6,14 +6,14 @@ default of `span`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from streamer.base import linux
 from streamer.base.cgroup import usable_memory_bytes
-from streamer.batches.checks import at_least, function, one_of, seconds
+from streamer.batches.checks import are_names, at_least, function, one_of, seconds
 from streamer.batches.ring.ring import HELD_SLOTS, Limits
 from streamer.batches.samples.seeding import warn_of_generators
 from streamer.batches.samples.units import Collate
@@ -137,9 +137,7 @@ def check_ragged(fields: Sequence[str], collate_fn: Collate | None) -> tuple[str
     Raises:
         ConfigError: they are no names, or there is a collate_fn, which makes the batch itself.
     """
-    given: object = fields
-    names = given if isinstance(given, Collection) and not isinstance(given, str) else [None]
-    if not all(isinstance(name, str) for name in names):
+    if not are_names(fields):
         raise ConfigError(f"ragged={fields!r}: give a sequence of names of fields, as ('jpg',)", field="ragged")
     if fields and collate_fn is not None:
         raise ConfigError("ragged= with collate_fn: one of them makes the batch", field="ragged")

@@ -50,7 +50,7 @@ class MediaDecoder(TargetDecoder):
             ConfigError: PyAV is needed and not installed, or has no decoder for one of these codecs.
         """
         if self.needs_pyav:
-            # Without codecs it is not imported, which takes 60 MB: this may be the process of the training.
+            # PyAV is not imported without codecs, which takes 60 MB: this may be the process of the training.
             require_modules(_PURPOSE, "video", "av", field="decode")
             check_codecs(codecs)
 
