@@ -120,6 +120,14 @@ def processes(tag: str, engines: set[int]) -> dict[int, str]:
     return found
 
 
+def wait_until_gone(tag: str, engines: set[int]) -> dict[int, str]:
+    """Waits at most `LEFT_SECONDS` until no process has the tag; returns those that are left."""
+    deadline = time.monotonic() + LEFT_SECONDS
+    while (left := processes(tag, engines)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return left
+
+
 def ends_with_its_engine(pid: int) -> bool:
     """A fetch process that has asked for it, which it does before it ignores SIGINT: one stopped earlier stays."""
     try:
@@ -147,10 +155,13 @@ def test_two_hundred_kills_of_anything(tmp_path: Path) -> None:
     """Two jobs whose processes are killed at random two hundred times deliver every batch of an undisturbed run.
     The jobs share an engine, each killed process is chosen by kind, and no process is left.
     """
-    calm = Job(tmp_path, "calm", 0, uuid.uuid4().hex)
+    calm_tag = uuid.uuid4().hex
+    calm = Job(tmp_path, "calm", 0, calm_tag)
     assert calm.process.wait(300) == 0
     truth = dict(calm.lines())
     assert len(truth) == EPOCHS * SAMPLES // BATCH
+    # The jobs would go on with the engine of the undisturbed run, which has another tag and is not killed.
+    assert wait_until_gone(calm_tag, set()) == {}
     tag, chance, killed = uuid.uuid4().hex, random.Random(7), Counter[str]()
     jobs = [Job(tmp_path, name, 2, tag) for name in ("one", "two")]
     seen, in_a_row, delivered, engines = Counter[str](), Counter[str](), [0, 0], set[int]()
@@ -191,9 +202,7 @@ def test_two_hundred_kills_of_anything(tmp_path: Path) -> None:
         assert wrong == []
         assert {position for position, _ in job.lines()} == set(truth)
         seen.update(position for position, _ in job.lines())
-    deadline = time.monotonic() + LEFT_SECONDS
-    while (left := processes(tag, engines)) and time.monotonic() < deadline:
-        time.sleep(0.1)
+    left = wait_until_gone(tag, engines)
     print(f"killed {dict(killed)}; {seen.total()} batches compared; left after the end: {left}")
     assert left == {}
     assert min(killed[kind] for kind in ("engine", "fetch process", "fork server", "trainer", "worker")) >= 10
