@@ -117,7 +117,7 @@ def decoder(name: str) -> Callable[[str, Sequence[Field]], object]:
     except ImportError:  # of an earlier version, whose users decode Base64
         decode = SampleDecoder()
         return lambda key, fields: as_bytes(decode(key, fields))
-    return SampleDecoder(dict.fromkeys(["images", "parts"], NestedDecoder(picture=bytes)))
+    return SampleDecoder(dict.fromkeys(["images", "parts"], NestedDecoder(image=bytes)))
 
 
 def measure(folder: Path) -> float:

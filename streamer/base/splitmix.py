@@ -1,9 +1,9 @@
 """Hashes 64-bit words by splitmix64: one at a time as plain integers, many at a time as uint64 arrays.
 
-Everything that is drawn at random uses it: the order (`order/hashing.py`), what the cache keeps, the fraction of a
-dataset, homes of chunks among peers, shards. A library's generator is not used: it may change between versions, and
-what is drawn must not. The last step of the hash, its finalizer, maps 64-bit words one to one. Two lists of words that
-differ only in their last word therefore never have the same hash, and sorting by such hashes has no ties.
+Everything that is drawn at random and must be repeated uses it: the order (`order/hashing.py`), what the cache keeps,
+the fraction of a dataset, homes of chunks among peers, shards. A library's generator is not used: it may change between
+versions, and what is drawn must not. The last step of the hash, its finalizer, maps 64-bit words one to one. Two lists
+of words that differ only in their last word therefore never have the same hash, and sorting by such hashes has no ties.
 Source: Steele, Lea, Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014.
 """
 

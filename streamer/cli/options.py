@@ -312,6 +312,8 @@ def parse_function(text: str) -> Callable[..., object]:
 def move_logins(arguments: argparse.Namespace) -> None:
     """Moves the logins in a command's urls to its storage options, before the urls are shown or stored.
 
+    The urls of --join keep theirs: each is a dataset of its own, and `StreamingDataset` moves its logins.
+
     Args:
         arguments: parsed arguments of any command, which are changed; left alone if they have no storage options.
 

@@ -11,7 +11,9 @@ import sys
 import textwrap
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
+from typing import NoReturn
 
+from streamer.errors import without_controls, without_secrets
 from streamer.removed import find_old_option
 
 # Lines that are longer are hard to read, however wide the terminal is.
@@ -84,3 +86,7 @@ class CommandParser(argparse.ArgumentParser):
         if (text := find_old_option(self.removed, words)) is not None:
             self.error(text)
         return super().parse_known_args(words, namespace)
+
+    def error(self, message: str) -> NoReturn:
+        """Ends the program as argparse does; logins and signatures of urls are left out of the message."""
+        super().error(without_secrets(without_controls(message)))

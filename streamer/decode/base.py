@@ -1,7 +1,8 @@
 """Defines what decoders have in common: where they write to, their random numbers, and their optional libraries.
 
-The decoders of images (`decode/images.py`, `decode/tiff.py`) and of video and audio (`streamer/media/decode`) use it.
-Packs name samples in errors with it (`shards/task.py`, `shards/sources.py`, `batches/samples/stored.py`).
+The decoders of images (`decode/images.py`, `decode/scaling.py`, `decode/tiff.py`) and of video and audio
+(`streamer/media/decode`) use it, and `decode/dispatch.py`, which calls them. Packs and scans (`shards/task.py`,
+`shards/sources.py`, `batches/samples/stored.py`) name samples in errors with it.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ class StoredFields:
 
 
 class StoredSample(NamedTuple):
-    """A sample that a pack is to write. The sources of a pack yield these.
+    """A sample that a pack is to write or leave out. The sources of a pack yield these.
 
     Attributes:
         ordinal: Number of the sample in the manifest of its source.
@@ -39,7 +39,7 @@ class StoredSample(NamedTuple):
             several rows are joined, or a plain value.
         annotations: Fields from a file beside the data, which are written whatever `fields=` of the pack says.
         is_file: Whether the key is the path of a file.
-        is_left_out: Whether the sample is not to be written.
+        is_left_out: Whether the sample is not to be written, because the file of annotations has none for it.
     """
 
     ordinal: int

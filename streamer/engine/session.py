@@ -23,7 +23,7 @@ from streamer.wire.schedule import EpochSchedule
 
 # Weight of the newest measurement in the mean time of a step.
 _STEP_WEIGHT = 0.2
-# Number of epochs whose counts are kept: the running one, the next one in look-ahead, and earlier ones.
+# Number of epochs whose counts are kept when another one begins: the running one, and earlier ones.
 _EPOCHS_COUNTED = 8
 _NONE = np.empty(0, np.uint32)
 
@@ -91,7 +91,7 @@ class SessionHost(Protocol):
 
     @property
     def silent_seconds(self) -> float:
-        """Seconds without a message after which a session counts as hanging."""
+        """Seconds without an `advance` after which a session counts as hanging."""
         ...
 
     def now(self) -> float:

@@ -68,12 +68,13 @@ async def manifest_of_source(
         source: the dataset.
         folder: folder of manifests on the local disk.
         runner: runs the tasks.
-        options: options of the build; `known`, `elsewhere`, `on_note` and `order_of` are set here.
+        options: options of the build; `known`, `elsewhere`, `on_note` and `order_of` are set here. A manifest that is
+            read from a url ignores them.
         on_note: called with a line about what gives no sample, about splits, and for each note of the indexes.
 
     Raises:
         ManifestError: there is no such manifest, or it is damaged, or see `build`.
-        ConfigError, StoreError: see `build`.
+        ConfigError, StoreError: the url of a manifest cannot be opened or read, or see `build`.
         Exception: another error of a task, see `run_all` of `executors/runner.py`.
     """
     async with Fetcher(FetchConfig(), StoreOpener(source.options)) as fetcher:
@@ -109,6 +110,7 @@ async def manifest_files(fetcher: Fetcher, url: str) -> list[tuple[str, bytes]]:
 
     Raises:
         ManifestError: there is no manifest.
+        ObjectNotFoundError: there is no such prefix, or a file was removed after the listing.
         StoreError, ConfigError: the store failed, or cannot be opened.
     """
     folder = f"{url.rstrip('/')}/"

@@ -104,7 +104,7 @@ class StartReport:
         self._descriptor: int | None = descriptor
 
     def write(self, line: Mapping[str, object]) -> None:
-        """Writes the line and closes the descriptor; a second call does nothing, the log has that error."""
+        """Writes the line and closes the descriptor; a second call does nothing, and an absent reader is no error."""
         if self._descriptor is None:
             return
         descriptor = self._descriptor

@@ -169,7 +169,12 @@ UNTRUSTED = "its certificate is not trusted (a private CA: client_kwargs={'verif
 
 
 def unreachable(url: str, reason: str) -> StoreError:
-    """Returns the error for a connection that failed or broke; another try may succeed."""
+    """Returns the error for a connection that failed or broke. Its details say whether no server was reached.
+
+    Args:
+        url: url of the request.
+        reason: one of the texts above this function, or any other. It is part of the message.
+    """
     return StoreError(
         f"{shown(url)}: {reason}; check the endpoint and the network",
         url=shown(url),

@@ -1,6 +1,7 @@
 """Makes rows of documents for `Packing`: their tokens one after the other, bounds, and padding behind the last.
 
-Workers use it (`batches/samples/row_units.py`), and an iterator over single samples (`loader/rank/sample_iterator.py`).
+Workers use it (`batches/samples/row_units.py`), an iterator over single samples (`loader/rank/sample_iterator.py`), and
+rows of samples of similar lengths (`bucket.py`).
 """
 
 from __future__ import annotations
@@ -358,10 +359,12 @@ _NO_TOKENS = frozenset(
 def find_token_field(fields: Mapping[str, npt.NDArray[Any]], named: Iterable[str] | None = None) -> str:
     """Returns the name of the field that has the tokens.
 
+    It is the only field with a name that tokenizers give to tokens. If there are none or several of those, it is the
+    first one in `named`, or the only field of whole numbers that may have the tokens.
+
     Args:
         fields: The fields with one value for each token.
-        named: Fields that the user has named in their order, or None if there are none. The first one wins among
-            several that may have the tokens.
+        named: Fields that the user has named in their order, or None if there are none.
 
     Raises:
         DecodeError: no field or several may have the tokens.

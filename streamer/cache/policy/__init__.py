@@ -1,5 +1,5 @@
 """Decides which chunks stay on the disk and which are evicted. Pure and synchronous: no I/O, no clock, no asyncio.
 
-The engine uses `cache_policy.py`; the other modules are its parts. Their values are also used by the rest of `cache/`,
-by `peers/` and by `tools/planning/simulate.py`.
+The engine and `tools/planning/simulate.py` use `cache_policy.py`, and the other modules are its parts. The engine, the
+rest of `cache/`, `peers/`, `service/history/recorder.py` and `cli/warming.py` use values of those parts, too.
 """

@@ -101,9 +101,11 @@ class PolicyStatistics:
         kept_chunks, transit_chunks: number of chunks in each part that are fetched.
         fetching_chunks: number of chunks that are being fetched to either part.
         sessions: number of open sessions.
-        needs, needed_bytes: number of uses that were answered, each counted once, and bytes of their chunks.
+        needs, needed_bytes: number of uses of sessions that are counted, and bytes of their chunks. A use counts once,
+            at its first answer that does not lack space.
         hits: number of those uses that needed no new fetch.
-        admitted_bytes, admitted_kept_bytes: bytes of the chunks that were to be fetched, and of those to kept.
+        admitted_bytes, admitted_kept_bytes: bytes of the chunks that those sessions had fetched, and of those to kept.
+            A chunk counts each time that it is fetched, even if the fetch fails.
         evicted_chunks: number of chunks that were evicted.
         promoted_chunks: number of chunks that went from transit to kept.
         scheduled_evicted_chunks: number of kept chunks that were evicted before a scheduled use.

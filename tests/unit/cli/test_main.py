@@ -109,6 +109,24 @@ def test_wrong_use_is_2(arguments: list[str], capsys: pytest.CaptureFixture[str]
     assert "usage: streamer" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["pack", "in", "--out", "out", "--join", "https://user:hunter2@host:80"],
+        ["bench", "https://host/a", "https://user:hunter2@host/a?X-Amz-Signature=hunter2"],
+        ["index", "in", "--chunk-bytes", "https://user:hunter2@host/a"],
+    ],
+    ids=lambda words: words[0],
+)
+def test_wrong_use_shows_no_secret(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """An error about the words of a command shows their urls without logins and signatures."""
+    with pytest.raises(SystemExit):
+        main.main(words)
+    shown = capsys.readouterr().err
+    assert "https://host" in shown
+    assert "hunter2" not in shown
+
+
 @pytest.mark.process
 def test_help_brings_no_heavy_library() -> None:
     """`streamer --help` imports no heavy library, so that it stays quick."""
