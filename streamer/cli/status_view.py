@@ -18,7 +18,6 @@ Row = tuple[str, ...]
 
 _DATASET_HEADERS = ("dataset", "url", "samples", "size", "sessions")
 _MEMBER_HEADERS = ("member", "job", "read", "fetched", "hits", "at most")
-_SESSION_HEADERS = ("consumer", "job", "epoch", "step", "waiting", "hits", "loader", "bottleneck")
 _PEER_HEADERS = ("peer", "state", "received", "first byte p95", "late", "failed", "wrong")
 # Headers of columns that hold words, besides the first of a table; the others hold numbers.
 WORDS = ("job", "url", "bottleneck", "state")
@@ -202,8 +201,9 @@ class StatusView:
             (_DATASET_HEADERS, self.dataset_rows()),
             (_PEER_HEADERS, self.peer_rows()),
             (_MEMBER_HEADERS, self.member_rows(most_members)),
-            (_SESSION_HEADERS, self.session_rows()),
         ]
+        sessions = [self.session_cells(entry) for entry in self.sessions]
+        found += [(tuple(cells), [tuple(each.values()) for each in sessions]) for cells in sessions[:1]]
         return [(headers, rows) for headers, rows in found if rows]
 
     def dataset_rows(self) -> list[Row]:
@@ -253,20 +253,22 @@ class StatusView:
             rows.append((f"{len(rest)} more", "", *others.texts(), "-"))
         return rows
 
-    def session_rows(self) -> list[Row]:
-        """Returns a row for each session: "waiting" is that for the engine, "loader" the trainer's for its loader."""
-        return [
-            (
-                printable(str(entry.get("consumer", ""))),
-                printable(str(entry.get("job", ""))),
-                str(entry.get("epoch", "")),
-                count(entry, "done"),
-                str(entry["failed"]) if entry.get("failed") else f"{self.wait_share(entry):.1%}",
-                _share(number(entry, "epoch_hit_bytes"), number(entry, "epoch_needed_bytes")),
-                *_last_report(entry),
-            )
-            for entry in self.sessions
-        ]
+    def session_cells(self, session: Statistics) -> dict[str, str]:
+        """Returns the row of a session in the table of sessions: header -> cell, in the order of the columns.
+
+        "waiting" is the waiting for the engine, "loader" that of the trainer for its loader.
+        """
+        loader_share, bottleneck = _last_report(session)
+        return {
+            "consumer": printable(str(session.get("consumer", ""))),
+            "job": printable(str(session.get("job", ""))),
+            "epoch": str(session.get("epoch", "")),
+            "step": count(session, "done"),
+            "waiting": str(session["failed"]) if session.get("failed") else f"{self.wait_share(session):.1%}",
+            "hits": _share(number(session, "epoch_hit_bytes"), number(session, "epoch_needed_bytes")),
+            "loader": loader_share,
+            "bottleneck": bottleneck,
+        }
 
     def worst_advice(self) -> str:
         """Returns a line with the last report of the first session, the one that waits longest; "" if it has none."""

@@ -35,13 +35,11 @@ Pause = Callable[[float], bool]
 HeadedRows = tuple[Row, list[Row]]
 # Lines about the engine that are left out in a terminal with few lines, in this order.
 _LEAST_IMPORTANT = ("disk", "process", "tail", "loop", "refusals", "first byte", "in flight")
-# Columns of the table of sessions with bars, and those that are left out in a narrow terminal, in this order.
+# Columns of the table of sessions that a live look adds around that of waiting, and those columns of the whole table
+# that are left out in a narrow terminal, in this order.
 _SAMPLES_BARS = "samples/s: bars"
 _WAITING_BARS = "waiting: bars"
-_SESSION_COLUMNS = (
-    *("consumer", "job", "epoch", "step", "samples/s", _SAMPLES_BARS, "waiting", _WAITING_BARS),
-    *("hits", "loader", "bottleneck"),
-)
+_AROUND_WAITING = ("samples/s", _SAMPLES_BARS, "waiting", _WAITING_BARS)
 _DROPPED_FIRST = ("hits", "epoch", "step", _SAMPLES_BARS, "bottleneck", "loader", "samples/s", _WAITING_BARS)
 _SESSION_BARS = 10
 _BARS_HEADER = "60 looks"
@@ -247,7 +245,7 @@ def fit_sessions(view: StatusView, table: HeadedRows, columns: int, recent: Rece
         _WAITING_BARS: tuple(recent.draw((*name, "waiting"), _SESSION_BARS) for name in names),
     }
     titles = {_SAMPLES_BARS: _BARS_HEADER, _WAITING_BARS: _BARS_HEADER}
-    shown = list(_SESSION_COLUMNS)
+    shown = [name for header in headers for name in (_AROUND_WAITING if header == "waiting" else (header,))]
     for dropped in (None, *_DROPPED_FIRST):
         shown = [name for name in shown if name != dropped]
         widths = [max(map(len, (titles.get(name, name), *cells[name]))) for name in shown]

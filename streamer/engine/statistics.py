@@ -65,8 +65,9 @@ _SHOWN_LETTERS = 120
 _SHOWN_MEMBERS = 4096
 # Most sessions that are listed, of each job about equally many, so that a job with 10,000 does not hide the others.
 _SHOWN_SESSIONS = 2000
-# The fields of `PackedRows` as columns of a session.
-_ROW_COLUMNS = {name: f"row_{name}" for name in PackedRows.__struct_fields__}
+# Fields of `ReportFinding`, and those of its `PackedRows`, with their names among the statistics of a session.
+_REPORT_NAMES = {"waiting_share": "loader_waiting_share", "bottleneck": "bottleneck", "advice": "advice"}
+_ROW_NAMES = {name: f"row_{name}" for name in PackedRows.__struct_fields__}
 
 
 def engine_statistics(engine: Engine) -> Values:
@@ -211,14 +212,9 @@ def _members(engine: Engine, session: EngineSession) -> Iterator[Table]:
 def _describe_report(session: EngineSession, now: float) -> Table:
     """Returns what the session's loader last reported of itself; all values are None before its first report."""
     finding = session.finding
-    if finding is None:
-        return dict.fromkeys(
-            ("loader_waiting_share", "bottleneck", "advice", "report_age_seconds", *_ROW_COLUMNS.values())
-        )
+    rows = None if finding is None else finding.rows
     return {
-        "loader_waiting_share": finding.waiting_share,
-        "bottleneck": finding.bottleneck,
-        "advice": finding.advice,
-        "report_age_seconds": round(now - session.finding_at, 3),
-        **{column: getattr(finding.rows, name, None) for name, column in _ROW_COLUMNS.items()},
+        **{shown: getattr(finding, name, None) for name, shown in _REPORT_NAMES.items()},
+        "report_age_seconds": None if finding is None else round(now - session.finding_at, 3),
+        **{shown: getattr(rows, name, None) for name, shown in _ROW_NAMES.items()},
     }

@@ -24,7 +24,7 @@ from streamer import errors
 from streamer.batches.torch_arguments import get_worker_info
 from streamer.batches.waiting import WaitNotice, watch_wait
 from streamer.config import Environment, RankConfig
-from streamer.errors import ConfigError, Detail, StateError, StreamerError
+from streamer.errors import BrokenError, ConfigError, Detail, StateError, StreamerError
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
@@ -117,7 +117,7 @@ def gather_for(config: RankConfig) -> Gather | None:
     return _gather
 
 
-def agree(gather: Gather, facts: Mapping[str, Detail], failure: StreamerError | None) -> None:
+def agree(gather: Gather, facts: Mapping[str, Detail], failure: Exception | None) -> None:
     """Compares `facts` over all ranks. Collective.
 
     Args:
@@ -126,7 +126,9 @@ def agree(gather: Gather, facts: Mapping[str, Detail], failure: StreamerError | 
         failure: Error because of which this rank could not prepare, or None.
 
     Raises:
-        StreamerError: a rank failed. It raises its own error, the others that of the lowest rank that failed.
+        StreamerError: a rank failed. It raises its own error, the others that of the lowest rank that failed, or a
+            BrokenError that names it if it is of another type.
+        Exception: `failure`, if it is of another type.
         StateError: a rank has other facts than rank 0 (names both, and the facts), or some did not take part.
     """
     facts_of = _exchange_outcomes(gather, dict(facts), failure)
@@ -147,27 +149,33 @@ def exchange(gather: Gather, make: Callable[[], object]) -> list[Any]:
 
     Args:
         gather: Collects one text of every rank.
-        make: Returns a JSON value. A StreamerError of it is raised on every rank; other errors only on this one.
+        make: Returns a JSON value.
 
     Raises:
-        StreamerError: `make` failed on a rank. It raises its own error, the others that of the lowest rank that failed.
+        StreamerError: `make` failed on a rank. It raises its own error, the others that of the lowest rank that failed,
+            or a BrokenError that names it if it is of another type.
         StateError: some ranks did not take part.
+        Exception: an error of `make` of another type, on this rank.
     """
     value: object = None
-    failure: StreamerError | None = None
+    failure: Exception | None = None
     try:
         value = make()
-    except StreamerError as error:
+    except Exception as error:  # noqa: BLE001 - the other ranks are told
         failure = error
     return _exchange_outcomes(gather, value, failure)
 
 
-def _exchange_outcomes(gather: Gather, value: object, failure: StreamerError | None) -> list[Any]:
+def _exchange_outcomes(gather: Gather, value: object, failure: Exception | None) -> list[Any]:
     """Returns the value of each rank, or raises the failure of the lowest rank that failed.
 
     A rank that failed takes part, too, so that the others do not wait for it.
     """
-    failed = None if failure is None else (type(failure).__name__, failure.message, failure.details)
+    failed: tuple[str, str, dict[str, Detail]] | None = None
+    if isinstance(failure, StreamerError):
+        failed = type(failure).__name__, failure.message, failure.details
+    elif failure is not None:
+        failed = BrokenError.__name__, f"{type(failure).__name__}: {failure}", {}
     texts = gather(json.dumps({"facts": value, "failure": failed}))
     missing = [rank for rank, text in enumerate(texts) if text is None]
     if missing:

@@ -242,6 +242,7 @@ class ReportFinding(Message, tag=10, frozen=True):
     """Reports a loader's waiting, for `streamer top` and /metrics; it gets no reply.
 
     The loader makes it (`make`), its connection says whose it is (`assign_to`), the engine keeps it with the session.
+    Like ReportError, it has a connection of its own: an engine of another version that refuses it ends only that.
 
     Attributes:
         job, dataset, consumer: name its session, as in OpenSession; only sessions of the sender's user are meant.
@@ -277,10 +278,7 @@ class ReportFinding(Message, tag=10, frozen=True):
 
 
 class ReportError(Message, tag=12, frozen=True):
-    """Reports an error that a loader raises, for the log and the page of the service; it gets no reply.
-
-    It is sent over a connection of its own, which an engine of 0.1.0 closes.
-    """
+    """Reports an error that a loader raises, for the log and the page of the service; it gets no reply."""
 
     job: Name
     dataset: Name

@@ -87,8 +87,12 @@ async def test_the_figures_are_those_of_top() -> None:
     view = StatusView(values)
     assert list(zip(text.terms, text.descriptions, strict=True)) == view.lines()
     rows = {row[0]: row[1:] for row in text.rows}
-    for consumer, _, epoch, step, waiting, hits, loader, bottleneck in view.session_rows():
-        assert rows[consumer] == [loader, bottleneck.partition(":")[0], waiting, epoch, step, hits]
+    for cells in map(view.session_cells, view.sessions):
+        bottleneck = cells["bottleneck"].partition(":")[0]
+        assert rows[cells["consumer"]] == [
+            *(cells["loader"], bottleneck, cells["waiting"]),
+            *(cells["epoch"], cells["step"], cells["hits"]),
+        ]
     assert [row for row in text.rows if row[0].startswith("set ")] == list(map(list, view.member_rows()))
     assert rows["s3://bucket/train-1/"] == ["01010101", "1,281,168", "146.6 GB", "3"]
     words = "".join(text.words)
@@ -260,7 +264,10 @@ async def _scraped(service: Service) -> tuple[dict[str, str], list[list[str]]]:
         async with session.get(f"http://{service.http}/metrics") as answer:
             view = StatusView(plain(from_metrics(await answer.text(), names)))
     rows = [
-        [consumer, loader, bottleneck.partition(":")[0], epoch, step, hits]
-        for consumer, _, epoch, step, _, hits, loader, bottleneck in view.session_rows()
+        [
+            *(cells["consumer"], cells["loader"], cells["bottleneck"].partition(":")[0]),
+            *(cells["epoch"], cells["step"], cells["hits"]),
+        ]
+        for cells in map(view.session_cells, view.sessions)
     ]
     return {name: text for name, text in view.lines() if name in STANDING}, sorted(rows)

@@ -138,8 +138,8 @@ def test_frames_of_the_same_protocol_are_read(version: str) -> None:
 
 @pytest.mark.parametrize("version", [version for version in VERSIONS if _protocol_of(version) == messages.PROTOCOL])
 def test_fields_are_added_at_the_end(version: str) -> None:
-    """Within a protocol, the fields of a message that a release knows come first and are unchanged:
-    an older end reads its part of what this version writes.
+    """Within a protocol, the fields of a message that a release knows come first and are unchanged, so that
+    its messages mean the same in this version.
     """
     found = json.loads((RELEASES / version / "frames.json").read_text())
     del found["protocol"]

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from streamer.batches.samples.recipe import SampleRecipe
 from streamer.config import Environment, RankConfig
-from streamer.errors import Detail, StreamerError
+from streamer.errors import Detail
 from streamer.loader.agreement import ParentRank, agree, detect, gather_for, process_group
 from streamer.loader.epoch_cell import EpochCell
 from streamer.loader.kinds.kind import Ordering, StreamKind
@@ -251,22 +251,24 @@ class StreamOpening:
         Without torch.distributed, or with one rank, it only prepares.
 
         Args:
-            prepare: Prepares the stream of this rank. A StreamerError of it is raised on every rank.
+            prepare: Prepares the stream of this rank.
             place: Text on where the stream begins, which must be equal on all ranks.
 
         Raises:
-            StreamerError: the error of the first rank that failed, on every rank.
+            StreamerError: a rank failed. It raises its own error, the others that of the lowest rank that failed, or a
+                BrokenError that names it if it is of another type.
             StateError: the ranks disagree.
+            Exception: an error of `prepare` of another type, on this rank.
         """
         if (gather := gather_for(self.rank_config())) is None:
             return prepare()
         stream: RankStream | None = None
         facts: dict[str, Detail] = {}
-        failure: StreamerError | None = None
+        failure: Exception | None = None
         try:
             stream = prepare()
             facts = {**stream.facts(), "resume": place}
-        except StreamerError as error:
+        except Exception as error:  # noqa: BLE001 - the other ranks are told
             failure = error
         agree(gather, facts, failure)
         assert stream is not None, "agree raises where this rank failed"

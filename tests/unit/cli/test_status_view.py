@@ -60,13 +60,18 @@ def text(picture):
     return dict(picture.lines())
 
 
+def cells(picture):
+    """Returns the rows of the table of sessions, each as header -> cell."""
+    return [picture.session_cells(entry) for entry in picture.sessions]
+
+
 def test_one_look_is_over_the_engines_life():
     """One look gives rates over the engine's uptime and waiting over the session's age, the longest waiting first."""
     picture = StatusView(statistics())
     assert (picture.rates.store_bytes, picture.rates.cache_bytes, picture.rates.requests) == (5e7, 2e7, 6.0)
-    assert [row[0] for row in picture.session_rows()] == ["rank 1", "rank 0"]
-    assert [row[4] for row in picture.session_rows()] == ["40.0%", "10.0%"]
-    assert picture.session_rows()[0][2:4] == ("1", "1,234")
+    assert [row["consumer"] for row in cells(picture)] == ["rank 1", "rank 0"]
+    assert [row["waiting"] for row in cells(picture)] == ["40.0%", "10.0%"]
+    assert (cells(picture)[0]["epoch"], cells(picture)[0]["step"]) == ("1", "1,234")
 
 
 def test_two_looks_are_over_the_time_between():
@@ -116,7 +121,7 @@ def test_an_idle_engine_has_a_picture():
     """An engine without sessions or counters is shown without an error."""
     picture = StatusView({"pid": 1})
     assert text(picture)["hits"] == "nothing was needed yet"
-    assert picture.session_rows() == picture.dataset_rows() == []
+    assert picture.tables() == []
 
 
 def test_between_jobs_the_hits_are_those_of_the_engines_life():
@@ -129,14 +134,14 @@ def test_names_of_clients_cannot_steer_the_terminal():
     """Escape sequences in clients' names are shown as question marks, and long urls are cut in the middle."""
     assert printable("rank\x1b[2J\n0") == "rank?[2J?0"
     picture = StatusView(statistics(sessions=[session("\x1b]0;x\x07", 0.0, job="\r")]))
-    assert picture.session_rows()[0][:2] == ("?]0;x?", "?")
+    assert (cells(picture)[0]["consumer"], cells(picture)[0]["job"]) == ("?]0;x?", "?")
     assert len(picture.dataset_rows()[0][1]) == 48
 
 
 def test_a_failed_session_shows_its_error_instead_of_its_waiting():
     """A failed session shows its error in place of its waiting share."""
     picture = StatusView(statistics(sessions=[session("rank 0", 1.0, failed="ObjectChangedError")]))
-    assert picture.session_rows()[0][4] == "ObjectChangedError"
+    assert cells(picture)[0]["waiting"] == "ObjectChangedError"
 
 
 def test_the_loaders_word_is_shown_beside_the_engines():
@@ -145,10 +150,11 @@ def test_the_loaders_word_is_shown_beside_the_engines():
     picture = StatusView(
         statistics(sessions=[session("rank 0", 40.0, **said), session("rank 1", 10.0, bottleneck=None)])
     )
-    assert [row[4:] for row in picture.session_rows()] == [
-        ("40.0%", "41.2%", "43.0%", "decode: 4 more?[2J workers"),
-        ("10.0%", "41.2%", "-", ""),
+    assert [(row["waiting"], row["loader"], row["bottleneck"]) for row in cells(picture)] == [
+        ("40.0%", "43.0%", "decode: 4 more?[2J workers"),
+        ("10.0%", "-", ""),
     ]
+    assert [row["hits"] for row in cells(picture)] == ["41.2%", "41.2%"]
 
 
 def test_a_line_names_the_loader_that_waits_most():

@@ -9,13 +9,15 @@ import json
 import pickle
 import subprocess
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from streamer import StreamingDataset
 from streamer.config import Environment
-from streamer.errors import ConfigError, ObjectNotFoundError, StateError, StreamerError
+from streamer.errors import BrokenError, ConfigError, ObjectNotFoundError, StateError, StreamerError
 from streamer.loader import agreement as distributed
 from streamer.loader.agreement import agree, compress_texts, decompress_texts, detect, exchange, gather_for
 
@@ -126,6 +128,30 @@ def test_a_rank_that_failed_raises_its_own_error():
     with pytest.raises(StreamerError) as caught:
         agree(table({"facts": {}, "failure": None}), {}, mine)
     assert caught.value is mine
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda gather, error: agree(gather, {}, error),
+        lambda gather, error: exchange(gather, partial(raise_it, error)),
+    ],
+    ids=["agree", "exchange"],
+)
+def test_an_error_of_another_type_does_not_keep_the_others_waiting(call: Callable[..., object]):
+    """A rank with an error that is not of the package takes part, too: it raises that error.
+    The others raise a BrokenError that names its type and text.
+    """
+    mine, said = ZeroDivisionError("mine"), []
+    with pytest.raises(ZeroDivisionError) as caught:
+        call(lambda text: said.append(text) or [text], mine)
+    assert caught.value is mine
+    with pytest.raises(BrokenError, match="rank 1: ZeroDivisionError: mine"):
+        agree(lambda text: [text, said[0]], {}, None)
+
+
+def raise_it(error: Exception) -> object:
+    raise error
 
 
 def test_a_rank_that_does_not_come_is_named():
