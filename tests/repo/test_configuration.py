@@ -6,7 +6,7 @@ import argparse
 import re
 from dataclasses import fields
 from pathlib import Path
-from typing import NamedTuple, get_type_hints
+from typing import Literal, NamedTuple, get_origin, get_type_hints
 
 import pytest
 
@@ -75,7 +75,11 @@ def type_of(section: str, name: str) -> str:
         return "size"
     if name.endswith("_share"):
         return "share"
-    return TYPES.get(get_type_hints(SECTIONS[section])[name], "text")
+    hint = get_type_hints(SECTIONS[section])[name]
+    if get_origin(hint) is Literal:
+        return "text"
+    assert hint in TYPES, f"give {hint} a word in TYPES, and a row in the page's table of types"
+    return TYPES[hint]
 
 
 ALL = [row for section in SECTIONS for row in rows(section)]
