@@ -24,14 +24,14 @@ LIMIT = (512 << 10) + 1_800_000
 
 
 @pytest.fixture
-async def engine(tmp_path: Path) -> AsyncIterator[Engine]:
-    """Runs an engine whose cache holds about 12 chunks of 60 files of up to 100 KB."""
+async def engine(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[Engine]:
+    """Runs an engine over 60 files of up to 100 KB, whose cache holds `param` bytes, by default about 12 chunks."""
     random = np.random.default_rng(5)
     for number in range(60):
         path = tmp_path / "data" / f"class{number % 3}" / f"{number:03}.bin"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(random.bytes(int(random.integers(30_000, 100_000))))
-    cache = CacheConfig(directory=tmp_path / "cache", limit_bytes=LIMIT)
+    cache = CacheConfig(directory=tmp_path / "cache", limit_bytes=getattr(request, "param", LIMIT))
     async with Engine(EngineConfig(cache=cache, settle_seconds=0.0)) as engine:
         yield engine
 
@@ -100,6 +100,28 @@ async def test_nobody_holds_back_for_a_session_that_has_failed(engine: Engine) -
     engine.wake()
     await asyncio.sleep(0)
     assert engine.scheduler._asking == {"job"}
+
+
+@pytest.mark.parametrize("engine", [4 * LIMIT], indirect=True)
+async def test_who_waits_has_the_first_turn_then_who_has_least(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a turn the sessions that wait are scheduled first, then those with the least of what was planned for them."""
+    manifest = await manifest_of(engine)
+    # In the order in which they are opened, which is not that of the turn.
+    rich, poor, waiting = (Consumer(engine, manifest, name, job=name) for name in ("rich", "poor", "waiting"))
+    rich.one_chunk_a_step(0, 0, [0, 1, 2, 3])
+    poor.one_chunk_a_step(0, 0, [4])
+    await asyncio.sleep(0)
+    while len(engine.in_flight):
+        await engine.in_flight.finish(60)
+    waiting.one_chunk_a_step(0, 0, [5, 6, 7])
+    waiting.session.advance(0, 0)
+    await asyncio.sleep(0)  # its chunks are in flight now
+    assert [one.session.waits for one in (rich, poor, waiting)] == [False, False, True]
+    assert rich.session.fill > waiting.session.fill > poor.session.fill
+    turns: list[str] = []
+    monkeypatch.setattr(engine.scheduler, "_schedule", lambda session: turns.append(session.request.consumer))
+    engine.scheduler._schedule_all()
+    assert turns == ["waiting", "poor", "rich"]
 
 
 async def test_a_chunk_that_is_there_by_an_earlier_use_counts_as_a_hit(engine: Engine) -> None:
