@@ -25,8 +25,12 @@ _PLACES = (0, 512, 1024, 2048)
 _HEADER_BYTES = 1 << 10
 _MAX_HEADER_BYTES = 1 << 20
 _HEAP_HEAD_BYTES = 32
-# Bytes of a table of symbols with 64 entries; usually there are at most 8.
-_TABLE_BYTES = 8 + 64 * 40
+# Max bytes of the names in one group: ten million of usual length. It bounds the memory that a damaged number takes.
+_MAX_HEAP_BYTES = 256 << 20
+_TABLE_HEAD_BYTES = 8
+_SYMBOL_BYTES = 40
+# Number of symbols that are read of a table at first: usually it has at most 8, more if the writer was told so.
+_USUAL_SYMBOLS = 64
 _NAME = np.dtype("<u8")
 # Numbers that say that an entry in a table of symbols, and a link, is a soft link.
 _SOFT_ENTRY = 2
@@ -200,33 +204,73 @@ def _read_symbols(held: HeldBytes, tree: int, heap: int) -> Reading[Links]:
         held: the file.
         tree: address of a B-tree of tables of symbols.
         heap: address of a heap of names.
+
+    Raises:
+        DamagedError: a structure is damaged, or a link has no name, or that of another one.
+        UnreadError: the names are longer than the maximum.
     """
-    head = Cursor((yield from held.read(heap, _HEAP_HEAD_BYTES)), heap)
-    head.expect(b"HEAP", (0,))
-    head.take(3)
-    length = head.number()
-    head.take(8)
-    names = bytes((yield from held.read(head.number(), min(length, _MAX_HEADER_BYTES))))
-    tables = (yield from read_btree(held, tree, GROUPS, _NAME))["child"].tolist()
-    contents = yield from held.read_all([(table, _TABLE_BYTES) for table in tables])
+    names = yield from _read_names(held, heap)
     links: Links = {}
-    for table, content in zip(tables, contents, strict=True):
-        symbols = Cursor(content, table)
-        symbols.expect(b"SNOD", (1,))
-        symbols.take(1)
-        for _ in range(symbols.number(2)):
-            name = _name_at(names, symbols.number())
+    for symbols in (yield from _read_tables(held, tree)):
+        while symbols.left:
+            place = symbols.offset + symbols.at
+            name = _name_at(names, symbols.number(), place)
             address = symbols.number()
             cached = symbols.number(4)
             symbols.take(4)
             path_at = symbols.number(4)
             symbols.take(12)
-            links[name] = Path(_name_at(names, path_at)) if cached == _SOFT_ENTRY else address
+            if not name or name in links:
+                raise DamagedError(f"a second link {name!r} in a group" if name else "a link without a name", place)
+            links[name] = Path(_name_at(names, path_at, place)) if cached == _SOFT_ENTRY else address
     return links
 
 
-def _name_at(names: bytes, at: int) -> str:
-    return _text(names[at : names.find(b"\0", at)])
+def _read_names(held: HeldBytes, heap: int) -> Reading[bytes]:
+    """Reads the heap of names of a group, all of it; raises DamagedError, or UnreadError if it is too long."""
+    head = Cursor((yield from held.read(heap, _HEAP_HEAD_BYTES)), heap)
+    head.expect(b"HEAP", (0,))
+    head.take(3)
+    length = head.number()
+    head.take(8)
+    place = head.number()
+    if length > held.record.size - held.base - place:
+        raise DamagedError(f"{length} bytes of names at address {place}, which are more than the file has", heap)
+    if length > _MAX_HEAP_BYTES:
+        raise UnreadError(
+            f"a group whose names have {length} bytes, {_MAX_HEAP_BYTES} at most are read; write it in several files",
+            heap,
+        )
+    return bytes((yield from held.read(place, length)))
+
+
+def _read_tables(held: HeldBytes, tree: int) -> Reading[list[Cursor]]:
+    """Reads the tables of symbols of a group, and returns the symbols of each; raises DamagedError or UnreadError."""
+    tables = (yield from read_btree(held, tree, GROUPS, _NAME))["child"].tolist()
+    usual = _TABLE_HEAD_BYTES + _USUAL_SYMBOLS * _SYMBOL_BYTES
+    contents = yield from held.read_all([(table, usual) for table in tables])
+    lengths = []
+    for table, content in zip(tables, contents, strict=True):
+        head = Cursor(content, table)
+        head.expect(b"SNOD", (1,))
+        head.take(1)
+        lengths.append(_TABLE_HEAD_BYTES + head.number(2) * _SYMBOL_BYTES)
+    if any(length > usual for length in lengths):
+        contents = yield from held.read_all(list(zip(tables, lengths, strict=True)))
+    found = []
+    for table, content, length in zip(tables, contents, lengths, strict=True):
+        whole = Cursor(content, table)
+        whole.take(_TABLE_HEAD_BYTES)
+        found.append(Cursor(whole.take(length - _TABLE_HEAD_BYTES), table + _TABLE_HEAD_BYTES))
+    return found
+
+
+def _name_at(names: bytes, at: int, place: int) -> str:
+    """Returns the text at a byte of the heap of names; raises DamagedError at `place` if none is there."""
+    end = names.find(b"\0", at)
+    if end < 0:
+        raise DamagedError(f"a name at byte {at} of a group's {len(names)} bytes of names, where none ends", place)
+    return _text(names[at:end])
 
 
 def _text(raw: memoryview | bytes) -> str:
