@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # One machine, one service that stays, any number of jobs: deploy/torchrun.sh train.py [arguments]
+# It starts a rank for each GPU, or as many as RANKS says.
 # Its [[datasets]] are in the file that STREAMER_CONFIG names; local folders and stores of this machine need them.
 set -euo pipefail
 

@@ -15,7 +15,7 @@ HELP = "run the engine as a service"
 
 DESCRIPTION = """\
 Runs the engine in the foreground, as a service for all jobs of this machine or as the sidecar of a pod, until SIGTERM
-or Ctrl-C.
+or Ctrl-C. Jobs of several users need [[datasets]] in its configuration; see below.
 """
 
 EXAMPLES = """\
@@ -30,7 +30,7 @@ NOTES = """\
 Trainers need one setting, STREAMER_ENGINE, and, where they see the cache folder at another path, STREAMER_CACHE_DIR.
 SIGTERM and Ctrl-C let finish what is on its way; SIGHUP reads the configuration again. One engine per cache folder.
 With [[datasets]] in its configuration the service holds the credentials: it serves these and nothing else, and trainers
-need none. Without them it serves every url but those of its own machine.
+need none. Without them it serves one user, the first that asks for data: every url but those of its own machine.
 
 /etc/streamer.toml:
   [cache]

@@ -264,7 +264,7 @@ def main() -> None:
     """Writes the folder of this version."""
     folder = RELEASES / VERSION
     if folder.exists():
-        raise SystemExit(f"{folder} exists; what a release wrote is not written again")
+        raise SystemExit(f"{folder} exists; remove it if {VERSION} is not released yet, else it stays")
     write(folder)
     print(folder, *sorted(path.name for path in folder.iterdir()))
 
