@@ -5,10 +5,11 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from streamer.order.growing import AdmissionLog, Cohorts, GrowingOrder, KnownRounds, rounds_between
+from streamer.order.growing import AdmissionLog, Cohorts, GrowingOrder, GrowingSpec, KnownRounds, rounds_between
+from streamer.order.plan import RankPlan
 from streamer.order.protocol import Batches
 from streamer.order.rank_split import RankSplit
 from streamer.order.row_order import RowOrder
@@ -16,6 +17,7 @@ from streamer.order.rows.content import RowContent, row_counts
 from streamer.order.rows.sets import Sets, make_sets
 from streamer.order.rows.spec import RowSpec
 from streamer.order.spec import OrderSpec
+from streamer.order.state import State
 
 PASSES = 2
 ROW_SPEC = RowSpec(64)
@@ -194,6 +196,102 @@ def test_ranks_have_their_chunks_admitted_before_they_need_them(
     assert chunks <= set(admitted)
     needed = {chunk for need in order.needs(split, Batches(start, batch, 0, 1)) for chunk in need.chunk.tolist()}
     assert chunks <= needed <= set(admitted)
+
+
+class Resumes(msgspec.Struct, frozen=True):
+    """A growing dataset that several ranks go on with after each of some places, each time with another batch.
+
+    `parts`: global batch, number of ranks, and the batches that are delivered with them.
+    """
+
+    log: AdmissionLog
+    epoch_samples: int
+    parts: tuple[tuple[int, int, int], ...]
+
+    def spec(self) -> GrowingSpec:
+        log = self.log
+        return GrowingSpec(log.cohorts.spec, log.reuse, self.epoch_samples, log.least, tuple(log.admitted))
+
+
+@st.composite
+def resumes(draw: st.DrawFn) -> Resumes:
+    """Batches, ranks and lengths of epochs of which many do not divide each other."""
+    log, first = draw(logs()), draw(st.integers(1, 12))
+    epoch_samples = first * draw(st.integers(1, 30))
+    parts = [(first, 1, draw(st.integers(0, 40)))]
+    for _ in range(draw(st.integers(1, 3))):
+        world = draw(st.sampled_from([1, 2, 3, 4]))
+        parts.append((world * draw(st.integers(1, 8)), world, draw(st.integers(0, 40))))
+    return Resumes(log, epoch_samples, tuple(parts))
+
+
+def log_of(lanes: int) -> AdmissionLog:
+    """The log of a small dataset that is admitted at once."""
+    return AdmissionLog(Cohorts(OrderSpec("x" * 32, 0, "block", lanes, lanes), np.full(20, 12, np.int64)), 2, 2)
+
+
+@QUICK
+@given(resumes())
+@example(Resumes(log_of(8), 240, ((8, 1, 1), (10, 2, 1), (12, 2, 0))))
+@example(Resumes(log_of(8), 240, ((10, 1, 1), (12, 2, 0))))
+@example(Resumes(log_of(8), 6, ((2, 1, 1), (6, 2, 0))))
+@example(Resumes(log_of(8), 242, ((2, 1, 0), (4, 2, 0))))
+def test_ranks_deliver_the_order_after_any_resumes(case: Resumes) -> None:
+    """After resumes with other batches the ranks together deliver, in each epoch, the samples that one rank would.
+    Each rank's samples are in chunks that are admitted and needed for its lanes.
+
+    Regression: 8 lanes, epochs of 240 samples, batches of 8, then 10, then 12 on two ranks: from epoch 1 on a rank had
+    lanes that it had no pieces of, so it took samples of another lane, or failed with an IndexError.
+    """
+    spec, every = case.spec(), np.arange(case.log.cohorts.spec.lanes)
+    epoch = position = 0
+    size = case.parts[0][0]
+    for batch, world, delivered in case.parts:
+        at = State(spec, epoch, position, size).resume(case.epoch_samples, batch)
+        entry, size = (at.epoch, at.start), batch
+        while case.log.stop < (at.epoch + 3) * case.epoch_samples:
+            case.log.admit(1)
+        for number in range(at.epoch, at.epoch + 2):
+            check_epoch(case, spec, (batch, world), entry, number, every)
+        whole = plan_of(case, every, RankSplit(len(every), batch, 1, 0), entry, at.epoch)
+        epoch, position = at.epoch, whole.position(min(at.batch + delivered, whole.batches)) - whole.order.origin
+
+
+def plan_of(case: Resumes, lanes: np.ndarray, split: RankSplit, entry: tuple[int, int], epoch: int) -> RankPlan:
+    """The plan of an epoch, as `Plans` makes it."""
+    order = GrowingOrder(case.log, lanes, case.epoch_samples, entry[0]).open_epoch(epoch)
+    start = order.origin + (entry[1] if epoch == entry[0] else 0)
+    return RankPlan(order, split.global_batch, split.world, split.rank, "fill", start=start)
+
+
+def check_epoch(
+    case: Resumes, spec: GrowingSpec, size: tuple[int, int], entry: tuple[int, int], epoch: int, every: np.ndarray
+) -> None:
+    """Compares the batches of all ranks in an epoch with those of one rank."""
+    batch, world = size
+    alone = plan_of(case, every, RankSplit(len(every), batch, 1, 0), entry, epoch)
+    plans, lanes = [], []
+    for rank in range(world):
+        split = RankSplit(len(every), batch, world, rank)
+        lanes.append(spec.rank_lanes(split, entry))
+        plans.append(plan_of(case, lanes[-1], split, entry, epoch))
+    for number in range(alone.batches):
+        parts = [plan.batch(number) for plan in plans]
+        whole = alone.batch(number)
+        positions, ordinals = (
+            np.concatenate([getattr(part, name) for part in parts]) for name in ("positions", "ordinals")
+        )
+        assert dict(zip(positions.tolist(), ordinals.tolist(), strict=True)) == dict(
+            zip(whole.positions.tolist(), whole.ordinals.tolist(), strict=True)
+        )
+        assert len(positions) == batch == len(set(positions.tolist()))
+        for plan, mine, part in zip(plans, lanes, parts, strict=True):
+            chunks = set(plan.order.chunks(part.ordinals)[0].tolist())
+            end = min(plan.position(number) + batch, plan.order.samples)
+            begin = max(0, min(plan.position(number), end - len(every)))
+            first, last = case.log.find_round(begin), case.log.find_round(end - 1)
+            assert chunks <= set(case.log.cohorts.chunks(mine, first.begin, last.end, earlier=True).chunk.tolist())
+            assert chunks <= set(plan.schedule(number, number + 1).chunk.tolist())
 
 
 @QUICK

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -31,6 +32,7 @@ from streamer.loader.members.connections import EngineConnections
 from streamer.loader.rank.rank_stream import RankStream
 from streamer.order.growing import Cohorts, Growing
 from streamer.order.spec import OrderSpec
+from streamer.order.state import State
 from streamer.wire.messages import PROTOCOL, Advance, Extend, Message, OpenSession, Welcome
 from streamer.wire.schedule import EpochSchedule
 
@@ -40,7 +42,8 @@ BLOCK = 55_000
 class InstantEngine:
     """A connection to an engine to which each chunk comes within one look, in the order of the schedule.
 
-    The session and its progress are those of the product; there is no socket between them.
+    The session and its progress are those of the product; there is no socket between them. `opened` has the number of
+    open uses of each chunk.
 
     Args:
         chunk_bytes: of each chunk.
@@ -54,9 +57,11 @@ class InstantEngine:
         self._event = os.eventfd(0, os.EFD_NONBLOCK)
         self._session: Session | None = None
         self.progress = SessionProgress(chunk_bytes)
+        self.opened = Counter[int]()
 
     def open_session(self, spec: OpenSession, cache_full_hint: str = "") -> Session:
         self.progress = SessionProgress(self._chunk_bytes)
+        self.opened.clear()
         self._session = Session(self, msgspec.structs.replace(spec, session=1))
         return self._session
 
@@ -79,13 +84,14 @@ class InstantEngine:
     def pump(self, timeout_seconds: float = 0.0) -> None:
         progress, session = self.progress, self._session
         assert session is not None
-        progress.take_done()
+        self.opened.subtract(use.chunk for use in progress.take_done())
         while (use := progress.next_use()) is not None:
             progress.hold(use)
         while (use := progress.take_request()) is not None:
             progress.mark_local(use.chunk)
         for use in progress.openable():
             progress.mark_open(use)
+            self.opened[use.chunk] += 1
         session.handle_ready(progress.last_ready_step(), 0)
 
     def shut_down(self) -> None:
@@ -98,7 +104,7 @@ class InstantEngine:
 
 
 class Case(msgspec.Struct, frozen=True):
-    """A growing dataset of one rank; `cache_share`: of all data; `grow`: bytes, or "auto"."""
+    """A growing dataset of a rank; `cache_share`: of all data; `grow`: bytes, or "auto"."""
 
     chunks: int
     chunk_samples: int
@@ -108,6 +114,8 @@ class Case(msgspec.Struct, frozen=True):
     lanes: int = 1
     cache_share: float = 1000.0
     grow: str | int = "auto"
+    world: int = 1
+    rank: int = 0
 
 
 @contextlib.contextmanager
@@ -119,8 +127,8 @@ def prepared(case: Case) -> Iterator[tuple[RankStream, InstantEngine]]:
     recipe = SampleRecipe(
         members=(MemberRecipe(manifest_path=Path("/"), selection=None, rules=SampleRules()),),
         spec=spec,
-        rank=0,
-        world_size=1,
+        rank=case.rank,
+        world_size=case.world,
         global_batch=case.batch,
         last_batch="fill",
         roots=(),
@@ -129,10 +137,13 @@ def prepared(case: Case) -> Iterator[tuple[RankStream, InstantEngine]]:
     data = SimpleNamespace(
         manifest=manifest, samples=manifest.samples, order_samples=samples, cohorts=lambda of: Cohorts(of, samples)
     )
-    data.joins, data.rows = (), SampleRows()
+    data.joins, data.rows, data.order_first = (), SampleRows(), np.append(0, np.cumsum(samples))
     engine = InstantEngine(sizes, int(case.cache_share * sizes.sum()))
     identity = Identity(
-        rank_config=RankConfig(rank=0, world_size=1), stream="", skip_rules=SkipRules(), options=(b"{}",)
+        rank_config=RankConfig(rank=case.rank, world_size=case.world),
+        stream="",
+        skip_rules=SkipRules(),
+        options=(b"{}",),
     )
     growing = Growing(case.reuse, case.epoch_samples, case.grow)
     try:
@@ -210,6 +221,31 @@ def test_every_batch_becomes_ready_when_those_before_it_are_consumed(case: Case,
             start = divmod(first, made.plan(0).batches)
             with contextlib.closing(made.session(*start)) as session:
                 consume(made, session, start, count, ahead)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_ready_batch_of_a_later_epoch_has_its_chunks_after_a_resume(rank: int) -> None:
+    """A ready batch has all its chunks open after a resume, also inside a round that lasts beyond the epoch.
+
+    Regression: epochs of 240 samples went on at 18 with batches of 12, of which the last one is not whole. The chunks
+    of later epochs were looked up as if batches went on without a gap, so a batch was ready without those of lane 4.
+    """
+    case = Case(120, 6, reuse=2, epoch_samples=240, batch=12, lanes=8, grow=40 * BLOCK, world=2, rank=rank)
+    with prepared(case) as (made, engine):
+        per_pass = made.ordering.growth.log.cohorts.per_pass
+        state = State(msgspec.structs.replace(made.spec, admitted=(per_pass,)), 0, 18, 10)
+        assert made.resume(state.to_dict()) == (0, 1)
+        places = [(epoch, batch) for epoch in range(3) for batch in range(20)][1:]
+        found = set[int]()
+        with contextlib.closing(made.session(0, 1)) as session:
+            for step, (epoch, batch) in enumerate(places):
+                assert session.step_of(epoch, batch) == step
+                session.wait(step, 60)
+                chunks = made.plan(epoch).order.chunks(made.ordinals(epoch, batch))[0].tolist()
+                assert all(engine.opened[chunk] > 0 for chunk in chunks), (epoch, batch, chunks)
+                found.update(chunks)
+                session.finish(step + 1)
+        assert len(found) > 60
 
 
 class LateOffers:

@@ -7,6 +7,7 @@ an epoch by it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import gcd
 from typing import ClassVar
 
 import msgspec
@@ -17,7 +18,7 @@ from streamer.order.level import BalanceSpec
 from streamer.order.rank_split import RankSplit
 from streamer.order.spec import OrderSpec
 
-# The fields that a state keeps besides those of the order.
+# Names the fields of the log, which a state keeps besides `kind` and the fields of the order.
 LOG = ("reuse", "epoch_samples", "least", "admitted")
 
 
@@ -81,7 +82,10 @@ class GrowingSpec(msgspec.Struct, frozen=True):
         return self.order.facts()
 
     def to_state_parts(self) -> tuple[dict[str, object], dict[str, object]]:
-        """Returns what a state keeps before its place, and after it: there the log, with a number for each round."""
+        """Returns two dicts of a state: the parts of the order, which come before epoch and position, and the log.
+
+        The log has the kind of the spec, too, and the number of cohorts that each known round has added.
+        """
         log = {name: getattr(self, name) for name in LOG}
         return dict(self.order.parts()), {"kind": self.kind, **log, "admitted": list(self.admitted)}
 
@@ -94,13 +98,17 @@ class GrowingSpec(msgspec.Struct, frozen=True):
         return self.epoch_samples
 
     def rank_lanes(self, split: RankSplit, entry: tuple[int, int]) -> Integers:
-        """Returns the numbers of the lanes that a rank draws from in any epoch: int64.
+        """Returns the numbers of the lanes that a rank draws from in any epoch, or all lanes after some resumes: int64.
 
         Args:
             split: the rank's place in every batch.
             entry: epoch and position in it at which the run began.
         """
-        # The batches of each epoch may begin in other lanes after a resume with another batch size.
-        if self.epoch_samples % split.global_batch and split.global_batch % self.lanes:
+        # A batch begins `step` lanes, or a multiple, after another one of its epoch. After a resume with another batch
+        # size, those of later epochs may begin between these lanes, and the repeats of an epoch that is shorter than
+        # the number of lanes are of any lane (`real_positions`).
+        step = gcd(split.global_batch, self.lanes)
+        shifted = step < self.lanes and (self.epoch_samples % step or entry[1] % step)
+        if shifted or self.epoch_samples < self.lanes:
             return np.arange(self.lanes, dtype=np.int64)
         return split.rank_lanes(entry[0] * self.epoch_samples + entry[1])

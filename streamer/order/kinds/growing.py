@@ -28,7 +28,7 @@ class GrowingOrders(Orders):
         return UseCodes(members)
 
     def open_rounds(self, members: Sequence[Counted]) -> KnownRounds:
-        """See `Orders.open_rounds`."""
+        """Returns the object into which a worker puts the rounds that the rank sends with each batch."""
         (only,) = members
         return KnownRounds(only.cohorts(self._spec.order))
 
@@ -37,11 +37,11 @@ class UseCodes(MemberCodes):
     """The codes of a growing dataset: those of a mix of one member, with the number of the use in place of the pass."""
 
     def first_run(self, epoch: int, member: int) -> int:
-        """Returns 0: the numbers of uses count over all epochs already."""
+        """Returns 0, which is added to the use of a code, since uses count over all epochs already."""
         return 0
 
     def content(self, epoch: int, member: int, turn: int) -> int:
-        """See `CodeBook.content`; `turn` is the number of the use."""
+        """Returns the last bit of the use `turn`, 0 or 1, by which the documents of a row are drawn."""
         # The last bit of a use is that of the pass (`RoundTables`): the uses of a row in one pass have the same
         # documents, or a document would be used more often than another one.
         return turn % 2

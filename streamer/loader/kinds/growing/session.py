@@ -274,8 +274,8 @@ class GrowingSession(StepSession):
         end = log.last.end
         if position < log.stop:
             current = log.find_round(position)
-            # An epoch may end with a batch that is not whole after a resume with another batch size.
-            whole = epoch_samples % size == 0
+            # After a resume with another batch size, an epoch may end with a part of a batch: other lanes follow then.
+            whole = epoch_samples % size == position % size == 0
             stop = current.stop if whole else min(current.stop, (position // epoch_samples + 1) * epoch_samples)
             steps = (stop - position) // size
             begin = current.begin
