@@ -43,6 +43,7 @@ from streamer.shards.settle import PackResult, claim, settle_shards, wait_for
 from streamer.shards.sources import Scannable
 from streamer.shards.spool import open_spool, spool_folder
 from streamer.shards.task import MadeShard, add_sample, receipt_there, upload
+from streamer.shards.values import copy_sample, copy_view
 
 # So many shards of an iterable are uploaded while another one is written. Each is a temporary file until then.
 _UPLOADS_AT_ONCE = 2
@@ -288,10 +289,12 @@ def _describe_samples(
     if not output.needs_kinds:
         return samples, {}
     coming = iter(samples)
-    first = list(islice(coming, FIRST_SAMPLES))
+    first = []
     finder = KindFinder(output)
-    for ordinal, sample in enumerate(first):
+    for ordinal, sample in enumerate(islice(coming, FIRST_SAMPLES)):
         take_sample(finder, sample, ordinal)
+        # A copy: the iterable may give the same dict or array again, with other values.
+        first.append(copy_sample(sample))
     if not first:
         raise PackError(NO_SAMPLES)
     return chain(first, coming), {"output": output.name, **output.describe(finder.kinds, {}, vocab_size)}
@@ -411,7 +414,8 @@ def take_sample(writer: SampleTaker, sample: Mapping[str, Any], ordinal: int) ->
     """
     if not isinstance(sample, Mapping):
         raise PackError(f"sample {ordinal} is a {type(sample).__name__}, not a dict of fields")
-    add_sample(writer, sample, ordinal, f"sample {ordinal} of the iterable")
+    owned = {name: copy_view(value) for name, value in sample.items()}
+    add_sample(writer, owned, ordinal, f"sample {ordinal} of the iterable")
 
 
 def _upload(job: Job, options: Mapping[str, object], made: MadeShard) -> Receipt:

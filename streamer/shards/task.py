@@ -25,7 +25,7 @@ from streamer.shards.plan import AnyBatch, key_of_file
 from streamer.shards.receipts import Receipt, Written
 from streamer.shards.sources import PackSource
 from streamer.shards.spool import open_spool, spool_folder
-from streamer.shards.values import KEY
+from streamer.shards.values import KEY, copy_view
 from streamer.store.addresses.urls import shown
 
 
@@ -216,7 +216,7 @@ class _Making:
         if isinstance(value, list):
             return {name: [self._list_item(name, each) for each in value]}
         if not isinstance(value, Field):
-            return {name: value}
+            return {name: copy_view(value)}
         field = value if name == value.name else Field(name, value.content, value.kind)
         packed = None if self._recipe.packer is None else self._recipe.packer(field, key)
         if packed is not None:
@@ -255,7 +255,10 @@ class _Making:
             raise PackError(
                 f"{where}: {transform_name(transform)} returned {type(changed).__name__}, not a dict or None"
             )
-        return None if changed is None else {**({KEY: sample[KEY]} if KEY in sample else {}), **changed}
+        if changed is None:
+            return None
+        owned = {name: copy_view(value) for name, value in changed.items()}
+        return {KEY: sample[KEY], **owned} if KEY in sample else owned
 
 
 def _add_extension(name: str, field: Field) -> str:

@@ -37,6 +37,40 @@ _KIND_EXTENSIONS = ("json", "jsonl", "txt", "npy", "npz", "jpg", "png", "webp", 
 _MAGIC = {b"\xff\xd8\xff": "jpg", b"\x89PNG": "png", b"RIFF": "webp", b"GIF8": "gif", b"BM": "bmp", b"II*\0": "tif"}
 
 
+def copy_view(value: object) -> object:
+    """Returns the bytes of a view of a user's memory, which may be used again; other values as they are."""
+    return bytes(value) if isinstance(value, memoryview) else value
+
+
+def copy_sample(sample: Sample) -> Sample:
+    """Returns a sample with copies of all values that may change, also in lists and dicts.
+
+    Raises:
+        PackError: a value is nested too deeply.
+    """
+    copied: dict[str, object] = {}
+    for name, value in sample.items():
+        is_array = hasattr(value, "__array__") and not isinstance(value, np.generic)
+        try:
+            copied[name] = np.array(value) if is_array else _copy_value(value)
+        except RecursionError as error:
+            raise PackError(f"field {name!r} is nested too deeply; give bytes, or fewer lists in lists") from error
+    return copied
+
+
+def _copy_value(value: object) -> object:
+    if isinstance(value, bytearray | memoryview):
+        return bytes(value)
+    if isinstance(value, np.ndarray):
+        return value.copy()
+    if isinstance(value, dict):
+        return {name: _copy_value(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        # Lists of tokens are long: their numbers are not looked at one by one.
+        return list(value) if set(map(type, value)) <= {int, float, str} else [_copy_value(each) for each in value]
+    return value
+
+
 def value_of(field: Field) -> tuple[str, object]:
     """Returns name and value of a field of a source.
 

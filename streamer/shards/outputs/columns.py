@@ -193,7 +193,7 @@ def select_kinds(kinds: Mapping[str, str]) -> dict[str, str]:
 
 
 def fit_value(column: OutputColumn, value: object) -> object:
-    """Returns a value in the form of its column: bytes, a str, a Python number, or an array.
+    """Returns a copy of a value in the form of its column: bytes, a str, a Python number, or an array.
 
     Args:
         column: the column.
@@ -358,4 +358,5 @@ def _try_fit_numbers(column: OutputColumn, dtype: np.dtype[np.generic], given: N
         found = given.astype(dtype)
         return found.item() if dtype.kind == "f" or found == given else None
     fits = given.ndim == len(shape) and all(b in (-1, a) for a, b in zip(given.shape, shape, strict=True))
-    return np.ascontiguousarray(given, dtype) if fits and given.dtype == dtype else None
+    # A copy: rows wait for their row group, and what made the array may use its memory again.
+    return np.array(given, dtype, order="C") if fits and given.dtype == dtype else None

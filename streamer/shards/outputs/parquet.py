@@ -57,11 +57,18 @@ class ParquetShard(ShardWriter):
         self._held_bytes = 0
 
     def close(self) -> None:
-        """Closes the file; idempotent."""
+        """Closes the file, also if its footer cannot be written; idempotent.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
         # An open writer of pyarrow would write to a closed file when it is collected.
-        if self._writer is not None and self._writer.is_open:
-            self._writer.close()
-        self._file.close()
+        writer, self._writer = self._writer, None
+        try:
+            if writer is not None and writer.is_open:
+                writer.close()
+        finally:
+            self._file.close()
 
     def add(self, sample: Sample, ordinal: int) -> None:
         """Adds a row, with copies of the values; writes a row group when the rows are long enough.
@@ -90,11 +97,15 @@ class ParquetShard(ShardWriter):
         """Writes the last row group, the index of the pages, and the footer; see `ShardWriter.finish`.
 
         Then reads the file once, to compute the checksums of its row groups.
+
+        Raises:
+            ConfigError: a column is JSON, which this pyarrow does not write.
+            OSError: the file cannot be written, or not be read.
         """
         if self._rows:
             self._write_group()
-        self._open_writer().close()
-        self._file.close()
+        self._open_writer()
+        self.close()
         footer = pq.read_metadata(self._path)
         groups = [footer.row_group(number) for number in range(footer.num_row_groups)]
         starts = [min(map(_start, map(group.column, range(group.num_columns)))) for group in groups]

@@ -65,8 +65,10 @@ class TarWriter:
         self.close()
 
     def close(self) -> None:
-        """Closes the file."""
-        os.close(self._descriptor)
+        """Closes the file; idempotent, because its number may be that of another file later."""
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
 
     def add(self, key: str, fields: Sequence[tuple[str, Content]]) -> None:
         """Adds a sample, whose contents must not change until `flush`.
@@ -199,5 +201,5 @@ class TarShard(ShardWriter):
         return Written(size=self._tar.size, blocks=blocks, sums=sums)
 
     def close(self) -> None:
-        """Closes the file; it may be called once."""
+        """Closes the file; idempotent."""
         self._tar.close()
