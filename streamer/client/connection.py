@@ -48,6 +48,8 @@ _RECEIVE_BYTES = 256 * 1024
 # A send fails after this time. A running engine always reads, so only a stopped one blocks a send.
 _SEND_SECONDS = 30.0
 _HELLO_SECONDS = 10.0
+# A full queue of connections is tried again after this pause: no event tells that it has room.
+_QUEUE_SECONDS = 0.01
 
 
 class DisconnectedError(Exception):
@@ -61,8 +63,8 @@ class Connection:
         path: path of the engine's socket.
         job: text that all ranks of the job share, or "".
         token: token that the engine may ask for, or "".
-        timeout_seconds: time within which a send must make progress, and the greeting be answered. None means 30 s for
-            a send and 10 s for the greeting.
+        timeout_seconds: time within which a send must make progress, the engine's queue of connections have room, and
+            the greeting be answered. None means 30 s for a send and 10 s for each of the others.
         protocol: version of the protocol that the client speaks.
         external: whether the user named the path, so that other users may listen there, too (see `check_server`).
 
@@ -71,7 +73,7 @@ class Connection:
         welcome: the engine's answer to the greeting.
 
     Raises:
-        DisconnectedError: no engine answers at `path`.
+        DisconnectedError: no engine answers at `path`, or its queue of connections stays full.
         EngineUnavailableError: another user answers there, or the engine does not admit this one.
         ProtocolVersionError: the engine speaks another version.
         ConfigError: this process cannot wait for descriptors, or has none left, or `job` is not UTF-8.
@@ -99,14 +101,14 @@ class Connection:
         except OSError as error:
             raise limit_error(error) or DisconnectedError(f"{path}: {error}") from error
         try:
-            self._socket.settimeout(self._timeout_seconds)
-            with contextlib.ExitStack() as on_exit:
-                folder = open_socket_folder(path.parent, on_exit, external=external)
-                self._socket.connect(linux.address_in(folder, path))
-                check_server(self._socket, folder, path, external=external)
             # Timeouts are this class's own: with those of the socket, Python would call poll(2) before each call.
             self._socket.setblocking(False)
-            self.welcome = self._hello(job, token, timeout_seconds or _HELLO_SECONDS)
+            answer_seconds = timeout_seconds or _HELLO_SECONDS
+            with contextlib.ExitStack() as on_exit:
+                folder = open_socket_folder(path.parent, on_exit, external=external)
+                self._enter_queue(linux.address_in(folder, path), answer_seconds)
+                check_server(self._socket, folder, path, external=external)
+            self.welcome = self._hello(job, token, answer_seconds)
         except StreamerError:
             # The engine answered with a refusal, so trying again does not help. Some of our errors are OSErrors, too.
             self.close()
@@ -189,6 +191,24 @@ class Connection:
         poll = select.poll()
         poll.register(self._socket, event)
         return bool(poll.poll(None if timeout_seconds is None else timeout_seconds * 1000))
+
+    def _enter_queue(self, address: str, timeout_seconds: float) -> None:
+        """Connects the socket; waits while the queue of the engine, which is busy then, is full. Raises as the class.
+
+        Otherwise a client that is one of very many would take a running engine for a dead one, and start another.
+        """
+        deadline = time.monotonic() + timeout_seconds
+        while True:
+            try:
+                self._socket.connect(address)
+            except BlockingIOError:  # a unix socket does not wait, whatever its timeout is: connect(2), EAGAIN
+                if time.monotonic() >= deadline:
+                    raise DisconnectedError(
+                        f"takes no further connection for {timeout_seconds:g} s: its queue is full"
+                    ) from None
+                time.sleep(_QUEUE_SECONDS)
+            else:
+                return
 
     def _hello(self, job: str, token: str, timeout_seconds: float) -> Welcome:
         """Exchanges the greeting; keeps messages that came with the answer. Raises as the class, or ServiceError."""

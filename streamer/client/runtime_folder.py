@@ -36,7 +36,8 @@ def find_engines(folder: Path) -> list[Path]:
 def accepts_connections(path: Path) -> bool:
     """Whether a process listens at this path. The file alone does not tell: that of a killed engine stays.
 
-    A socket of another user, or of a process that does not accept within `ANSWER_SECONDS`, counts as listening.
+    A socket of another user counts as listening, and so does one whose queue of connections is full: its process is
+    busy, or stopped.
     """
     try:
         if not stat.S_ISSOCK(path.stat().st_mode):
@@ -44,8 +45,9 @@ def accepts_connections(path: Path) -> bool:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
             probe.settimeout(ANSWER_SECONDS)
             probe.connect(str(path))
-    except (PermissionError, TimeoutError):
-        return True  # the socket belongs to another user, or its process is busy
+    except (PermissionError, BlockingIOError, TimeoutError):
+        # The socket belongs to another user, or its queue is full, which Linux says at once (EAGAIN).
+        return True
     except OSError:
         return False
     return True

@@ -116,6 +116,57 @@ def test_the_end_is_noticed(connect, end_of_it):
         connection.send(LARGE)
 
 
+@pytest.fixture
+def full_queue(tmp_path: Path) -> Iterator[tuple[Path, socket.socket]]:
+    """A socket that listens with one place in its queue, which is taken."""
+    path = tmp_path / "busy.sock"
+    with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as first:
+        listener.bind(str(path))
+        listener.listen(0)
+        first.connect(str(path))
+        with socket.socket(socket.AF_UNIX) as second:
+            second.setblocking(False)
+            with pytest.raises(BlockingIOError):
+                second.connect(str(path))
+        yield path, listener
+
+
+@pytest.mark.process
+def test_a_client_waits_for_room_in_the_queue(full_queue):
+    """A client whose engine has a full queue of connections connects when the engine has accepted others.
+
+    It took the engine for a dead one at once, and started another.
+    """
+    path, listener = full_queue
+    greeted = []
+
+    def accept() -> None:
+        """Accepts the connection in the queue late, and then the client's."""
+        time.sleep(0.2)
+        listener.accept()[0].close()
+        end = listener.accept()[0]
+        with end:
+            greeted.append(next(request_decoder().feed(end.recv(65536))))
+            end.sendall(encode(Welcome(PROTOCOL, "1", 7, "/", "id")))
+
+    accepting = threading.Thread(target=accept)
+    accepting.start()
+    connection = Connection(path, "job")
+    accepting.join()
+    connection.close()
+    assert connection.welcome.pid == 7
+    assert [hello.job for hello in greeted] == ["job"]
+
+
+@pytest.mark.process
+def test_a_queue_that_stays_full_ends_the_wait(full_queue):
+    """An engine whose queue of connections stays full for the timeout counts as one that does not answer."""
+    begun = time.monotonic()
+    with pytest.raises(DisconnectedError, match=r"no further connection for 0\.2 s: its queue is full"):
+        Connection(full_queue[0], "job", timeout_seconds=0.2)
+    assert 0.2 <= time.monotonic() - begun < 10
+
+
 def test_a_process_without_descriptors_is_told_so(tmp_path, monkeypatch):
     """A process without free descriptors gets a ConfigError from a connection, and no statistics.
 

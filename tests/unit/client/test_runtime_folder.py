@@ -15,7 +15,7 @@ import pytest
 from streamer.client import launcher
 from streamer.client.held_files import HeldFiles
 from streamer.client.launcher import Restarts
-from streamer.client.runtime_folder import LOG_SECONDS, remove_leftovers, remove_old_logs
+from streamer.client.runtime_folder import LOG_SECONDS, find_engines, remove_leftovers, remove_old_logs
 from streamer.client.settings import ClientSettings
 from streamer.config import Environment
 from streamer.errors import ConfigError
@@ -85,6 +85,22 @@ def test_what_dead_processes_have_left_goes(tmp_path: Path) -> None:
             f"{5:012x}.spawn.lock",
             "mine.sock",
         ]
+
+
+@pytest.mark.process
+def test_an_engine_with_a_full_queue_keeps_its_socket(tmp_path: Path) -> None:
+    """An engine whose queue of connections is full is listed as running, and its socket stays.
+
+    Linux refuses such a connection at once (EAGAIN), which was taken for a dead engine.
+    """
+    path = tmp_path / f"{6:012x}.sock"
+    with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as first:
+        listener.bind(str(path))
+        listener.listen(0)
+        first.connect(str(path))
+        remove_leftovers(tmp_path)
+        assert path.is_socket()
+        assert find_engines(tmp_path) == [path]
 
 
 def test_a_runtime_folder_that_takes_no_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
