@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import aclosing
+from contextlib import AsyncExitStack, aclosing
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -135,8 +135,10 @@ class Fetcher:
         endpoints = list(self._endpoints.values())
         self._endpoints = {}
         self._last = None
-        for endpoint in endpoints:
-            await endpoint.store.aclose()
+        # A store that fails to close, or whose close is cancelled, keeps no other one open.
+        async with AsyncExitStack() as on_exit:
+            for endpoint in endpoints:
+                on_exit.push_async_callback(endpoint.store.aclose)
 
     async def fetch(
         self, chunk: Chunk, *, due: Due | None = None, owner: Owner = no_owner, shared: bool = False

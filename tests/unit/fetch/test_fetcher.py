@@ -65,3 +65,28 @@ async def test_a_wrong_option_that_the_store_finds_at_a_range_stays_a_config_err
             await fetcher.fetch(Chunk(0, bytes(16), (extent,), 0, 1, 4, 4))
         assert caught.value.details["field"] == "region"
         assert (fetcher.statistics().failures, fetcher.statistics().retries) == (1, 0)
+
+
+class _StickingStore(AnsweringStore):
+    """Stands for a store whose connections cannot be closed: it notes the try, and raises what the test says."""
+
+    def __init__(self, tried: list[BaseException], error: BaseException) -> None:
+        super().__init__(_own_url)
+        self._tried = tried
+        self._error = error
+
+    async def aclose(self) -> None:
+        self._tried.append(self._error)
+        raise self._error
+
+
+@pytest.mark.parametrize("error", [OSError("reset"), asyncio.CancelledError("now")])
+async def test_a_store_that_cannot_be_closed_keeps_no_other_open(error: BaseException) -> None:
+    """All stores of a fetcher are closed at its end, also if closing one fails or is cancelled; that is raised then."""
+    tried: list[BaseException] = []
+    fetcher = await Fetcher(FetchConfig(), lambda root: _StickingStore(tried, error)).__aenter__()
+    for bucket in "abc":
+        await fetcher.read(Extent(ObjectRecord(f"s3://{bucket}/1", 8, ""), 0, 8))
+    with pytest.raises(type(error), match=str(error)):
+        await fetcher.__aexit__(None, None, None)
+    assert tried == [error] * 3
