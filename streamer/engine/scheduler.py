@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections import Counter
 from collections.abc import Callable, Iterable
 
 import numpy as np
@@ -148,7 +147,6 @@ class Scheduler:
         self._look_again_at = 0.0
         self._several_jobs = False
         self._windows_changed = False
-        self._refusals: Counter[bytes] = Counter()
         self._wake_pending = False
         self._asking: set[str] = set()
         self._steps_left = STEPS_PER_TURN
@@ -185,19 +183,17 @@ class Scheduler:
         if need is not None and (planned is None or not MIN_NEED * planned <= need <= MAX_NEED * planned):
             self._plan_windows()
         if error is None:
-            self._refusals.pop(fetch.key, None)
             for waiter in fetch.waiters:
-                waiter.session.progress.mark_local(waiter.chunk)
+                waiter.session.mark_local(waiter.chunk)
             self.apply_evictions(self._policy.publish(fetch.key))
         else:
             self._policy.drop_fetch(fetch.key)
-            # Seconds until the next try even if a reader waits. None means that a reader that waits gets the error.
-            pause: float | None = None
-            if isinstance(error, CacheError):
-                self._refusals[fetch.key] += 1
-                if self._refusals[fetch.key] <= MAX_REFUSALS:
-                    pause = REFUSED_SECONDS
             for waiter in fetch.waiters:
+                # Seconds until the next try even if a reader waits. None means that a reader that waits gets the error.
+                # Each session counts for itself: one that begins after another has failed has as many tries.
+                pause: float | None = None
+                if isinstance(error, CacheError) and waiter.session.count_refusal(waiter.chunk) <= MAX_REFUSALS:
+                    pause = REFUSED_SECONDS
                 if pause is None and not waiter.shares_options(fetch):
                     # The fetch had the credentials of another job: the chunk is fetched with this session's own.
                     self._ask_again(waiter.session, waiter.chunk)
@@ -334,7 +330,7 @@ class Scheduler:
                 session.fail(error)
             return False
         if isinstance(answer, Hit):
-            progress.mark_local(use.chunk)
+            session.mark_local(use.chunk)
             self._page_cache.prefetch_pages(key)
         else:
             # A hit needs no waiter: to find the first step of each took a fifth of the engine's time in a warm epoch

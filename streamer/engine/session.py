@@ -160,6 +160,8 @@ class EngineSession:
         self.keys: dict[bytes, tuple[int, ...]] = {}
         # Chunks that failed in look-ahead and are tried again later.
         self.deferred: set[int] = set()
+        # Number of refusals in a row by the cache of chunks that it waits for, by chunk.
+        self._refusals: Counter[int] = Counter()
         # Chunks that its reader has reported as wrong and has not read well since, and the last step that the reader
         # had asked for at the report.
         self.reported: dict[int, int] = {}
@@ -372,6 +374,16 @@ class EngineSession:
     def due_at(self, step: int) -> float:
         """Returns when the consumer will read `step` at its present pace, in seconds on the loop's clock."""
         return self._done_at + max(0, step - self.progress.done) * self._step_seconds
+
+    def mark_local(self, chunk: int) -> None:
+        """Records that a chunk is local: the cache has taken it."""
+        self.progress.mark_local(chunk)
+        self._refusals.pop(chunk, None)
+
+    def count_refusal(self, chunk: int) -> int:
+        """Counts that the cache has refused a chunk; returns how often in a row it has, while this session waits."""
+        self._refusals[chunk] += 1
+        return self._refusals[chunk]
 
     def find_due_retries(self) -> list[int]:
         """Returns chunks that failed in look-ahead and that the consumer waits for now."""

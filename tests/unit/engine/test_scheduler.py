@@ -13,6 +13,7 @@ import pytest
 from streamer.config import CacheConfig, EngineConfig
 from streamer.engine.bring import Fetch
 from streamer.engine.engine import Engine
+from streamer.engine.scheduler import MAX_REFUSALS
 from streamer.engine.session import EngineSession
 from streamer.engine.statistics import engine_statistics
 from streamer.errors import CacheError, StreamerError
@@ -170,3 +171,36 @@ async def test_descriptors_that_are_used_up_for_a_moment_end_no_session(
 
 def vars_of(count: object) -> tuple[int, int]:
     return count.needs, count.hits  # type: ignore[attr-defined]
+
+
+async def test_refusals_of_an_earlier_reader_do_not_count(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A chunk that the cache refused until one reader got the error is tried for the next reader as often again.
+
+    The next job got the error at the first refusal. (What the cache lacks here is a descriptor.)
+    """
+    monkeypatch.setattr("streamer.engine.scheduler.REFUSED_SECONDS", 0.001)
+    manifest = await manifest_of(engine)
+    bring, tries = engine.sources.bring, []
+    most = MAX_REFUSALS + 1
+
+    async def lack(fetch: Fetch) -> None:
+        tries.append(fetch.chunk)
+        if len(tries) <= most + MAX_REFUSALS:
+            raise OSError(errno.EMFILE, "lacks something")
+        await bring(fetch)
+
+    monkeypatch.setattr(engine.sources, "bring", lack)
+    first = Consumer(engine, manifest, "rank 0")
+    first.one_chunk_a_step(0, 0, [5])
+    first.session.advance(0, 0)
+    async with asyncio.timeout(60):
+        while not first.errors:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    assert len(tries) == most
+    second = Consumer(engine, manifest, "rank 0", job="next")
+    second.one_chunk_a_step(0, 0, [5])
+    second.session.advance(0, 0)
+    await second.ready(0)
+    assert second.errors == []
+    assert len(tries) == most + MAX_REFUSALS + 1
+    assert second.session.count_refusal(5) == 1
