@@ -117,9 +117,10 @@ async def serve_http(
 
         try:
             listening = await asyncio.get_running_loop().create_server(connect, host, port, backlog=_BACKLOG)
-        except OSError as error:
+        except (OSError, UnicodeError) as error:  # UnicodeError: a label of the name is empty, or too long
+            reason = getattr(error, "strerror", None) or error
             raise ConfigError(
-                f"cannot serve HTTP at {address}: {error.strerror or error}; choose another http=host:port, or off",
+                f"cannot serve HTTP at {address}: {reason}; choose another http=host:port, or off",
                 field="http",
             ) from error
         port = listening.sockets[0].getsockname()[1]

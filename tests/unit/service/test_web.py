@@ -170,3 +170,18 @@ async def test_garbage_is_not_logged(caplog, garbage):
         assert [record for record in caplog.records if record.name.startswith(("streamer", "aiohttp"))] == []
         assert (await get(address, "/statistics.json"))[0] == 500
         assert "GET /statistics.json was not answered" in caplog.text
+
+
+@pytest.mark.process
+async def test_a_host_that_cannot_be_a_name_is_a_config_error():
+    """A host that no name can be ("a..b", a label of 64 letters) is a ConfigError that names the setting.
+
+    Python raises UnicodeError there, which ended the service with a traceback.
+    """
+    for host in ("a..b", "x" * 64):
+        with pytest.raises(
+            ConfigError, match=r"cannot serve HTTP at .*: .*label (empty )?(or )?(is )?too long"
+        ) as found:
+            async with serve_http(f"{host}:0", dict, lambda: ""):
+                pass
+        assert found.value.details["field"] == "http"
