@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import ipaddress
 import logging
+import os
 import secrets
 import socket
 from functools import cache
@@ -36,7 +37,7 @@ logger = logging.getLogger(__name__)
 
 Integers = npt.NDArray[np.int64]
 
-# This file differs from machine to machine, not from container to container.
+# This file differs from machine to machine, not from container to container. Only Linux has it.
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 # A node that holds a smaller share of a lane is taken to hold nothing of it.
 _LEAST_SHARE = 0.01
@@ -223,9 +224,17 @@ def _sort_nodes(row: Integers, index: list[int]) -> list[tuple[int, int]]:
 def _describe_rank(connection: EngineClient, rank_config: RankConfig) -> object:
     """Returns the `_Place` of this rank as JSON values."""
     welcome = connection.welcome
-    engine = f"{welcome.pid}@{_BOOT_ID.read_text()[:8]}"
+    engine = f"{welcome.pid}@{_name_machine()}"
     host = address_towards(rank_config.master) if rank_config.master else ""
     return msgspec.to_builtins(_Place(welcome.root_id, engine, host, _token() if rank_config.rank == 0 else ""))
+
+
+def _name_machine() -> str:
+    """Returns a text that all containers of this machine share, and no other machine has."""
+    try:
+        return _BOOT_ID.read_text()[:8]
+    except OSError:  # a system without /proc, or a sandbox, where the name of the host is the best there is
+        return os.uname().nodename
 
 
 @cache

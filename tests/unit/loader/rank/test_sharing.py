@@ -6,6 +6,8 @@ There is no process group.
 from __future__ import annotations
 
 import logging
+import socket
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -151,3 +153,14 @@ def test_without_a_process_group_nothing_is_shared(make_dataset, folder, caplog)
         side.prepare_and_share(lambda: side.prepare(12), "")
     said = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert len([text for text in said if 'share_caches="auto" is off' in text and "[peers] members" in text]) == 1
+
+
+def test_a_machine_without_a_boot_id_has_the_name_of_its_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the kernel tells no id of the boot, the engine's machine is named by its host.
+
+    A raw FileNotFoundError of one rank left the others waiting for half an hour.
+    """
+    if sharing._BOOT_ID.exists():
+        assert sharing._name_machine() == sharing._BOOT_ID.read_text()[:8]
+    monkeypatch.setattr(sharing, "_BOOT_ID", tmp_path / "boot_id")
+    assert sharing._name_machine() == socket.gethostname()
