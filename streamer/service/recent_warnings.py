@@ -36,15 +36,24 @@ class RecentWarnings(logging.Handler):
         self._number = 0
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Keeps one message, and drops the oldest kind if there are too many; logging calls it under the lock."""
+        """Keeps one message, and drops the oldest kind if there are too many; logging calls it under the lock.
+
+        A message whose arguments do not fit is not kept: logging reports it on stderr (`handleError`), as it does for
+        all its handlers.
+        """
+        try:
+            kind = record.name, str(record.msg), str(getattr(record, "kind", ""))
+            text = record.getMessage()
+        except Exception:  # noqa: BLE001 - whatever the text's own code raises must not end what logs
+            self.handleError(record)
+            return
         self._number += 1
-        kind = record.name, str(record.msg), str(getattr(record, "kind", ""))
         known = self._kinds.pop(kind, {})
         self._kinds[kind] = {
             "at_seconds": round(record.created, 3),
             "level": record.levelname,
             "logger": record.name,
-            "text": record.getMessage()[:_MAX_LETTERS],
+            "text": text[:_MAX_LETTERS],
             "count": int(known.get("count") or 0) + 1,
         }
         if len(self._kinds) > MAX_WARNINGS:

@@ -2,6 +2,8 @@
 
 import logging
 
+import pytest
+
 from streamer.service.recent_warnings import MAX_WARNINGS, recent_warnings
 
 logger = logging.getLogger("streamer.test")
@@ -37,3 +39,26 @@ def test_their_number_and_length_are_bounded():
         found = warnings.entries()
     assert [str(entry["text"]).split()[1] for entry in found] == [str(number) for number in range(24, 4, -1)]
     assert {len(str(entry["text"])) for entry in found} == {600}
+
+
+class Unprintable:
+    """A value that has no text."""
+
+    def __str__(self):
+        raise ValueError("no text")
+
+
+@pytest.mark.parametrize(("text", "values"), [("peer %d is slow", ["a"]), ("%s", [Unprintable()]), (Unprintable(), [])])
+def test_a_wrong_call_stops_nothing(text, values, capsys, monkeypatch):
+    """A call whose values do not fit its text is reported on stderr as by any handler, and does not stop the caller.
+
+    Its error came out of the call, in the middle of what the engine was doing.
+    """
+    monkeypatch.setattr(logging.getLogger("streamer"), "propagate", False)  # pytest's own handler raises such errors
+    with recent_warnings() as warnings:
+        logger.warning("peer %d is slow", 1)
+        logger.warning(text, *values)
+        texts = [entry["text"] for entry in warnings.entries()]
+    assert texts == ["peer 1 is slow"]
+    assert "--- Logging error ---" in capsys.readouterr().err
+    assert warnings.newest()[0] == 1
