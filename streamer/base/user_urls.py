@@ -87,7 +87,7 @@ def take_logins(urls: Iterable[str], options: Mapping[str, object]) -> tuple[tup
         root, login = _login_of(url)
         if not login:
             continue
-        if logins.setdefault(root, login) != login:
+        if logins.setdefault(login_key(root), login) != login:
             raise ConfigError(
                 f"{root}: two logins for one host in one dataset; make a dataset of each, or give one of them in "
                 f"storage_options as {LOGINS}={{{root!r}: ...}}",
@@ -98,10 +98,11 @@ def take_logins(urls: Iterable[str], options: Mapping[str, object]) -> tuple[tup
 
 
 def logins_of(options: Mapping[str, object]) -> dict[str, str]:
-    """Returns the logins that the storage options have, by root; {} if they have none.
+    """Returns the logins that the storage options have, by `login_key` of the root; {} if they have none.
 
     Raises:
-        ConfigError: the option is not a mapping of texts to texts. The error shows none of its values.
+        ConfigError: the option is not a mapping of texts to texts, or has two logins for one root. The error shows none
+            of its values.
     """
     given = options.get(LOGINS) or {}
     if not isinstance(given, Mapping) or not all(isinstance(part, str) for pair in given.items() for part in pair):
@@ -111,7 +112,21 @@ def logins_of(options: Mapping[str, object]) -> dict[str, str]:
             field="storage_options",
             option=LOGINS,
         )
-    return {shown(root.rstrip("/")): login for root, login in given.items()}
+    logins: dict[str, str] = {}
+    for given_root, login in given.items():
+        root = login_key(shown(given_root.rstrip("/")))
+        if logins.setdefault(root, login) != login:
+            raise ConfigError(
+                f"{LOGINS} in storage_options has two logins for {root}; upper and lower case count alike there",
+                field="storage_options",
+                option=LOGINS,
+            )
+    return logins
+
+
+def login_key(root: str) -> str:
+    """Returns the name of a root in the mapping of logins: schemes and hosts count alike in upper and lower case."""
+    return root.lower()
 
 
 def has_secret(url: str) -> bool:

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, cast
 from urllib.parse import urlsplit
 
-from streamer.base.user_urls import LOGINS, logins_of, take_logins
+from streamer.base.user_urls import LOGINS, login_key, logins_of, take_logins
 from streamer.errors import AccessDeniedError, ConfigError, StoreError, StreamerError
 from streamer.store.addresses.hosts import check_names, is_plain, is_region
 from streamer.store.addresses.urls import Address, shown, split
@@ -91,7 +91,7 @@ class StoreRoot:
         if isinstance(url, str):
             (url,), given = take_logins([url], given)
             url = split(url)
-        login = logins_of(given).get(url.root, "")
+        login = logins_of(given).get(login_key(url.root), "")
         return cls(url, {name: value for name, value in given.items() if name != LOGINS}, login, variables)
 
     def __repr__(self) -> str:

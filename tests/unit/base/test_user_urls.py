@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from streamer.base.user_urls import LOGINS, has_secret, logins_of, shown, take_logins
 from streamer.config import DatasetConfig
 from streamer.errors import ConfigError, StreamerError, without_secrets
+from streamer.store.root import StoreRoot
 
 CANARY = "hunter2"
 # What a repr must not show.
@@ -183,3 +184,23 @@ def test_no_repr_shows_options() -> None:
             continue
         telling += [f"{kind.__module__}.{kind.__qualname__}"] if CANARY in text else []
     assert not telling, "\n".join(telling)
+
+
+def test_logins_are_found_in_either_case() -> None:
+    """A login is found whatever the case of scheme and host in the option and in the url: both count alike.
+
+    The request was sent without a login, and no error said why.
+    """
+    for written in ("HTTPS://Host:81", "https://host:81/", "https://HOST:81"):
+        for url in ("https://host:81/x", "HTTPS://HOST:81/x", "https://Host:81/x"):
+            assert StoreRoot.resolve(url, {LOGINS: {written: "u:p"}}).login == "u:p", (written, url)
+            assert StoreRoot.resolve(url.replace("://", "://u:p@"), {LOGINS: {written: "u:p"}}).login == "u:p"
+    assert StoreRoot.resolve("https://other:81/x", {LOGINS: {"https://host:81": "u:p"}}).login == ""
+
+
+def test_two_logins_of_one_host_in_the_option() -> None:
+    """Two logins for a host in two cases are refused, and the error does not show them."""
+    with pytest.raises(ConfigError, match="two logins for https://host;") as refused:
+        logins_of({LOGINS: {"https://Host": "a:hunter2", "https://host": "b:hunter2"}})
+    assert "hunter2" not in f"{refused.value!r} {refused.value.details}"
+    assert logins_of({LOGINS: {"https://Host": "a:p", "https://host/": "a:p"}}) == {"https://host": "a:p"}
