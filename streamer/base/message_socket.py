@@ -80,6 +80,8 @@ class MessageSocket:
     def receive(self, max_bytes: int = MESSAGE_BYTES, max_descriptors: int = 0, flags: int = 0) -> Message | None:
         """Returns the next message with its descriptors, or None if the other end is closed.
 
+        An empty message counts as the end; descriptors that came with it are closed.
+
         Args:
             max_bytes: length at which a message is cut.
             max_descriptors: number of descriptors that may come with it.
@@ -101,11 +103,14 @@ class MessageSocket:
         for *_, content in ancillary:
             numbers.frombytes(content[: len(content) - len(content) % numbers.itemsize])
         descriptors = numbers.tolist()
-        if found & socket.MSG_CTRUNC:  # the kernel dropped descriptors, because this process may have no more
-            for descriptor in descriptors:
-                os.close(descriptor)
+        is_cut = found & socket.MSG_CTRUNC  # the kernel dropped descriptors, because this process may have no more
+        if raw and not is_cut:
+            return raw, descriptors
+        for descriptor in descriptors:
+            os.close(descriptor)
+        if is_cut:
             raise out_of_descriptors()
-        return (raw, descriptors) if raw else None
+        return None
 
     def receive_available(self, max_bytes: int, max_descriptors: int = 0) -> Iterator[Message | None]:
         """Yields the messages that have arrived, without waiting; None follows the last one if the other end is closed.

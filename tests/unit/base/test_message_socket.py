@@ -96,3 +96,14 @@ def test_an_end_that_was_closed_with_messages_unread_has_ended() -> None:
     theirs.close()
     assert ours.receive(max_descriptors=1) is None
     ours.close()
+
+
+def test_an_empty_message_leaves_no_descriptor() -> None:
+    """Descriptors that come with an empty message, which counts as the end, are closed."""
+    ours, theirs = MessageSocket.pair()
+    before = sorted(os.listdir("/proc/self/fd"))
+    assert ours.send(b"", [ours.fileno(), theirs.fileno()])
+    assert theirs.receive(max_descriptors=2) is None
+    assert sorted(os.listdir("/proc/self/fd")) == before
+    ours.close()
+    theirs.close()
