@@ -9,6 +9,7 @@ from streamer.cli.exit_codes import Exit
 from streamer.cli.options import add_executor, add_storage_options
 from streamer.cli.terminal import Terminal
 from streamer.config import counted, format_bytes
+from streamer.errors import ConfigError
 
 HELP = "compare the shards of a pack with what was written"
 
@@ -38,6 +39,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     dataset.add_argument("--every", action="store_true", help="read all pieces, not one of each shard")
     add_storage_options(dataset)
     add_executor(parser.add_argument_group("machine"))
+    # Without a value of its own, an executor that was given without --every is told from the default one.
+    parser.set_defaults(executor=None)
 
 
 def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
@@ -54,7 +57,13 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
     from streamer.shards.verify import verify
 
     url = folder_url(arguments.url)
-    where = runner(arguments.executor) if arguments.every else nullcontext()
+    if arguments.executor is not None and not arguments.every:
+        raise ConfigError(
+            "--executor runs the tasks that read all pieces, and without --every this process reads one of each shard: "
+            "add --every, or leave --executor out",
+            field="executor",
+        )
+    where = runner(arguments.executor or "processes") if arguments.every else nullcontext()
     with terminal.progress("verifying", "bytes") as bar, where as running:
         found = wait_for(verify(url, arguments.storage_options, runner=running, on_progress=bar.update))
     terminal.line(

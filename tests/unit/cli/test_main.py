@@ -279,3 +279,10 @@ def test_new_options_are_not_taken_for_old_ones(words: list[str], capsys: pytest
         assert "is now" not in capsys.readouterr().err
     else:
         assert main.build_parser().parse_args(words).command == words[0]
+
+
+@pytest.mark.parametrize("where", ["processes", "nowhere:7"])
+def test_an_executor_without_tasks_is_refused(where: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`streamer verify --executor` without --every, which has no tasks, is refused, whatever the executor is."""
+    assert _end(["verify", str(tmp_path), "--executor", where]) == Exit.USAGE
+    assert "add --every, or leave --executor out" in " ".join(capsys.readouterr().err.split())
