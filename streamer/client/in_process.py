@@ -58,8 +58,7 @@ def start_engine(configuration: Mapping[str, object]) -> None:
         configuration: cache folder, limit, socket, grace time and file of settings, as `launcher` makes it.
 
     Raises:
-        StreamerError: the reason why the engine did not start.
-        RuntimeError: no further thread may start.
+        StreamerError: the reason why the engine did not start. A ConfigError, if no further thread may start.
     """
     engines = importlib.import_module(_ENGINE)
     _end_with_interpreter()

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, ParamSpec, TypeVar
 import cloudpickle  # type: ignore[import-untyped]
 
 from streamer.base.child import Child, whole_environment
+from streamer.base.system_limits import name_limits
 from streamer.errors import WorkerError
 
 P = ParamSpec("P")
@@ -37,7 +38,8 @@ class _Process(NamedTuple):
 class Processes(Executor):
     """Runs each call in one of `count` processes, which start with their first call.
 
-    It has a thread for each process. `shutdown` must be called, or the program does not end.
+    It has a thread for each process. `shutdown` must be called, or the program does not end. Making the object raises
+    ConfigError if no further thread may start.
     """
 
     def __init__(self, count: int) -> None:
@@ -45,9 +47,16 @@ class Processes(Executor):
         self._running: set[Child] = set()
         self._lock = threading.Lock()
         self._closed = False
-        self._threads = [threading.Thread(target=self._serve, name=f"streamer-pack-{i}") for i in range(count)]
-        for thread in self._threads:
-            thread.start()
+        self._threads: list[threading.Thread] = []
+        try:
+            for number in range(count):
+                thread = threading.Thread(target=self._serve, name=f"streamer-pack-{number}")
+                with name_limits():
+                    thread.start()
+                self._threads.append(thread)
+        except BaseException:
+            self.shutdown()
+            raise
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         """Submits a call of a function that cloudpickle can pickle.

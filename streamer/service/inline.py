@@ -18,6 +18,7 @@ from pathlib import Path
 
 import uvloop
 
+from streamer.base.system_limits import name_limits
 from streamer.config import EngineConfig, Environment
 from streamer.errors import BrokenError, StreamerError
 from streamer.service.embedded import configuration
@@ -56,10 +57,10 @@ class InlineEngine:
         """Starts the thread; returns when clients can connect.
 
         Raises:
-            StreamerError: the reason why it did not start.
-            RuntimeError: no further thread may start.
+            StreamerError: the reason why it did not start. A ConfigError, if no further thread may start.
         """
-        self._thread.start()
+        with name_limits():
+            self._thread.start()
         self._decided.wait()
         if self._error is not None:
             raise self._error
@@ -121,8 +122,7 @@ def start(settings: Mapping[str, object]) -> None:
         settings: see `embedded.configuration`.
 
     Raises:
-        StreamerError: the reason why it did not start.
-        RuntimeError: no further thread may start.
+        StreamerError: the reason why it did not start. A ConfigError, if no further thread may start.
     """
     InlineEngine(configuration(settings, Environment.read())).start()
 

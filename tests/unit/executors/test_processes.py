@@ -123,3 +123,22 @@ def test_names_of_executors(name: str) -> None:
     """An unknown name of an executor raises ConfigError before anything starts."""
     with pytest.raises(ConfigError, match="is not processes"), runner(name):
         pass
+
+
+def test_too_few_threads_are_a_config_error(tmp_path: Path) -> None:
+    """An executor whose second thread finds no memory is a ConfigError, and leaves no thread that keeps the program."""
+    (tmp_path / "script.py").write_text(
+        "import resource, threading\n"
+        "from streamer.errors import ConfigError\n"
+        "from streamer.executors.processes import Processes\n"
+        "taken = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize()\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (taken + (6 << 30), taken + (6 << 30)))\n"
+        "threading.stack_size(4 << 30)\n"
+        "try:\n"
+        "    Processes(2)\n"
+        "except ConfigError as error:\n"
+        "    print(error.details['field'], threading.active_count())\n"
+    )
+    script = [sys.executable, str(tmp_path / "script.py")]
+    done = subprocess.run(script, capture_output=True, text=True, check=True, timeout=120)
+    assert done.stdout.split() == ["RLIMIT_NPROC", "1"]
