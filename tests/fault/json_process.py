@@ -6,11 +6,15 @@ import json
 import os
 import subprocess
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 
+ROOT = Path(__file__).parents[2]
+
+
 class JsonProcess:
-    """A process of a program that speaks JSON, and its pipes.
+    """A process of a program of `tests/` that speaks JSON, and its pipes; the program imports from `tests`, too.
 
     Args:
         command: the program and its arguments.
@@ -18,8 +22,9 @@ class JsonProcess:
     """
 
     def __init__(self, command: Sequence[str], variables: Mapping[str, str]) -> None:
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), **variables}
         self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ, **variables}
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
         )
 
     def tell(self, request: Mapping[str, Any]) -> None:
