@@ -38,7 +38,8 @@ COMPRESSED_SUFFIXES = (
     *(".tgz", ".tzst", ".txz", ".tbz", ".tbz2"),
 )
 _REMEDY = (
-    "to repair it, extract it with `tar -xif`, delete the file that is cut off and pack the rest with `tar --sort=name`"
+    "to repair it, extract it with `tar -xif`, delete the file that is cut off and pack the rest in order of names: "
+    "`(cd FOLDER && find * -type f | LC_ALL=C sort | tar -cf ../good.tar -T -)`"
 )
 # Max bytes of directories and the like between two samples that become a part of the second one, so that the chunk
 # stays one range.

@@ -60,12 +60,10 @@ class Normalize:
         """Returns the batch with its images normalised, as NCHW: a tensor, a new dict, or a list for a sequence.
 
         Raises:
-            ConfigError: a dict has no field `key`, or several images that `key` may mean.
+            ConfigError: a dict has no field `key`, or several images that `key` may mean; or `key` does not fit the
+                batch: None needs a tensor, an index a sequence.
         """
-        if self._key is None:
-            assert isinstance(batch, torch.Tensor)
-            return self._normalise(batch)
-        if isinstance(batch, dict):
+        if isinstance(batch, dict) and self._key is not None and (isinstance(self._key, str) or self._key in batch):
             name = self._key
             if isinstance(name, str):
                 name = find_image_field(name, batch, "Normalize: the batch")
@@ -73,9 +71,13 @@ class Normalize:
                 self._key if field == name else field: self._normalise(value) if field == name else value
                 for field, value in batch.items()
             }
-        changed = list(batch)  # type: ignore[call-overload]
-        changed[self._key] = self._normalise(changed[self._key])
-        return changed
+        if isinstance(batch, torch.Tensor) and self._key is None:
+            return self._normalise(batch)
+        if isinstance(batch, list | tuple) and isinstance(self._key, int) and -len(batch) <= self._key < len(batch):
+            changed = list(batch)
+            changed[self._key] = self._normalise(changed[self._key])
+            return changed
+        raise ConfigError(f"Normalize: {_describe_misfit(self._key, batch)}", field="key")
 
     def _normalise(self, raw: torch.Tensor) -> torch.Tensor:
         # images: N, C, H, W
@@ -89,6 +91,19 @@ __all__ = ["AHEAD", "CudaMover", "DevicePrefetcher", "Normalize", "check_device"
 
 # Number of batches that are copied in advance: enough to cover one late batch. Each takes a batch of device memory.
 AHEAD = 2
+
+
+def _describe_misfit(key: str | int | None, batch: object) -> str:
+    """Returns why a batch has no images at `key`, and which `key` it needs."""
+    if isinstance(batch, dict):
+        advice = f"the batch is a dict: key= names the field of its images, of {', '.join(map(str, batch))}"
+    elif isinstance(batch, list | tuple):
+        advice = f"the batch is a sequence: key= is the index of its images, below {len(batch)}"
+    elif isinstance(batch, torch.Tensor):
+        advice = "the batch is a tensor, which needs no key="
+    else:
+        advice = f"the batch is a {type(batch).__name__}, and neither a tensor, a dict nor a sequence"
+    return f"key={key!r} fits no images; {advice}"
 
 
 def check_device_step(step: Callable[[object], object] | None) -> Callable[[object], object] | None:

@@ -118,8 +118,8 @@ class Findings(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def loop_share(self) -> float:
-        """Share of a core that the engine's loop took."""
-        return self.increase("loop_cpu_seconds") / self.seconds if self.seconds > 0 else 0.0
+        """Share of a core that the engine's loop took, 0 to 1. Its counter is read twice a second, so it may leap."""
+        return min(1.0, self.increase("loop_cpu_seconds") / self.seconds) if self.seconds > 0 else 0.0
 
 
 # The bottleneck for each cause of waiting in a worker, and for each other cause.

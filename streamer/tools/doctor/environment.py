@@ -56,7 +56,7 @@ def environment_findings(runtime_dir: Path, variables: Mapping[str, str] | None 
     if found:
         yield from found
     else:
-        yield Finding("ok", "environment", "interpreter, descriptors, signals, variables and sandbox are as usual")
+        yield Finding("ok", "environment", "interpreter, descriptors, SIGCHLD, variables and sandbox are as usual")
 
 
 # The checks that follow yield nothing if all is as usual.

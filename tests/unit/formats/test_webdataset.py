@@ -6,7 +6,9 @@ import bz2
 import gzip
 import lzma
 import re
+import subprocess
 import tarfile
+from pathlib import Path
 
 import pytest
 
@@ -113,6 +115,39 @@ def test_a_truncated_archive_names_object_and_offset():
     ) as caught:
         samples(raw)
     assert caught.value.details["offset"] == 3000
+
+
+@pytest.mark.process
+def test_the_commands_of_the_error_repair_a_tar(tmp_path):
+    """The commands that the error of a damaged tar names keep its whole samples; the trouble page has the same ones."""
+    entries = [
+        ("b.jpg", b"1"),
+        ("b.cls", b"2"),
+        ("a-1.jpg", b"3"),
+        ("a-1.cls", b"4"),
+        ("a.jpg", b"5"),
+        ("c.jpg", bytes(5000)),
+    ]
+    raw = tar_of(entries)[:7000]
+    with pytest.raises(ManifestError) as caught:
+        samples(raw)
+    extract, pack = re.findall(r"`([^`]*tar [^`]*)`", str(caught.value))
+    page = (Path(__file__).parents[3] / "docs" / "trouble.md").read_text()
+    assert f"{extract} bad.tar -C folder" in page
+    assert pack.replace("FOLDER", "folder") in page
+    (tmp_path / "bad.tar").write_bytes(raw)
+    (tmp_path / "FOLDER").mkdir()
+    cut_off = subprocess.run(
+        [*extract.split(), "bad.tar", "-C", "FOLDER"], cwd=tmp_path, check=False, capture_output=True
+    )
+    assert cut_off.returncode != 0
+    (tmp_path / "FOLDER" / "c.jpg").unlink()
+    subprocess.run(["bash", "-c", pack], cwd=tmp_path, check=True)
+    assert samples((tmp_path / "good.tar").read_bytes()) == [
+        ("a-1", {"cls": b"4", "jpg": b"3"}),
+        ("a", {"jpg": b"5"}),
+        ("b", {"cls": b"2", "jpg": b"1"}),
+    ]
 
 
 def test_a_field_twice_in_a_sample_is_an_error():

@@ -11,7 +11,7 @@ from streamer.engine.processes.messages import Setup, decode_to_process, encode
 
 
 def make_other_config() -> FetchConfig:
-    """Returns settings of which no number is the default."""
+    """Returns settings none of which is the default: numbers are derived, a field of another type is named here."""
     defaults = FetchConfig()
     numbers = {
         each.name: value + 1

@@ -283,6 +283,25 @@ def test_normalize():
     assert Normalize(mean, std, key=0)([images, 1])[1] == 1
 
 
+@pytest.mark.parametrize(
+    ("key", "batch", "words"),
+    [
+        (None, {"image": 1, "label": 2}, "key=None fits no images; the batch is a dict: .* of image, label"),
+        (3, {"image": 1, "label": 2}, "key=3 fits no images; the batch is a dict: .* of image, label"),
+        (None, [1, 2], "the batch is a sequence: .* below 2"),
+        (2, [1, 2], "key=2 fits no images; the batch is a sequence: .* below 2"),
+        ("image", (1, 2), "key='image' fits no images; the batch is a sequence"),
+        ("image", torch.zeros(1, 2, 2, 1, dtype=torch.uint8), "the batch is a tensor, which needs no key="),
+        (0, "text", "the batch is a str, and neither a tensor, a dict nor a sequence"),
+    ],
+    ids=["a dict without key", "an index for a dict", "a list without key", "beyond", "a name", "a tensor", "a text"],
+)
+def test_normalize_says_which_key_a_batch_needs(key, batch, words):
+    """`Normalize` refuses a batch that its `key` does not fit, and says which one the batch needs."""
+    with pytest.raises(ConfigError, match=words):
+        Normalize((0.5,), (0.5,), key=key)(batch)
+
+
 @pytest.mark.parametrize("arguments", [((0.5,), (0.5, 0.5)), ((0.5,), (0.0,))])
 def test_normalize_refuses(arguments):
     """`Normalize` refuses a mean and std of different lengths, a deviation of zero and an unknown layout."""
