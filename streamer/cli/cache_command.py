@@ -109,7 +109,7 @@ def _action(
         type=Path,
         nargs="?",
         metavar="DIR",
-        help="the cache folder (default: $STREAMER_CACHE_DIR, else ~/.cache/streamer)",
+        help="the cache folder (default: $STREAMER_CACHE_DIR, else streamer in $XDG_CACHE_HOME or ~/.cache)",
     )
     parser.set_defaults(act=act)
     return parser

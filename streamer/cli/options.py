@@ -359,7 +359,8 @@ def add_cache_dir(group: argparse._ActionsContainer) -> None:
         "--cache-dir",
         type=Path,
         metavar="DIR",
-        help="the cache folder, on a local disk (default: $STREAMER_CACHE_DIR, else ~/.cache/streamer)",
+        help="the cache folder, on a local disk (default: $STREAMER_CACHE_DIR, else streamer in $XDG_CACHE_HOME or "
+        "~/.cache)",
     )
 
 

@@ -58,6 +58,47 @@ def test_trouble_explains_every_error_and_no_other() -> None:
     assert sorted(rows) == sorted(ours - {"StreamerError"})
 
 
+# The texts that follow "waiting for", in the files that make them.
+_WAITS = {
+    "loader/feed/waits.py": (
+        "the engine, to accept the session of this loader",
+        "the data of",
+        "worker processes, ",
+        "they start",
+        "a free slot for",
+        ", which is made again: its worker ended",
+        "a worker will make it",
+        "has it and has not begun",
+        "is at it, now at ",
+    ),
+    "loader/members/member.py": ("the engine of", "to start", "the engine to list and index", "columns to be read"),
+    "loader/agreement.py": ("to compare their datasets", "rank 0, which compares the datasets of all ranks"),
+    "loader/scan_reader.py": ("the chunks of a ",),
+    "engine/manifests/manifests.py": ("the manifest at",),
+    "client/launcher.py": ("the engine at",),
+    "fetch/endpoint.py": ("which has served nothing",),
+}
+
+
+@pytest.mark.parametrize("file", _WAITS)
+def test_trouble_explains_every_wait(file: str) -> None:
+    """The trouble page has each text that the code writes after "waiting for"."""
+    page = (DOCS / "trouble.md").read_text()
+    (_, table) = page.split('## Lines that begin with "waiting for"')
+    table = table.partition("\n## ")[0]
+    source = (ROOT / "streamer" / file).read_text()
+    assert [text for text in _WAITS[file] if text not in source or text.strip() not in table] == []
+
+
+def test_waits_of_workers_are_listed() -> None:
+    """Each text that `describe_wait` returns is among those that the trouble page explains."""
+    tree = ast.parse((ROOT / "streamer" / "loader" / "feed" / "waits.py").read_text())
+    (function,) = [each for each in tree.body if isinstance(each, ast.FunctionDef) and each.name == "describe_wait"]
+    returned = [ast.unparse(node) for node in ast.walk(function) if isinstance(node, ast.Return)]
+    assert len(returned) >= 9
+    assert [text for text in returned if not any(known in text for known in _WAITS["loader/feed/waits.py"])] == []
+
+
 def test_commands_are_all_named() -> None:
     """The commands page names all commands and exit codes."""
     text = (DOCS / "commands.md").read_text()
