@@ -96,11 +96,16 @@ def are_names(value: object) -> bool:
     return isinstance(value, Collection) and not isinstance(value, str) and all(isinstance(name, str) for name in value)
 
 
-def check_state(value: object) -> Mapping[str, object]:
+def check_state(value: object, *, between_batches: bool = False) -> Mapping[str, object]:
     """Returns the argument of `load_state_dict` of a loader or dataset as it was given.
 
+    Args:
+        value: The argument.
+        between_batches: Whether a state is refused that a loop has given inside a batch, or a worker of torch's loader.
+
     Raises:
-        StateError: The value is not a dict, or holds the state of an object that earlier versions took as `stateful=`.
+        StateError: The value is not a dict, holds the state of an object that earlier versions took as `stateful=`, or
+            is a state that is refused by `between_batches`.
     """
     if not isinstance(value, Mapping):
         raise StateError(f"state: {type(value).__name__} is not a dict that state_dict() has returned", field="state")
@@ -111,4 +116,11 @@ def check_state(value: object) -> Mapping[str, object]:
             "from the state",
             field="stateful",
         )
+    for name in ("batch_samples", "worker_batches"):
+        if between_batches and value.get(name, 0) != 0:
+            raise StateError(
+                f"the state is of a loop over a dataset, with {name}={value[name]!r}: a StreamingDataLoader goes on "
+                "between two batches only; load it into such a loop, or save it there after a whole batch",
+                field=name,
+            )
     return value

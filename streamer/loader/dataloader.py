@@ -259,10 +259,10 @@ class StreamingDataLoader(LoaderViews):
         Raises:
             StreamerError: the state is of another dataset, order or seed (StateError), or the dataset cannot be opened.
                 With several ranks, the next `iter()` raises it, on all of them.
-            StateError: `state` is no state.
+            StateError: `state` is no state, or with `strict` that of a loop inside a batch.
         """
         self._check_usable()
-        check_state(state)
+        check_state(state, between_batches=strict)
         self._end_supply()
         self._agreement = Agreement.RESUMED
         self._failure = None

@@ -99,6 +99,7 @@ class EpochDataset(IterableDataset[object]):
             state: State of an earlier run.
             strict: Whether the order must be the same. With False, for a mix, its members, weights or batching may
                 have changed. Members that it had then continue where they were; inside an epoch, the next one begins.
+                Samples of a batch that was begun come again.
 
         Raises:
             StateError: it is not a dict, or holds the state of an object of the trainer.
@@ -134,9 +135,10 @@ class EpochDataset(IterableDataset[object]):
             share = Share(worker.id, worker.num_workers)
         if state is not None:
             self._resume = None
-            epoch, first = prepared.resume(state) if self._resume_strict else prepared.adopt(state)
-            self._set_next_epoch(epoch)
-            share, delivered = resume_share(state, share, first, prepared.local_batch)
+            anew = not self._resume_strict
+            at = prepared.adopt(state) if anew else prepared.resume(state)
+            self._set_next_epoch(epoch := at[0])
+            share, delivered = resume_share(state, share, at, prepared, anew=anew)
             self._progress = IterationProgress(epoch, share, delivered)
         elif worker is None:
             self._progress = IterationProgress(self._epochs.begin(), share)

@@ -39,7 +39,7 @@ class IterationProgress(msgspec.Struct):
     Attributes:
         epoch: The running epoch.
         share: Part of the rank's batches that this process makes.
-        delivered: Number of samples yielded so far, and of those that a short last batch lacks.
+        delivered: Number of samples yielded since batch `share.first`, and of those that a short last batch lacks.
     """
 
     epoch: int
@@ -49,8 +49,8 @@ class IterationProgress(msgspec.Struct):
     def state(self, prepared: RankStream) -> dict[str, object]:
         """Returns the state to save, as plain values.
 
-        For a single process the position is sufficient, and any number of ranks may resume. With several workers each
-        has its own count of batches.
+        Any number of ranks may resume from a state of a single process that was taken between two batches. One inside a
+        batch says how the ranks share it. With several workers each has its own count of batches.
         """
         share = self.share
         (batches, inside) = divmod(self.delivered, prepared.local_batch)
@@ -61,6 +61,7 @@ class IterationProgress(msgspec.Struct):
             "worker": share.worker,
             "worker_batches": 0 if single else batches,
             "batch_samples": inside,
+            **({"batch_split": _describe_split(prepared)} if inside else {}),
         }
 
 
@@ -76,7 +77,7 @@ class SampleIterator(Iterator[object]):
     Raises:
         ClosedError: by `next`, in a process that was forked from the one that made it.
         StreamerError: by `next`, the error of the engine or of a sample.
-        Exception: by `next`, what a decoder or the transform raises.
+        Exception: by `next`, what the transform raises.
     """
 
     _session: StepSession | None = None  # also where __init__ fails
@@ -123,12 +124,13 @@ class SampleIterator(Iterator[object]):
         """Continues from a state.
 
         Raises:
-            StateError: the state is of another dataset, order or seed, or see `resume_share`.
+            StateError, ConfigError, ManifestError: the state does not fit, as `RankStream.reenter` and `resume_share`
+                say.
         """
         self.close()
         epoch, first = self._prepared.reenter(state)
         self._note_epoch(epoch)
-        share, delivered = resume_share(state, self.progress.share, first, self._prepared.local_batch)
+        share, delivered = resume_share(state, self.progress.share, (epoch, first), self._prepared)
         self.progress.epoch = epoch
         self.progress.share = share
         self.progress.delivered = delivered
@@ -232,7 +234,10 @@ class _SampleTaker(_Taker):
         self._places = iterator.read_leased(partial(self._maker.places, epoch, codes))
 
     def take(self, iterator: SampleIterator, index: int) -> object:
-        """Returns the sample at an index; if it may be skipped, the next sample of the batch that can be made."""
+        """Returns the sample at an index, or else the next one of the batch that can be made.
+
+        Behind the last sample the search goes on with the first. If several cannot be made, one is recorded.
+        """
         first: Exception | None = None
         for place in (*self._places[index:], *self._places[:index]):
             try:
@@ -284,18 +289,22 @@ class _RowTaker(_Taker):
 _TAKERS: dict[str, type[_Taker]] = {"samples": _SampleTaker, "rows": _RowTaker, "buckets": _RowTaker}
 
 
-def resume_share(state: Mapping[str, object], share: Share, first: int, local_batch: int) -> tuple[Share, int]:
+def resume_share(
+    state: Mapping[str, object], share: Share, at: tuple[int, int], prepared: RankStream, *, anew: bool = False
+) -> tuple[Share, int]:
     """Returns where a worker goes on from a state: its share, and the number of samples that it has delivered of it.
 
     Args:
-        state: State of an earlier run.
+        state: State of an earlier run, which `prepared` has taken over.
         share: Share of this worker.
-        first: Number of the batch of the epoch at which the rank goes on.
-        local_batch: Samples of this rank in a batch.
+        at: Epoch, and number of its batch, at which the rank goes on.
+        prepared: The stream that is read.
+        anew: Whether the rank begins with a whole batch, because the stream has changed.
 
     Raises:
-        StateError: the state has a value that is no number, or it is of several workers, or inside a batch, and of
-            another worker or number of workers than this.
+        StateError: the state has a value that is no number, it is of several workers, or inside a batch, and of another
+            worker or number of workers than this, or its place is in batches of another size, or that other ranks
+            share.
     """
     saved = [_count(state, name, default) for name, default in (("worker", 0), ("workers", 1))]
     batches = _count(state, "worker_batches", 0)
@@ -306,7 +315,31 @@ def resume_share(state: Mapping[str, object], share: Share, first: int, local_ba
             "resume with the same num_workers, or use StreamingDataLoader, which resumes with any number",
             field="workers",
         )
-    return Share(share.worker, share.workers, first), batches * local_batch + inside
+    epoch, first = at
+    left = Share(share.worker, share.workers, first)
+    if anew or epoch != state["epoch"]:
+        return left, 0
+    if batches or inside:
+        size = state["global_batch"]
+        split = _describe_split(prepared)
+        # States of earlier versions do not say how ranks share a batch.
+        before = state.get("batch_split", split)
+        if size != prepared.global_batch or (inside and (before != split or inside >= prepared.local_batch)):
+            place = f"{inside} samples inside a batch" if inside else f"{batches} batches"
+            raise StateError(
+                f"the state was taken after {place} of {size} {before}, and here they are batches of "
+                f"{prepared.global_batch} {split}: resume with the batch size and the number of ranks of then, or "
+                "save the state between two batches",
+                field="global_batch" if size != prepared.global_batch else "batch_split",
+            )
+    return left, batches * prepared.local_batch + inside
+
+
+def _describe_split(prepared: RankStream) -> str:
+    """Returns words about who takes which samples of a batch: ranks with other words have other ones."""
+    world = prepared.rank_config.world_size
+    by_caches = " by their caches" if prepared.recipe().runs else ""
+    return "samples on 1 rank" if world == 1 else f"samples that {world} ranks share{by_caches}"
 
 
 def _count(state: Mapping[str, object], name: str, default: int) -> int:

@@ -317,6 +317,25 @@ def test_a_state_of_a_dataset_is_that_members(make_mix):
         iter(other)
 
 
+@pytest.mark.parametrize(("taken", "left"), [(43, {}), (5, {}), (36, {"worker_batches": 2})])
+def test_a_changed_mix_begins_its_epoch_with_the_first_sample(make_mix, taken, left):
+    """A changed mix begins an epoch at its first sample, also with a state that was taken inside a batch.
+
+    Regression: the new epoch began behind as many samples as the old batch had delivered.
+    """
+    first = make_mix("ab", batch_size=12, weights=Weights({"a": 3, "b": 1}, epoch_samples=96))
+    numbers(islice(first, taken))
+    state = {**first.state_dict(), **left}
+    assert state["batch_samples"] == taken % 12
+    found = []
+    for inside in (state, {**state, "batch_samples": 0, "worker_batches": 0}):
+        changed = make_mix("abc", batch_size=12, weights=Weights({"a": 1, "b": 2, "c": 1}, epoch_samples=96))
+        changed.load_state_dict(inside, strict=False)
+        found.append(numbers(changed))
+    assert found[0] == found[1]
+    assert len(found[0]) == 96
+
+
 def test_strict_false_is_for_mixes(make_mix):
     """`strict=False` is refused for one dataset, whose order is fixed."""
     dataset = make_mix("a").members["a"]
