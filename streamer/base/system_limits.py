@@ -68,6 +68,27 @@ def find_shortage(error: BaseException) -> ConfigError | None:
     return found
 
 
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error of any code means that this process gets no more memory.
+
+    FFmpeg's own error of that name, which has a number, does not count: sizes in damaged files cause it, too.
+    """
+    return isinstance(error, MemoryError) and not hasattr(error, "errno")
+
+
+def raise_shortage(error: BaseException) -> None:
+    """Raises what the error of a decoder means if that says nothing of the bytes, and returns if they may be damaged.
+
+    Raises:
+        MemoryError: the error itself.
+        ConfigError: this process has too many files open.
+    """
+    if is_out_of_memory(error):
+        raise error
+    if (shortage := find_shortage(error)) is not None:
+        raise shortage from error
+
+
 def out_of_descriptors() -> ConfigError:
     """Returns the error for this process when it has as many files open as it may; does not raise it."""
     _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)

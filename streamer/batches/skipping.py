@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from streamer.base.system_limits import find_shortage
+from streamer.base.system_limits import find_shortage, is_out_of_memory
 from streamer.errors import DecodeError, StreamerError, printable
 
 if TYPE_CHECKING:
@@ -136,11 +136,11 @@ class StoreBudget:
 def may_skip(error: BaseException) -> bool:
     """Whether a sample that raised the error may be skipped: a DecodeError, or an error that is not of this package.
 
-    Too many open files say nothing of the sample, and all others would be skipped for it.
+    Too many open files and a lack of memory say nothing of the sample, and all others would be skipped for it.
     """
     if isinstance(error, StreamerError) or not isinstance(error, Exception):
         return isinstance(error, DecodeError)
-    return find_shortage(error) is None
+    return find_shortage(error) is None and not is_out_of_memory(error)
 
 
 class SkipLedger:

@@ -176,7 +176,18 @@ def decode_npz(content: Content) -> dict[str, Array]:
                 f"its {len(archive.files)} arrays have {total:,} bytes, more than the {MAX_NPZ_BYTES:,} that are "
                 "decompressed; decode={'npz': your_function} reads larger ones"
             )
-        return {name: archive[name] for name in archive.files}
+        try:
+            return {name: archive[name] for name in archive.files}
+        except MemoryError as error:
+            # numpy takes the memory that a header asks for before it reads the numbers, also for a damaged one.
+            for entry in archive.zip.infolist():
+                head = npy_head(archive.zip.read(entry))
+                shape, _, dtype = _npy_header(head)
+                if len(head) + math.prod(shape) * dtype.itemsize > entry.file_size:
+                    raise ValueError(
+                        f"array {entry.filename!r} would be {dtype} of shape {shape}, it has {entry.file_size} bytes"
+                    ) from error
+            raise
 
 
 def decode_safetensors(content: Content) -> dict[str, Array]:

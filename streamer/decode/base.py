@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamer.base.extras import explain_import_error, require_extra
+from streamer.base.system_limits import raise_shortage
 from streamer.errors import DecodeError, StreamerError
 
 Array = NDArray[Any]
@@ -67,7 +68,8 @@ def sample_errors(where: str, passed: type[Exception] = StreamerError) -> Iterat
 
     Raises:
         DecodeError: a decoder or a format has refused the bytes, with whatever error.
-        ConfigError: a package is not installed.
+        ConfigError: a package is not installed, or this process has too many files open.
+        MemoryError: there is no memory.
         StreamerError: any other error of this package, which is raised as it is.
     """
     try:
@@ -79,6 +81,7 @@ def sample_errors(where: str, passed: type[Exception] = StreamerError) -> Iterat
     except ImportError as error:
         raise explain_import_error(where, error, field="decode") from error
     except Exception as error:  # decoders, which may be the user's, and their libraries have errors of their own
+        raise_shortage(error)
         raise DecodeError(f"{where}: {type(error).__name__}: {error}") from error
 
 

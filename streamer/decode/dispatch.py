@@ -19,6 +19,7 @@ from struct import Struct
 import numpy as np
 
 from streamer.base.extras import explain_import_error
+from streamer.base.system_limits import raise_shortage
 from streamer.decode import arrays, images, values
 from streamer.decode.arrays import NO_ROW, Array, ArrayDecoder, PlainArray, Row
 from streamer.decode.base import Draws, TargetDecoder
@@ -196,7 +197,8 @@ class SampleDecoder:
         Raises:
             DecodeError: the decoder of a field refuses its bytes, or the kind of a field has no decoder. The decoder's
                 error is the cause.
-            ConfigError: a pickle is not allowed, or a library is not installed.
+            ConfigError: a pickle is not allowed, a library is not installed, or this process has too many files open.
+            MemoryError: a decoder gets no memory.
         """
         sample: dict[str, object] = {"__key__": key}
         for field in fields:
@@ -312,8 +314,10 @@ def _decode_field(key: str, field: Field, reader: _Reader, given: tuple[Array | 
         given: array in the batch for the result, and random numbers of the sample. Each may be None.
 
     Raises:
-        DecodeError: the decoder has raised another error than a ConfigError.
-        ConfigError: the error of the decoder, or a package is not installed that it imports.
+        DecodeError: the decoder has raised an error that is none of the others.
+        ConfigError: the error of the decoder, a package is not installed that it imports, or this process has too many
+            files open.
+        MemoryError: the decoder gets no memory.
     """
     place, draws = given
     try:
@@ -333,6 +337,11 @@ def _decode_field(key: str, field: Field, reader: _Reader, given: tuple[Array | 
         what = f"decoding field {field.name!r} with {_name_of(reader)}"
         raise explain_import_error(what, error, field="decode") from error
     except Exception as error:  # a decoder, which may be the user's, may raise anything
+        try:
+            raise_shortage(error)
+        except MemoryError:
+            error.add_note(f"raised by {_name_of(reader)} for field {field.name!r} of sample {key!r}")
+            raise
         raise DecodeError(
             f"sample {key!r}: field {field.name!r} ({len(field.content)} bytes) is refused by {_name_of(reader)}: "
             f"{type(error).__name__}: {error}",

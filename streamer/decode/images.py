@@ -37,6 +37,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from streamer.base.system_limits import raise_shortage
 from streamer.decode import image_headers as headers
 from streamer.decode.base import library, require_library
 from streamer.errors import ConfigError
@@ -200,6 +201,7 @@ class ImageDecoder:
             except (headers.TooLargeError, ConfigError):
                 raise
             except Exception as error:  # noqa: BLE001 - any of the library's; reported below
+                raise_shortage(error)
                 refusal = f"simplejpeg: {error}"
         by_pillow = _read_stored_by_pillow if self.mode == "stored" else _decode_by_pillow
         one = ("PIL.Image", by_pillow) if library("PIL.Image") is not None else ("cv2", _decode_by_opencv)
@@ -227,15 +229,13 @@ class ImageDecoder:
             except (TooDeepError, headers.TooLargeError, ConfigError):  # another library might silently change values
                 raise
             except Exception as refusal:  # noqa: BLE001 - each library has its own; all are reported below
+                raise_shortage(refusal)
                 refusals.append(f"{name}: {refusal}")
                 if not isinstance(refusal, _UnreadError):
                     break
         if not refusals:
-            raise ConfigError(
-                "no image decoder is installed; `pip install 'streamer-data[images]'`, or pass decode=None for raw "
-                "bytes",
-                field="decode",
-            )
+            advice = "`pip install 'streamer-data[images]'`, or pass decode=None for raw bytes"
+            raise ConfigError(f"no image decoder is installed; {advice}", field="decode")
         raise ValueError("; ".join(refusals))
 
     def _decode_tiff(self, content: Content) -> Stored:

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from streamer.base.system_limits import raise_shortage
 from streamer.decode.base import require_library
 from streamer.decode.tiff_page import WAY_OUT, Content, TiffPage
 
@@ -262,6 +263,7 @@ def _read_by_pillow(tags: dict[int, Any], parts: list[memoryview]) -> Values:
     try:
         found = np.array(plugin.TiffImageFile(io.BytesIO(_write_tiff(tags, parts))))
     except Exception as error:  # a library of its own errors, below SyntaxError, OSError and others
+        raise_shortage(error)
         raise ValueError(
             f"a strip or tile of the TIFF is damaged, or libtiff does not read it: {error}; {WAY_OUT}"
         ) from error

@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from streamer.base.system_limits import raise_shortage
 from streamer.decode import arrays, values
 from streamer.decode.values import encode_json_tree
 from streamer.errors import ConfigError, DecodeError, PackError
@@ -255,6 +256,7 @@ def _plain(name: str, value: object) -> object:
         except ConfigError:
             raise
         except Exception as error:  # each decoder has its own errors
+            raise_shortage(error)
             raise PackError(f"field {name!r} is not what its name says: {type(error).__name__}: {error}") from error
     if hasattr(value, "__array__") and not isinstance(value, np.generic):
         return np.asarray(value)

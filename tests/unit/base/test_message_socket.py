@@ -11,6 +11,7 @@ import pytest
 
 from streamer.base.message_socket import MessageSocket, wait_until_readable
 from streamer.errors import ConfigError
+from tests import descriptors
 
 
 @pytest.fixture
@@ -40,15 +41,8 @@ def test_a_descriptor_may_have_any_number() -> None:
 @pytest.fixture
 def full_table() -> Iterator[None]:
     """Fills the table of descriptors, so that this process can get no further one."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    highest, held = max(map(int, os.listdir("/proc/self/fd"))), [os.open("/dev/null", os.O_RDONLY)]
-    while held[-1] < highest:
-        held.append(os.open("/dev/null", os.O_RDONLY))
-    resource.setrlimit(resource.RLIMIT_NOFILE, (max(highest, held[-1]) + 1, hard))
-    yield
-    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    for descriptor in held:
-        os.close(descriptor)
+    with descriptors.full_table():
+        yield
 
 
 @pytest.fixture

@@ -50,6 +50,7 @@ def ranks(budget: int, count: int) -> list[SkipLedger]:
         (KeyError("k"), True),
         (OSError(errno.ENOENT, "no such file"), True),
         (OSError(errno.EMFILE, "too many open files"), False),
+        (MemoryError(), False),
         (CacheFullError("full"), False),
         (KeyboardInterrupt(), False),
     ],
