@@ -157,7 +157,7 @@ class FetchPool:
     async def __aenter__(self) -> Self:
         self._loop = asyncio.get_running_loop()
         self._changed = asyncio.Event()
-        self._last = self._read_counters()
+        self._first = self._last = self._read_counters()
         self._tasks = asyncio.TaskGroup()
         await self._tasks.__aenter__()
         self._watching = self._tasks.create_task(self._watch(), name="fetch processes")
@@ -438,13 +438,13 @@ class FetchPool:
         return reduce(Histogram.plus, [process.first_bytes for process in self._processes], self._past_first_bytes)
 
     def process_statistics(self) -> dict[str, int | float]:
-        """Returns how many processes are ready and may be, how many crashed, and the CPU of processes and loop."""
+        """Returns how many processes are ready and may be, how many crashed, and the CPU time of processes and loop."""
         cpu_seconds = self._past_cpu_seconds + sum(process.report.cpu_seconds for process in self._processes)
         return {
             "fetch_processes": len(self.pids),
             "most_fetch_processes": self._count.max_count,
             "fetch_process_crashes": self.crashes,
             "fetch_process_cpu_seconds": round(cpu_seconds, 3),
-            "loop_cpu_seconds": round(self._last.loop_seconds, 3),
+            "loop_cpu_seconds": round(time.thread_time() - self._first.loop_seconds, 3),
             "loop_share": round(self.loop_share, 3),
         }

@@ -109,17 +109,26 @@ class Findings(msgspec.Struct, frozen=True, kw_only=True):
         return float(after - before if after >= before else after)
 
     @property
+    def engine_seconds(self) -> float:
+        """Time in which the engine's counters have grown, by its own clock; `seconds` if the engine does not say it.
+
+        The trainer's `seconds` may be less: a step counts when it ends.
+        """
+        return self.increase("uptime_seconds") or self.seconds
+
+    @property
     def recoders_share(self) -> float:
         """Share of the time in which recoders had work, 0 to 1, over as many as there may be."""
         limit = 0 if self.engine is None else self.engine.most_recoders
-        if not limit or self.seconds <= 0:
+        if not limit or self.engine_seconds <= 0:
             return 0.0
-        return min(1.0, self.increase("recode_busy_seconds") / (self.seconds * limit))
+        return min(1.0, self.increase("recode_busy_seconds") / (self.engine_seconds * limit))
 
     @property
     def loop_share(self) -> float:
-        """Share of a core that the engine's loop took, 0 to 1. Its counter is read twice a second, so it may leap."""
-        return min(1.0, self.increase("loop_cpu_seconds") / self.seconds) if self.seconds > 0 else 0.0
+        """Share of a core that the engine's loop took, 0 to 1."""
+        seconds = self.engine_seconds
+        return min(1.0, self.increase("loop_cpu_seconds") / seconds) if seconds > 0 else 0.0
 
 
 # The bottleneck for each cause of waiting in a worker, and for each other cause.
@@ -190,7 +199,7 @@ def advise(bottleneck: Bottleneck, found: Findings) -> str:
         rates = ""
         needs = found.increase("needs")
         if found.engine is not None and needs > 0:
-            rate = found.increase("store_bytes") / found.seconds / 1e6
+            rate = found.increase("store_bytes") / found.engine_seconds / 1e6
             hits = found.increase("hits") / needs
             rates = f" ({rate:.3g} MB/s from the store, {hits:.0%} hits, at most {found.engine.hit_bound:.0%} possible)"
         failures = ""

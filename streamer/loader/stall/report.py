@@ -312,7 +312,7 @@ def _advise_growth(found: Findings, stats: LoaderStats, samples: int, step_secon
     return advise_growth(
         stats.growing,
         samples_per_second=samples / step_seconds,
-        store_bytes_per_second=found.increase("store_bytes") / found.seconds,
+        store_bytes_per_second=found.increase("store_bytes") / found.engine_seconds,
         cache_bytes=found.engine.limit_bytes,
         waits=waits,
     )

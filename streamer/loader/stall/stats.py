@@ -78,6 +78,7 @@ class EngineView:
         most_recoders: Number of recoders that there may be.
         recode_busy_seconds: Time for which recoders had work, of all together.
         loop_cpu_seconds: CPU time of the engine's loop.
+        uptime_seconds: Time since the engine listens.
         fetch_processes: Number of fetch processes now.
         hit_bound: The largest share of hits, by bytes, that one reader has with any fixed choice of kept chunks.
         waiting_seconds: Time that this session's consumer waited for the engine.
@@ -99,6 +100,7 @@ class EngineView:
     most_recoders: int = 0
     recode_busy_seconds: float = 0.0
     loop_cpu_seconds: float = 0.0
+    uptime_seconds: float = 0.0
     fetch_processes: int = 0
     hit_bound: float = 0.0
     waiting_seconds: float = 0.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import msgspec
 import pytest
 
 from streamer.batches.causes import ALL, BatchTiming, Tail
@@ -111,6 +112,30 @@ def findings(
         engine_before=None,
         engine=None,
     )
+
+
+@pytest.mark.parametrize(
+    ("before", "uptime", "loop", "share"),
+    [
+        (EngineView(uptime_seconds=100.0, loop_cpu_seconds=50.0, recode_busy_seconds=50.0), 100.2, 50.13, 0.65),
+        # The first report of a loader on an engine that has run for a while: the mean of that time.
+        (None, 1000.0, 300.0, 0.3),
+        # The engine was started anew between the snapshots.
+        (EngineView(uptime_seconds=100.0, loop_cpu_seconds=50.0, recode_busy_seconds=50.0), 0.4, 0.1, 0.25),
+    ],
+)
+def test_the_share_of_the_loop_is_by_the_engines_clock(before, uptime, loop, share):
+    """The loop's share is its CPU time divided by the engine's time, not by what the trainer has noted of its own.
+
+    Regression: with reports every 0.2 s a trainer inside a step had noted 0.02 s, and the loop had "659% of a core".
+    """
+    now = EngineView(
+        uptime_seconds=uptime, loop_cpu_seconds=loop, most_recoders=2, recode_busy_seconds=loop, in_flight=1
+    )
+    found = msgspec.structs.replace(findings(network=0.02), seconds=0.02, engine_before=before, engine=now)
+    assert found.loop_share == pytest.approx(share)
+    assert found.recoders_share == pytest.approx(share / 2)
+    assert diagnose(found) is not Bottleneck.ENGINE_LOOP
 
 
 @pytest.mark.parametrize(
