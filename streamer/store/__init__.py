@@ -10,6 +10,7 @@ curl/               S3 and web servers by libcurl
 obstore_store.py    S3, Google, Azure, web servers by obstore (Rust)
 obstore_clients.py  obstore's clients
 fsspec_store.py     any url that fsspec knows
+fsspec_calls.py     the calls of one filesystem of fsspec
 fsspec_errors.py    errors of fsspec and of the disk
 hub_store.py        the Hugging Face Hub, pinned to commits
 local_store.py      files of this machine

@@ -227,6 +227,25 @@ def make_upload_error(url: str, status: int, host: str) -> StoreError:
     )
 
 
+def make_size_error(url: str, size: object, expected: int) -> StoreError:
+    """Returns the error for an upload after which the object has another size than the file."""
+    return StoreError(
+        f"{shown(url)} has {size} bytes after an upload of {expected}; see whether another program writes it, and "
+        "whether the store has space",
+        url=shown(url),
+        status=None,
+    )
+
+
+def make_move_error(url: str) -> StoreError:
+    """Returns the error for a store that does not move an uploaded file to its url, where another object is."""
+    return StoreError(
+        f"{shown(url)}: the store does not replace this object; remove it, or let this user rename and delete there",
+        url=shown(url),
+        status=None,
+    )
+
+
 def make_encoding_error(url: str, encoding: str) -> StoreError:
     """Returns the error for an object that its store sends with a Content-Encoding, so that ranges are not its own."""
     return StoreError(

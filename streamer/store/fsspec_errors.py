@@ -1,7 +1,6 @@
 """Maps the exceptions of fsspec, the libraries below it, and the disk to the errors of streamer.
 
-Used by the stores that read through fsspec (`store/fsspec_store.py`, `store/hub_store.py`) and by
-`store/local_store.py`.
+Used by the store that reads through fsspec (`store/fsspec_store.py`), and by `store/local_store.py`.
 """
 
 from __future__ import annotations
@@ -71,9 +70,15 @@ def _answer(error: BaseException) -> failures.StoreAnswer:
             return found
     if isinstance(error, FileNotFoundError):
         return failures.StoreAnswer(404)
-    if isinstance(error, PermissionError) or type(error).__name__ in _REFUSED_CREDENTIALS:
+    refused = type(error).__name__ in _REFUSED_CREDENTIALS or _denies_login(error)
+    if refused or isinstance(error, PermissionError):
         return failures.StoreAnswer(403)
     return failures.StoreAnswer(_STATUS_OF_ERRNO.get(error.errno or 0) if isinstance(error, OSError) else None)
+
+
+def _denies_login(error: BaseException) -> bool:
+    """Whether a server of FTP refuses the login (RFC 959, reply 530)."""
+    return type(error).__module__ == "ftplib" and str(error).startswith("530")
 
 
 def _http_answer(error: BaseException) -> failures.StoreAnswer | None:
@@ -106,4 +111,8 @@ _FINAL = (ImportError, AttributeError, TypeError, ValueError, NotImplementedErro
 # Types among them after which another try may succeed: a server's answer could not be parsed.
 _UNREADABLE = (json.JSONDecodeError, UnicodeError)
 _NO_CREDENTIALS = ("NoCredentialsError",)
-_REFUSED_CREDENTIALS = ("PartialCredentialsError", "ClientAuthenticationError")
+_REFUSED_CREDENTIALS = (
+    *("PartialCredentialsError", "ClientAuthenticationError"),
+    *("AuthenticationException", "BadAuthenticationType"),  # paramiko
+    *("LogonFailure", "SMBAuthenticationError"),  # smbprotocol
+)

@@ -1,33 +1,31 @@
 """Reads, lists and writes any url that fsspec knows, through fsspec.
 
 `store/__init__.py` opens it for urls that no other store reads, and tests compare other stores with it.
-`store/hub_store.py` builds on it. Asynchronous filesystems run on the event loop of the caller, others in threads.
-fsspec's caches are never used, as they can return zeros, truncated or stale bytes (2026.9.0). Nor is its own parallel
-read, which waits in batches.
+`store/hub_store.py` builds on it. It calls the filesystem by `store/fsspec_calls.py`. fsspec's caches are never used,
+as they can return zeros, truncated or stale bytes (2026.9.0). Nor is its own parallel read, which waits in batches.
 """
 
 from __future__ import annotations
 
 import asyncio
 import difflib
-import inspect
 import logging
-import os
-import weakref
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 from streamer.base.concurrency import map_concurrently
 from streamer.base.sorting import sort_names
-from streamer.errors import AccessDeniedError, ConfigError, ObjectNotFoundError
+from streamer.errors import AccessDeniedError, ConfigError, ObjectChangedError, ObjectNotFoundError, StreamerError
 from streamer.manifest.model import ObjectRecord
 from streamer.store import failures, versions
 from streamer.store.addresses import patterns, urls
 from streamer.store.base import Get, StoreCounters, StoreStatistics, Take
 from streamer.store.credentials.web_login import encode_login
 from streamer.store.failures import translate_errors
+from streamer.store.fsspec_calls import FileCalls
 from streamer.store.fsspec_errors import map_error
 
 if TYPE_CHECKING:
@@ -61,7 +59,8 @@ _S3_CONFIG: Mapping[str, object] = {"max_pool_connections": 256, "retries": {"to
 class FsspecStore:
     """Reads, lists and writes through one filesystem of fsspec. Lives on one event loop.
 
-    The filesystem is made at the first use, and not shared with other stores.
+    The filesystem is made at the first use, and not shared with other stores. It is made anew after an error that may
+    be one of its connection, as those of fsspec do not connect again.
 
     Args:
         root: root of the urls, without a login.
@@ -76,6 +75,7 @@ class FsspecStore:
         self._options = dict(options)
         self._login = login
         self._files: FileCalls | None = None
+        self._connecting = asyncio.Lock()
         self._retired: list[FileCalls] = []
         self._counters = StoreCounters()
         self._has_warned = False
@@ -85,9 +85,8 @@ class FsspecStore:
 
     async def get(self, asked: Get, take: Take) -> None:
         """Reads a range (see `ObjectStore.get`), and passes it on as one piece."""
-        files = self._connect()
         self._counters.requests += 1
-        with translate_errors(map_error, asked.target.url, asked.target):
+        async with self._use_files(asked.target.url, asked.target) as files:
             content = await files.read(asked.target, asked.start, asked.stop)
         piece = memoryview(content)
         self._counters.count_bytes(piece)
@@ -100,14 +99,17 @@ class FsspecStore:
         pattern = await patterns.parse_pattern(url)
         self._counters.lists += 1
         try:
-            with translate_errors(map_error, url):
-                found = await self._connect().find(url if pattern.single else pattern.folder)
+            async with self._use_files(url) as files:
+                is_of_host = files.is_of_host
+                found = await files.find(url if pattern.single else pattern.folder)
         except AccessDeniedError as refusal:
             if not pattern.may_be_asked_for_each(refusal):
                 raise
             found = await self._describe_each(await asyncio.to_thread(sort_names, pattern.named))
         # The records are made in a thread, as 10^6 take seconds.
-        records = await asyncio.to_thread(lambda: [self._record(name, found[name]) for name in sort_names(found)])
+        records = await asyncio.to_thread(
+            lambda: [self._record(name, found[name], is_of_host=is_of_host) for name in sort_names(found)]
+        )
         if not records and pattern.single:
             raise ObjectNotFoundError(
                 f"{urls.shown(url)}: nothing there; check the bucket and the prefix", url=urls.shown(url)
@@ -122,23 +124,22 @@ class FsspecStore:
         """Returns fsspec's info of each url, asked for one by one, `HEADS_AT_ONCE` at a time."""
 
         async def describe(url: str) -> dict[str, object]:
-            with translate_errors(map_error, url):
-                return await self._connect().describe(url)
+            async with self._use_files(url) as files:
+                return await files.describe(url)
 
         return dict(zip(every, await map_concurrently(describe, every, HEADS_AT_ONCE), strict=True))
 
     async def put(self, url: str, content: bytes) -> None:
         """Writes an object from memory (see `ObjectStore.put`)."""
         self._counters.requests += 1
-        with translate_errors(map_error, url):
-            await self._connect().pipe(url, content)
+        async with self._use_files(url) as files:
+            await files.pipe(url, content)
 
     async def put_file(self, url: str, path: Path) -> ObjectRecord:
         """Writes a file as an object (see `ObjectStore.put_file`)."""
         self._counters.requests += 1
-        with translate_errors(map_error, url):
-            await self._connect().put(url, path)
-            return self._record(url, await self._connect().describe(url))
+        async with self._use_files(url) as files:
+            return self._record(url, await files.put(url, path), is_of_host=files.is_of_host)
 
     def statistics(self) -> StoreStatistics:
         """Returns the counts since the store was opened."""
@@ -149,29 +150,68 @@ class FsspecStore:
 
     async def refresh(self) -> None:
         """Forgets the filesystem (see `ObjectStore.refresh`); it stays open for requests in flight, until `aclose`."""
-        if self._files is not None:
-            self._retired.append(self._files)
-        self._files = None
+        async with self._connecting:
+            if self._files is not None:
+                self._retired.append(self._files)
+            self._files = None
 
     async def aclose(self) -> None:
         """Closes the connections of all filesystems that were made; idempotent."""
         await self.refresh()
-        while self._retired:
-            await self._retired.pop().aclose()
+        async with AsyncExitStack() as on_exit:
+            while self._retired:
+                on_exit.push_async_callback(self._retired.pop().aclose)
 
-    def _connect(self) -> FileCalls:
-        """Returns the filesystem; makes it at the first call. Raises ConfigError as `_filesystem`."""
-        if self._files is None:
-            filesystem = _filesystem(self._protocol, self._options, self._root, self._login)
-            is_of_host = "host" in type(filesystem)._get_kwargs_from_urls(self._root)
-            self._files = FileCalls(filesystem, is_of_host=is_of_host)
-        return self._files
+    @asynccontextmanager
+    async def _use_files(self, url: str, target: ObjectRecord | None = None) -> AsyncIterator[FileCalls]:
+        """Yields the filesystem, and maps the errors of the block, and of a connection that is made first.
 
-    def _record(self, name: str, entry: Mapping[str, object]) -> ObjectRecord:
-        """Returns the record for a name and an info of fsspec; warns, once, if only the size pins the object."""
+        Args:
+            url: url of the request, for errors.
+            target: the object and version that is read, or None.
+        """
+        files: FileCalls | None = None
+        try:
+            with translate_errors(map_error, url, target):
+                files = await self._connect()
+                yield files
+        except (AccessDeniedError, ObjectNotFoundError, ObjectChangedError, ConfigError):
+            raise  # the server has answered
+        except StreamerError:
+            if files is self._files and files is not None and not files.is_async:
+                self._files = None
+            raise
+
+    async def _connect(self) -> FileCalls:
+        """Returns the filesystem; makes it at the first call.
+
+        That of a filesystem that is not asynchronous may connect (sftp, ftp, smb), so a thread makes it.
+
+        Raises:
+            ConfigError: as `_find_kind` and `_make_filesystem`.
+            Exception: whatever the library raises that connects.
+        """
+        async with self._connecting:
+            if self._files is None:
+                kind = _find_kind(self._protocol)
+                make = partial(
+                    _make_filesystem, kind, self._protocol, self._options, root=self._root, login=self._login
+                )
+                filesystem = make() if kind.async_impl else await asyncio.to_thread(make)
+                self._files = FileCalls(filesystem, is_of_host="host" in kind._get_kwargs_from_urls(self._root))
+            return self._files
+
+    def _record(self, name: str, entry: Mapping[str, object], *, is_of_host: bool) -> ObjectRecord:
+        """Returns the record for a name and an info of fsspec; warns, once, if only the size pins the object.
+
+        Args:
+            name: a url, or fsspec's name of a file.
+            entry: the info.
+            is_of_host: whether names lack the host that urls have.
+        """
         url = name
         if "://" not in name:  # names of sftp, ftp, smb and webhdfs are paths on the host in the url
-            base = self._root if self._connect().is_of_host else f"{self._protocol}:/"
+            base = self._root if is_of_host else f"{self._protocol}:/"
             url = f"{base}/{name.lstrip('/')}"
         size = entry.get("size")
         record = ObjectRecord(url, size if isinstance(size, int) else 0, versions.read_version(entry))
@@ -185,22 +225,12 @@ class FsspecStore:
         return record
 
 
-def _filesystem(protocol: str, options: Mapping[str, object], root: str, login: str = "") -> AbstractFileSystem:
-    """Returns a new filesystem of fsspec, without its caches.
-
-    Args:
-        protocol: fsspec's name of the filesystem.
-        options: its arguments, which take precedence over what the url says.
-        root: root of the urls.
-        login: login of the urls, or "".
-
-    Raises:
-        ConfigError: fsspec has no such filesystem, lacks a library for it, or does not take the options.
-    """
+def _find_kind(protocol: str) -> type[AbstractFileSystem]:
+    """Returns fsspec's class for a protocol. Raises ConfigError: there is none, or it lacks a library."""
     import fsspec
 
     try:
-        kind = fsspec.get_filesystem_class(protocol)
+        return cast("type[AbstractFileSystem]", fsspec.get_filesystem_class(protocol))
     except (ImportError, ValueError) as error:
         if (endpoint := _SPEAK_S3.get(protocol)) is not None:
             raise ConfigError(
@@ -211,6 +241,23 @@ def _filesystem(protocol: str, options: Mapping[str, object], root: str, login: 
         near = _MEANT.get(protocol) or next(iter(difflib.get_close_matches(protocol, _SCHEMES, 1, 0.5)), None)
         advice = "" if near is None else f"; did you mean {near}://?"
         raise ConfigError(f"no filesystem for {protocol}:// ({error}){advice}", field="url") from error
+
+
+def _make_filesystem(
+    kind: type[AbstractFileSystem], protocol: str, options: Mapping[str, object], *, root: str, login: str
+) -> AbstractFileSystem:
+    """Returns a new filesystem of fsspec, without its caches. It may connect, and block.
+
+    Args:
+        kind: its class.
+        protocol: fsspec's name of it.
+        options: its arguments, which take precedence over what the url says.
+        root: root of the urls.
+        login: login of the urls, or "".
+
+    Raises:
+        ConfigError: it does not take the options.
+    """
     extra: dict[str, object] = {"asynchronous": True} if kind.async_impl else {}
     if protocol in ("s3", "s3a"):
         extra["config_kwargs"] = {
@@ -268,112 +315,3 @@ def _withhold_headers(options: Mapping[str, object]) -> Mapping[str, object]:
 
 def _mapping(value: object) -> Mapping[str, str]:
     return cast("Mapping[str, str]", value) if isinstance(value, Mapping) else {}
-
-
-class FileCalls:
-    """Calls a filesystem of fsspec: an asynchronous one on the event loop, others in threads.
-
-    All methods raise whatever fsspec and its libraries raise.
-
-    Args:
-        filesystem: the filesystem.
-        is_of_host: whether its paths lack the host that its urls name.
-
-    Attributes:
-        filesystem, is_of_host: see Args.
-    """
-
-    def __init__(self, filesystem: AbstractFileSystem, *, is_of_host: bool = False) -> None:
-        self.filesystem = filesystem
-        self.is_of_host = is_of_host
-        self._is_async = bool(filesystem.async_impl)
-        self._is_s3fs = hasattr(filesystem, "_call_s3")
-        # The library's own retries would hide 503s from `fetch/`, which repeats requests itself.
-        if hasattr(filesystem, "retries"):
-            filesystem.retries = 1
-
-    async def _call(self, name: str, *arguments: object, **options: object) -> Any:  # noqa: ANN401 - fsspec has no types
-        """Calls the method `name` of the filesystem (`_name` of an asynchronous one), and returns its result."""
-        if self._is_async:
-            return await getattr(self.filesystem, f"_{name}")(*arguments, **options)
-        return await asyncio.to_thread(getattr(self.filesystem, name), *arguments, **options)
-
-    async def read(self, target: ObjectRecord, start: int, stop: int) -> bytes:
-        """Reads the bytes `[start, stop)` of an object in the version of the manifest.
-
-        Most filesystems cannot pin a version, so the version is compared after the read. An object does not return to
-        an older version: if it has the manifest's version after the read, it had it before.
-
-        Raises:
-            ObjectChangedError: the object has another version.
-        """
-        if self._is_s3fs:
-            return await self._read_s3(target, start, stop)
-        content = await self._call("cat_file", target.url, start=start, end=stop)
-        entry = await self.describe(target.url)
-        if entry.get("size") != target.size:
-            raise versions.make_change_error(target, f"{versions.read_version(entry)} ({entry.get('size')} bytes)")
-        versions.require(target, versions.read_version(entry))
-        return bytes(content)
-
-    async def _read_s3(self, target: ObjectRecord, start: int, stop: int) -> bytes:
-        """Reads as `read`, by s3fs's client: one get_object with If-Match, without a HEAD and another copy."""
-        bucket, key, _ = self.filesystem.split_path(target.url)
-        pin = {"IfMatch": tag} if (tag := versions.if_match(target.version)) else {}
-        answer = await self.filesystem._call_s3(
-            "get_object", Bucket=bucket, Key=key, Range=f"bytes={start}-{stop - 1}", **pin
-        )
-        async with answer["Body"] as body:
-            versions.require(target, versions.read_version(answer))
-            return bytes(await body.read())
-
-    async def describe(self, url: str) -> dict[str, object]:
-        """Returns fsspec's info of a url, never from a cache."""
-        return dict(await self._call("info", url))
-
-    async def find(self, url: str) -> dict[str, dict[str, object]]:
-        """Returns fsspec's info of all files below a url, by their names."""
-        found = await self._call("find", url, detail=True)
-        if isinstance(found, Mapping):
-            return dict(found)
-        # If a url is one object, adlfs 2026.8 returns only its name, whatever `detail` is.
-        return {name: await self.describe(name) for name in found}
-
-    async def pipe(self, url: str, content: bytes) -> None:
-        """Writes an object from memory."""
-        await self._call("pipe_file", url, content)
-
-    async def put(self, url: str, path: Path) -> None:
-        """Copies a local file to a url, where it appears as a whole.
-
-        On filesystems that are not asynchronous it is written under another name and renamed. The asynchronous ones are
-        object stores, which never show half an object.
-        """
-        if self._is_async:
-            await self._call("put_file", str(path), url)
-            return
-        temporary = f"{url}.{os.getpid()}.part"
-        try:
-            await self._call("put_file", str(path), temporary)
-            await self._call("mv", temporary, url)
-        except Exception:
-            with suppress(Exception):  # the store may refuse this, too, or there is no such object
-                await self._call("rm_file", temporary)
-            raise
-
-    async def aclose(self) -> None:
-        """Closes the session that s3fs, gcsfs, http or adlfs has opened, and adlfs's credential.
-
-        It also drops finalizers that would keep the filesystem alive.
-        """
-        for name in ("_s3", "_session", "service_client", "credential"):
-            close = getattr(getattr(self.filesystem, name, None), "close", None)
-            if close is not None and self._is_async and inspect.isawaitable(closed := close()):
-                await closed
-        # Finalizers of adlfs (2026.8) hold the filesystem until the process ends, and then call an event loop that has
-        # ended ("Loop is not running"). The standard library has no public list of finalizers.
-        registry: Mapping[weakref.finalize[..., object], object] = getattr(weakref.finalize, "_registry", {})
-        for finalizer in list(registry):
-            alive = finalizer.peek()
-            if alive is not None and alive[0] is self.filesystem:
-                finalizer.detach()

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from msgspec.structs import replace
@@ -17,9 +19,10 @@ from msgspec.structs import replace
 from streamer.manifest.model import ObjectRecord
 from streamer.store import versions
 from streamer.store.base import Get, ObjectStore, StoreStatistics, Take
-from streamer.store.failures import translate_errors
-from streamer.store.fsspec_errors import map_error
 from streamer.store.fsspec_store import FsspecStore
+
+if TYPE_CHECKING:
+    from fsspec import AbstractFileSystem
 
 # The Hub's storage without commits.
 _BUCKETS = "hf://buckets"
@@ -54,9 +57,8 @@ class HubStore(FsspecStore):
             return
         address = self._address(target)
         if address is None or self._web is None:
-            async with self._finding:
-                with translate_errors(map_error, target.url, target):
-                    await asyncio.to_thread(self._find, target.url)
+            async with self._finding, self._use_files(target.url, target) as files:
+                await asyncio.to_thread(self._find, files.filesystem, target.url)
             address = self._address(target)
         assert address is not None, "found"
         assert self._web is not None, "found"
@@ -68,9 +70,9 @@ class HubStore(FsspecStore):
 
         All pages of a repository are as of one commit.
         """
-        self._connect().filesystem.invalidate_cache()
-        with translate_errors(map_error, url):
-            repository, pinned = await asyncio.to_thread(self._resolve_commit, url)
+        async with self._use_files(url) as files:
+            files.filesystem.invalidate_cache()
+            repository, pinned = await asyncio.to_thread(self._resolve_commit, files.filesystem, url)
         async for page in super().list(pinned + url.removeprefix(repository)):
             yield [replace(record, url=repository + record.url.removeprefix(pinned)) for record in page]
 
@@ -93,9 +95,11 @@ class HubStore(FsspecStore):
 
     async def aclose(self) -> None:
         """Closes all connections, those of fsspec and those of https; idempotent."""
-        await super().aclose()
-        while self._old:
-            await self._old.pop().aclose()
+        async with AsyncExitStack() as on_exit:
+            on_exit.push_async_callback(super().aclose)
+            await self.refresh()
+            while self._old:
+                on_exit.push_async_callback(self._old.pop().aclose)
 
     def _address(self, target: ObjectRecord) -> str | None:
         """Returns the web address of the file in its commit; None before `_find` was called for its repository."""
@@ -105,14 +109,13 @@ class HubStore(FsspecStore):
                 return f"{web}/resolve/{commit}/{quote(target.url.removeprefix(repository))}"
         return None
 
-    def _resolve_commit(self, url: str) -> tuple[str, str]:
+    def _resolve_commit(self, files: AbstractFileSystem, url: str) -> tuple[str, str]:
         """Returns the url of the repository, and its url at the branch's present commit; twice "" for a bucket.
 
-        Sends a request. Blocking.
+        Sends a request by the library of `files`, an HfFileSystem. Blocking.
         """
         from huggingface_hub import HfApi
 
-        files = self._connect().filesystem
         if self._root == _BUCKETS:
             return "", ""
         found = files.resolve_path(url)
@@ -121,14 +124,13 @@ class HubStore(FsspecStore):
         repository = url.rstrip("/").removesuffix(found.path_in_repo).rstrip("/")
         return repository, f"{repository.partition('@')[0]}@{commit}"
 
-    def _find(self, url: str) -> None:
+    def _find(self, files: AbstractFileSystem, url: str) -> None:
         """Finds which part of a url is the repository, for `_address`, and opens the store for https with the token.
 
-        The library may send a request. Blocking.
+        The library of `files`, an HfFileSystem, may send a request. Blocking.
         """
         from huggingface_hub import constants, get_token
 
-        files = self._connect().filesystem
         found = files.resolve_path(url)
         web = f"{files.endpoint}/{constants.REPO_TYPES_URL_PREFIXES.get(found.repo_type, '')}{found.repo_id}"
         given = self._options.get("token")

@@ -12,7 +12,8 @@ from fsspec.spec import AbstractFileSystem
 
 from streamer.errors import ConfigError
 from streamer.store import open_store
-from streamer.store.fsspec_store import FileCalls, FsspecStore
+from streamer.store.fsspec_calls import FileCalls
+from streamer.store.fsspec_store import FsspecStore
 from tests.contract.store_contract import listed, read
 
 
@@ -113,8 +114,8 @@ async def test_stores_that_speak_s3(scheme: str) -> None:
 def test_a_change_that_cannot_be_seen_is_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
     """A filesystem that gives sizes and no times is warned about once, because a change of equal size is not seen."""
     told, silent = (FsspecStore("memory://", "memory", {}) for _ in range(2))
-    assert told._record("/a", {"size": 5, "created": 1.0}).version == "stat:5:1000000000"
+    assert told._record("/a", {"size": 5, "created": 1.0}, is_of_host=False).version == "stat:5:1000000000"
     assert not caplog.messages
-    assert [silent._record(name, {"size": 5}).version for name in ("/a", "/b")] == ["stat:5:0"] * 2
+    assert [silent._record(name, {"size": 5}, is_of_host=False).version for name in ("/a", "/b")] == ["stat:5:0"] * 2
     (message,) = caplog.messages
     assert "a change of equal size is not seen" in message

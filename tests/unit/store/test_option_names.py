@@ -95,7 +95,7 @@ def test_options_of_other_stores_are_passed_on() -> None:
     assert store._options == {"whatever": 1}
 
 
-def test_options_that_a_filesystem_of_fsspec_does_not_take(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_options_that_a_filesystem_of_fsspec_does_not_take(monkeypatch: pytest.MonkeyPatch) -> None:
     """An option that a filesystem of fsspec does not take is refused with its name and without its value."""
 
     class Strict:
@@ -113,5 +113,5 @@ def test_options_that_a_filesystem_of_fsspec_does_not_take(monkeypatch: pytest.M
     monkeypatch.setattr(fsspec, "get_filesystem_class", lambda protocol: Strict)
     store = open_store("strict://h", {"wrong": "hush"})
     with pytest.raises(ConfigError, match=r"Strict of fsspec does not take .* \['wrong'\].* 'wrong'") as caught:
-        store._connect()  # type: ignore[attr-defined]
+        await store._connect()  # type: ignore[attr-defined]
     assert "hush" not in str(caught.value)

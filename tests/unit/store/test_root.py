@@ -78,11 +78,11 @@ def test_no_credentials_at_all() -> None:
 
 
 @pytest.mark.parametrize(("url", "said"), [("minio://b/x", "did you mean s3://"), ("gc://b/x", "did you mean gs://")])
-def test_an_unknown_scheme_names_the_nearest(url: str, said: str) -> None:
+async def test_an_unknown_scheme_names_the_nearest(url: str, said: str) -> None:
     """A url with an unknown scheme is refused by an error that names the nearest scheme."""
     store = open_store(url)
     with pytest.raises(ConfigError, match=said):
-        store._connect()  # type: ignore[attr-defined]
+        await store._connect()  # type: ignore[attr-defined]
 
 
 _LISTING = b"<ListBucketResult><IsTruncated>false</IsTruncated></ListBucketResult>"
