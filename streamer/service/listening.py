@@ -169,8 +169,9 @@ class Listeners:
 
     def close(self) -> None:
         """Closes the sockets; idempotent."""
-        for listener in self._all():
-            listener.close()
+        with contextlib.ExitStack() as on_exit:
+            for listener in self._all():
+                on_exit.callback(listener.close)
 
     def _read_root_id(self) -> str:
         """Returns the id of the folder at the cache's path, which tells whether it was replaced; "" without one."""

@@ -186,3 +186,17 @@ async def test_who_may_connect_changes_with_the_configuration(tmp_path: Path, mo
         listeners.reload(config)
         await listeners._main.open_again()
         assert modes() == [0o600, 0o600]
+
+
+@pytest.mark.process
+async def test_a_socket_that_cannot_be_removed_leaves_no_other(tmp_path: Path) -> None:
+    """If the file of one socket cannot be removed, which is an error, the other socket is closed and removed still."""
+    config = _config(tmp_path)
+    second = config.cache.directory / CACHE_SOCKET_NAME
+    opened = listen(config, asyncio.Protocol)
+    await opened.__aenter__()
+    shutil.rmtree(tmp_path / "runtime")
+    (tmp_path / "runtime").touch()
+    with pytest.raises(NotADirectoryError):
+        await opened.__aexit__(None, None, None)
+    assert not second.exists()
