@@ -1,13 +1,14 @@
 """Counts, checks, clears and exports a cache folder, without its engine.
 
-`streamer cache stat | check | clear | export` calls it (`cli/cache_command.py`); `cli/warming.py` uses `export`. It is
-synchronous. The caller holds the engine's lock of the folder while `clear` runs.
+`streamer cache stat | check | clear | export` calls it (`cli/cache_command.py`), and `cli/warming.py` exports with it.
+It is synchronous. The caller holds the engine's lock of the folder while `clear` runs.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import secrets
 import shutil
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -27,7 +28,9 @@ from streamer.cache.folder import (
     open_layer,
     read_header,
 )
-from streamer.errors import CacheError, IntegrityError
+from streamer.errors import CacheError, IntegrityError, ManifestError
+from streamer.manifest.reader_lock import keep_folder
+from streamer.manifest.staging import settle
 
 logger = logging.getLogger(__name__)
 
@@ -153,28 +156,92 @@ def export(path: Path, target: Path, *, keys: Iterable[bytes] | None = None, pro
     Raises:
         CacheError: one of the folders cannot be used, the disk of the target is full, or one of the disks fails. The
             target has whole files only.
+        ManifestError: a manifest cannot be locked or read.
         OSError: the chunks of the source cannot be listed.
-        ConfigError: the group of the target does not exist.
+        ConfigError: the group of the target does not exist, or this process may open no more files.
+    """
+    there = export_chunks(path, target, keys, progress)
+    export_manifests(path, target)
+    return len(there)
+
+
+def export_chunks(
+    path: Path, target: Path, keys: Iterable[bytes] | None = None, progress: Progress | None = None
+) -> set[bytes]:
+    """Copies checked chunks as `export` does, and returns the keys of those that the target has now.
+
+    Raises:
+        CacheError, OSError, ConfigError: as for `export`.
     """
     source = open_layer(path)
     layer = open_folder(target)
     wanted = [key for key, _ in list_chunk_files(source)] if keys is None else list(keys)
-    there = 0
+    there = set()
     for done, key in enumerate(wanted, 1):
         try:
             _copy_chunk(source, layer, key)
-            there += 1
+            there.add(key)
         except (IntegrityError, FileNotFoundError) as error:
             logger.warning("not exported: %s", error)
         except OSError as error:
             raise _refuse_target(target, error) from error
         if progress:
             progress(done, len(wanted))
+    return there
+
+
+def export_manifests(path: Path, target: Path) -> None:
+    """Copies all manifests, and what is made of them, into another folder, each as a whole.
+
+    What is still being written is left out, and so is what is removed meanwhile.
+
+    Raises:
+        CacheError: one of the folders cannot be used, the disk of the target is full, or one of the disks fails.
+        ManifestError: a manifest cannot be locked or read.
+        ConfigError: the group of the target does not exist, or this process may open no more files.
+    """
+    open_layer(path)
+    layer = open_folder(target)
     try:
-        shutil.copytree(path / "manifests", target / "manifests", dirs_exist_ok=True)
+        for source in sorted((path / "manifests").iterdir()):
+            # Writers and removers work under names that begin with a dot.
+            if not source.name.startswith("."):
+                _copy_manifest(source, layer)
     except OSError as error:
         raise _refuse_target(target, error) from error
-    return there
+
+
+def _copy_manifest(source: Path, layer: CacheFolder) -> None:
+    """Copies a manifest, or a file beside it, to a layer; does nothing if it is gone. An intact manifest there stays.
+
+    Raises:
+        OSError: it cannot be read, or the disk of the layer cannot be written.
+        ManifestError: it cannot be locked or read.
+        ConfigError: this process may open no more files.
+    """
+    goal = layer.path / "manifests" / source.name
+    temporary = layer.path / "tmp" / f"{source.name}.{os.getpid()}.{secrets.token_hex(4)}"
+    try:
+        if source.is_dir():
+            with keep_folder(source):
+                shutil.copytree(source, temporary)
+            settle(temporary, goal, durable=False)
+        else:
+            shutil.copy2(source, temporary)
+            os.replace(temporary, goal)
+    except (FileNotFoundError, ManifestError):
+        if source.exists():
+            raise
+    except shutil.Error as error:
+        # Files of a folder that is no manifest, such as notes of interrupted indexes, may leave it meanwhile.
+        if any(Path(file).exists() for file, _, _ in error.args[0]):
+            raise OSError(None, "; ".join(sorted({why for _, _, why in error.args[0]})), str(source)) from error
+    finally:
+        if temporary.is_dir():
+            shutil.rmtree(temporary, ignore_errors=True)
+        else:
+            with suppress(OSError):
+                temporary.unlink(missing_ok=True)
 
 
 def _copy_chunk(source: CacheFolder, layer: CacheFolder, key: bytes) -> None:

@@ -63,7 +63,7 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
     Raises:
         CacheError: the cache cannot be used, or a chunk cannot be copied to --export.
         StreamerError: the dataset cannot be indexed or read.
-        OSError: the disk of --export is full, or fails.
+        OSError: the chunks of the cache folder cannot be listed.
     """
     from streamer.cli.dataset import client_settings, open_manifest
     from streamer.cli.warming import Pace, Warming
@@ -94,12 +94,16 @@ def summary(chosen: WarmPlan, warmed: Warmed, seconds: float) -> list[str]:
         seconds: how long it took.
     """
     total = chosen.present_chunks + warmed.chunks + chosen.missing_chunks
-    local = chosen.present_chunks + warmed.chunks
+    missing = total - warmed.local_chunks
     rate = f", {format_bytes(warmed.fetched_bytes / seconds)}/s" if warmed.fetched_bytes else ""
-    lines = [f"{local:,} of {total:,} chunks are local; {format_bytes(warmed.fetched_bytes)} fetched{rate}"]
-    if chosen.missing_chunks:
+    lines = [
+        f"{warmed.local_chunks:,} of {total:,} chunks are local; {format_bytes(warmed.fetched_bytes)} fetched{rate}"
+    ]
+    if missing and not chosen.missing_chunks:
+        lines.append(f"{missing:,} chunks have left the cache after their export; a larger --cache-bytes keeps more")
+    elif missing:
         lines.append(
-            f"{chosen.missing_chunks:,} chunks have no room: {local / total:.0%} of every epoch will be hits; "
+            f"{missing:,} chunks have no room: {warmed.local_chunks / total:.0%} of every epoch will be hits; "
             "a larger --cache-bytes takes more"
         )
     return lines

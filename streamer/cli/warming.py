@@ -1,4 +1,4 @@
-"""Fills a cache before the first job, for `streamer warm`: reads the chunks that fit in one session of the engine.
+"""Fills a cache before the first job, for `streamer warm`: reads, in one session, the chunks that the cache can keep.
 
 The chunks are read in *slices*, of which each is a step and an epoch of the session. `warm_command.py` uses it.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
 
@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from streamer.cache.folder import ROOT_ID, list_chunk_files, open_layer
-from streamer.cache.maintenance import export
+from streamer.cache.maintenance import export_chunks, export_manifests
 from streamer.cache.policy.table import Places, charge_each, draw_ranks, to_keys
 from streamer.client.engine_client import EngineClient
 from streamer.client.session import Session
@@ -46,7 +46,7 @@ class WarmPlan:
 
     Attributes:
         chunks: numbers of the chunks in the order of fetching, int64 (n,).
-        file_bytes: length of the file of each of them, int64 (n,).
+        file_bytes: length of the file of each of them, as the function of this name returns it: int64 (n,).
         present_chunks: number of the dataset's chunks that are there already and stay, which `chunks` leaves out. It is
             0 if all chunks were chosen, those that are there among them.
         missing_chunks: number of the dataset's chunks for which the cache has no space.
@@ -63,12 +63,14 @@ class Warmed:
     """The result of a warming, over all chunks of its plan.
 
     Attributes:
-        chunks: number of the plan's chunks, which are all local now.
-        total_bytes: length of their files together.
+        chunks: number of the plan's chunks, which have all been local, and are still local if there was no target.
+        local_chunks: number of the dataset's chunks that are local at the end, those in layers among them.
+        total_bytes: length of the files of the plan's chunks together, as `file_bytes` says.
         fetched_bytes: bytes that had to be fetched for them.
     """
 
     chunks: int
+    local_chunks: int
     total_bytes: int
     fetched_bytes: int
 
@@ -147,7 +149,7 @@ def _are_in(keys: npt.NDArray[np.bytes_], wanted: Collection[bytes]) -> npt.NDAr
 
 
 def file_bytes(manifest: Manifest) -> Integers:
-    """Returns the length in bytes of each chunk's file in a cache: int64 (chunks,)."""
+    """Returns the length in bytes of each chunk's file, which is an estimate for recoded chunks: int64 (chunks,)."""
     return chunkfile.HEADER_BYTES + manifest.chunk_local_bytes + manifest.chunk_samples * chunkfile.CRC_BYTES
 
 
@@ -192,9 +194,13 @@ class Warming:
         Raises:
             CacheError: a chunk could not be copied to the target, or the cache folder cannot be read.
             StreamerError: the store, the cache or the engine failed.
-            OSError: the disk of the target is full, or fails.
+            OSError: the chunks of the cache folder or of a layer cannot be listed.
         """
         own, *layers = _folders(self._client)
+        if self._target is not None:
+            # They come first, so that what an interrupted run has copied can be used.
+            for folder in (own, *layers):
+                export_manifests(folder, self._target)
         present = present_keys(own)
         below = frozenset[bytes]().union(*map(present_keys, layers))
         limit = self._counter("limit_bytes")
@@ -231,9 +237,15 @@ class Warming:
                     places=places,
                 )
                 slices = list(cut(chosen.file_bytes, self._pace.slice_bytes(limit)))
-            return chosen, self._read(session, chosen, slices, report)
+            warmed = self._read(session, chosen, slices, report)
         finally:
             session.close()
+        if everything:
+            # The cache has not kept all that went through it.
+            local = set[bytes]().union(*map(present_keys, _folders(self._client)))
+            keys = to_keys(self._manifest.chunk_keys)
+            warmed = replace(warmed, local_chunks=int(_are_in(keys, local).sum()))
+        return chosen, warmed
 
     def _read(self, session: Session, chosen: WarmPlan, slices: Sequence[slice], report: Report) -> Warmed:
         """Makes the chunks of the plan local within the limit of the rate, and copies them if there is a target."""
@@ -254,7 +266,12 @@ class Warming:
             done += int(chosen.file_bytes[part].sum())
             report(done, total)
             self._pace.hold(sum(self._fetched.values()))
-        return Warmed(chunks=len(chosen.chunks), total_bytes=total, fetched_bytes=sum(self._fetched.values()))
+        return Warmed(
+            chunks=len(chosen.chunks),
+            local_chunks=chosen.present_chunks + len(chosen.chunks),
+            total_bytes=total,
+            fetched_bytes=sum(self._fetched.values()),
+        )
 
     def _extend(self, session: Session, upto: int, slices: Sequence[slice], chunks: Integers) -> None:
         """Sends the engine the slices below number `upto` that it does not know yet."""
@@ -275,8 +292,8 @@ class Warming:
         missing = {self._manifest.chunk_keys[chunk].tobytes() for chunk in chunks}
         for folder in _folders(self._client):
             held = [key for key in missing if (folder / chunkfile.relative_path(key)).exists()]
-            if held and export(folder, self._target, keys=held) == len(held):
-                missing -= set(held)
+            if held:
+                missing -= export_chunks(folder, self._target, held)
         if missing:
             raise CacheError(
                 f"{len(missing)} of {len(chunks)} chunks could not be copied to {self._target}; the log says why, and "

@@ -15,7 +15,7 @@ import os
 import secrets
 import shutil
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
@@ -40,7 +40,9 @@ def open_held(path: Path) -> Manifest:
 
 
 def hold_folder(path: Path, open_folder: Callable[[Path], Opened]) -> Opened:
-    """Opens a folder, which stays on the disk while the result exists; holds one descriptor.
+    """Opens a folder, which stays on the disk while the result exists wherever the file system has locks.
+
+    The result holds one descriptor.
 
     Args:
         path: the folder.
@@ -59,6 +61,21 @@ def hold_folder(path: Path, open_folder: Callable[[Path], Opened]) -> Opened:
     # The descriptor is not closed at exit: the kernel closes it then, and threads may still read.
     weakref.finalize(opened, os.close, descriptor).atexit = False
     return opened
+
+
+@contextlib.contextmanager
+def keep_folder(path: Path) -> Iterator[None]:
+    """Lets no remover take a folder while the context is open.
+
+    Raises:
+        ManifestError: there is no such folder, or it was just removed.
+        ConfigError: this process may open no more files.
+    """
+    descriptor = _open_with_lock(path)
+    try:
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _open_with_lock(path: Path) -> int:
@@ -125,7 +142,7 @@ def remove_unread(path: Path) -> bool:
 
 
 def sweep_leftovers(root: Path) -> int:
-    """Removes the folders that killed removers have left in `root`; returns how many were there. Ignores errors."""
+    """Removes the renamed folders in `root`, and returns how many were there. Call it while no other remover works."""
     leftovers = list(root.glob(f"{_PREFIX}*"))
     for leftover in leftovers:
         shutil.rmtree(leftover, ignore_errors=True)

@@ -62,6 +62,28 @@ def test_warm_fills_once_and_exports_a_layer(environment: Mapping[str, str], arr
 
 
 @pytest.mark.slow
+def test_an_export_beyond_the_cache_says_what_is_local(
+    environment: Mapping[str, str], arrays: Path, tmp_path: Path
+) -> None:
+    """An export of more than the cache holds copies all chunks, and the summary counts those that the cache has kept.
+
+    Regression: it said that all chunks were local.
+    """
+    layer = tmp_path / "layer"
+    lines = _run(environment, "warm", f"{arrays}/", "--cache-bytes", "1500kB", "--export", f"{layer}").splitlines()
+    found = re.match(r"(\d+) of (\d+) chunks are local; ", lines[0])
+    assert found is not None
+    local, chunks = map(int, found.groups())
+    assert 0 < local < chunks
+    assert lines[1].startswith(
+        f"{chunks - local} chunks have no room: {local / chunks:.0%} of every epoch will be hits"
+    )
+    assert _run(environment, "cache", "check", f"{layer}").startswith(f"{chunks} chunks, 2.6 MB: 0 damaged")
+    kept = _run(environment, "cache", "stat", environment["STREAMER_CACHE_DIR"])
+    assert f"{local} chunks" in kept, kept
+
+
+@pytest.mark.slow
 def test_explain_plans_rows(environment: Mapping[str, str], tmp_path: Path) -> None:
     """`streamer explain --packing` describes rows planned by the format's tokens or a guess, and keeps their table."""
     write_megatron(tmp_path / "tokens", documents(lengths(800, 64)))

@@ -15,6 +15,7 @@ from streamer.cache.chunk_files import ChunkBytes
 from streamer.cache.maintenance import check, clear, export, stat
 from streamer.config import CacheConfig
 from streamer.errors import CacheError, CacheVersionError
+from streamer.manifest.reader_lock import remove_unread
 
 MakeChunk = Callable[..., ChunkBytes]
 
@@ -77,6 +78,43 @@ def test_export_copies_what_is_sound(folder: Path, make_chunk: MakeChunk, tmp_pa
     assert export(folder, layer, keys=[make_chunk(0).key]) == 1
     assert {path: path.stat().st_mtime_ns for path in layer.glob("chunks/*/*")} == times
     assert check(layer).damaged == {}
+
+
+def test_an_export_keeps_a_manifest_until_it_is_copied(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A manifest that `export` copies is not removed meanwhile; one that is gone, or not finished, is left out.
+
+    Regression: a manifest that the engine removed during the export ended it as a failure of the target.
+    """
+    manifests = folder / "manifests"
+    (manifests / "gone").symlink_to(tmp_path / "nowhere")
+    (manifests / ".building-0").mkdir()
+    (manifests / "m.question.rows").write_text("made of m")
+    copytree, removed = maintenance.shutil.copytree, []
+
+    def copy(source: Path, target: Path) -> None:
+        removed.append(remove_unread(source))
+        copytree(source, target)
+
+    monkeypatch.setattr(maintenance.shutil, "copytree", copy)
+    layer = tmp_path / "layer"
+    assert export(folder, layer) == 3
+    assert removed == [False]
+    assert sorted(path.name for path in (layer / "manifests").iterdir()) == ["m", "m.question.rows"]
+    assert (layer / "manifests" / "m" / "root.json").read_text() == "{}"
+    assert list((layer / "tmp").iterdir()) == []
+    assert remove_unread(manifests / "m")
+
+
+def test_an_export_replaces_a_manifest_that_is_not_whole(folder: Path, tmp_path: Path) -> None:
+    """A manifest of the layer that an earlier copy has left without a file is replaced by a whole one."""
+    half = tmp_path / "layer" / "manifests" / "m"
+    export(folder, tmp_path / "layer", keys=[])
+    (half / "root.json").unlink()
+    export(folder, tmp_path / "layer", keys=[])
+    assert (half / "root.json").read_text() == "{}"
+    assert list((tmp_path / "layer" / "tmp").iterdir()) == []
 
 
 @pytest.mark.parametrize("call", ["copyfile", "copytree"])

@@ -120,6 +120,6 @@ def test_the_summary_says_what_the_epochs_will_hit() -> None:
     """The summary tells local and fetched chunks, and what share of every epoch will be hits."""
     manifest = _manifest()
     chosen = plan(manifest, {manifest.chunk_keys[5].tobytes()}, room_bytes=10 * charge(_size()))
-    lines = summary(chosen, Warmed(chunks=9, total_bytes=9 * _size(), fetched_bytes=9000), 2.0)
+    lines = summary(chosen, Warmed(chunks=9, local_chunks=10, total_bytes=9 * _size(), fetched_bytes=9000), 2.0)
     assert lines[0] == "10 of 40 chunks are local; 9.0 kB fetched, 4.5 kB/s"
     assert lines[1].startswith("30 chunks have no room: 25% of every epoch will be hits")
