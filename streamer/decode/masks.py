@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sized
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -19,7 +19,7 @@ RunLengths: TypeAlias = dict[str, Any]
 
 # Least number of coordinates of a polygon: three points.
 _LEAST_NUMBERS = 6
-# Largest coordinate of a polygon: more than the sides of any image.
+# Largest coordinate of a polygon, and side of a mask: more than the sides of any image.
 _MAX_COORDINATE = 1_000_000
 # Code of the letter "0", which stands for the five bits 0 in run lengths.
 _FIRST_LETTER = 48
@@ -34,27 +34,33 @@ def coco_masks(sample: Mapping[str, Any]) -> NDArray[np.uint8]:
 
     Args:
         sample: a sample with "segmentation" (a list with an entry for each object), "height" and "width" (of the
-            image).
+            image, floats without a fraction, too).
 
     Raises:
         ConfigError: pycocotools is not installed, or the sample lacks one of the three fields.
-        DecodeError: an object has no segmentation, or one that is damaged or does not fit the image.
+        DecodeError: an object has no segmentation, or one that is damaged or does not fit the image, or one of the
+            three fields has a value of another type.
     """
     with require_extra("coco_masks", field="annotations"):
         from pycocotools import mask
     missing = [name for name in ("segmentation", "height", "width") if sample.get(name) is None]
     if missing:
         raise ConfigError(f"coco_masks: the sample has no {missing[0]!r}; name it in fields=", field="fields")
-    height, width = sample["height"], sample["width"]
-    if boxes := [number for number, each in enumerate(sample["segmentation"]) if not each]:
+    height, width = _read_side(sample, "height"), _read_side(sample, "width")
+    given: object = sample["segmentation"]
+    if not isinstance(given, list | tuple):
+        raise _refuse(sample, "segmentation", f"is of type {type(given).__name__}, not a list with an entry per object")
+    if boxes := [
+        number for number, each in enumerate(given) if each is None or (isinstance(each, Sized) and not len(each))
+    ]:
         raise DecodeError(
-            f"coco_masks: {len(boxes)} of {len(sample['segmentation'])} objects have no segmentation (the first is "
-            f"number {boxes[0]}); leave such objects out before, with their boxes and labels",
+            f"coco_masks: {len(boxes)} of {len(given)} objects have no segmentation (the first is number {boxes[0]}); "
+            "leave such objects out before, with their boxes and labels",
             sample=str(sample.get("__key__", "")),
             field="segmentation",
         )
-    found = np.zeros((len(sample["segmentation"]), height, width), np.uint8)
-    for number, segmentation in enumerate(sample["segmentation"]):
+    found = np.zeros((len(given), height, width), np.uint8)
+    for number, segmentation in enumerate(given):
         try:
             runs = _encode_runs(segmentation, height, width)
         except (ValueError, TypeError, OverflowError) as error:
@@ -69,6 +75,20 @@ def coco_masks(sample: Mapping[str, Any]) -> NDArray[np.uint8]:
                 raise AssertionError(f"pycocotools made {decoded.shape} of run lengths of {(height, width)}")
             found[number] = decoded
     return found
+
+
+def _read_side(sample: Mapping[str, Any], name: str) -> int:
+    """Returns the height or the width of a sample's image; raises DecodeError if it is no whole number of pixels."""
+    given: object = sample[name]
+    is_number = isinstance(given, int | float | np.integer | np.floating) and not isinstance(given, bool)
+    if not is_number or not 1 <= given <= _MAX_COORDINATE or given != int(given):  # type: ignore[operator, call-overload]
+        raise _refuse(sample, name, f"is {given!r:.100}, not a whole number of pixels from 1 to {_MAX_COORDINATE}")
+    return int(given)  # type: ignore[call-overload, no-any-return]
+
+
+def _refuse(sample: Mapping[str, Any], name: str, what: str) -> DecodeError:
+    """Makes the error of a field whose value is not what masks are made of."""
+    return DecodeError(f"coco_masks: {name!r} {what}", sample=str(sample.get("__key__", "")), field=name)
 
 
 def _encode_runs(segmentation: object, height: int, width: int) -> RunLengths | None:
@@ -108,7 +128,7 @@ def _encode_runs(segmentation: object, height: int, width: int) -> RunLengths | 
     if isinstance(counts, list):
         encoded: RunLengths = mask.frPyObjects(segmentation, height, width)
         return encoded
-    return segmentation
+    return {"size": [height, width], "counts": counts}
 
 
 def _parse_runs(counts: str | bytes) -> list[int]:

@@ -197,3 +197,48 @@ def test_cut_run_lengths_are_never_half_a_mask() -> None:
         changed = counts[:at] + chr(ord(counts[at]) ^ 1) + counts[at + 1 :]
         with contextlib.suppress(DecodeError):
             assert masked({"size": [30, 40], "counts": changed}, 30, 40).max() <= 1
+
+
+WIDE = {"segmentation": [[[1, 1, 3, 1, 3, 2]], {"size": [4, 5], "counts": [3, 5, 12]}], "height": 4, "width": 5}
+
+
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+@pytest.mark.parametrize("as_side", [float, np.float64, np.float32, np.int32])
+def test_sides_that_are_whole_numbers_of_another_type(as_side: Any) -> None:
+    """A height and width from a table of floats, and run lengths with such a size, give the masks of integers."""
+    wanted = coco_masks(WIDE)
+    assert wanted.any(axis=(1, 2)).all()
+    sides = {"height": as_side(4), "width": as_side(5)}
+    assert np.array_equal(coco_masks(WIDE | sides), wanted)
+    packed: Any = mask.frPyObjects(WIDE["segmentation"][1], 4, 5)  # type: ignore[index]
+    for counts in (packed["counts"], packed["counts"].decode()):
+        runs = {"size": [as_side(4), as_side(5)], "counts": counts}
+        assert np.array_equal(coco_masks(WIDE | sides | {"segmentation": [runs]}), wanted[1:])
+
+
+@pytest.mark.parametrize("side", [480.5, float("nan"), float("inf"), "4", True, 0, -4, 1 << 40, [4], np.zeros(2)])
+@pytest.mark.parametrize("name", ["height", "width"])
+def test_a_side_that_is_no_number_of_pixels(name: str, side: object) -> None:
+    """A height or width that is no whole number of pixels is a DecodeError with its field, and not another error."""
+    with pytest.raises(DecodeError, match=rf"coco_masks: '{name}' is .* not a whole number of pixels") as caught:
+        coco_masks(WIDE | {name: side, "__key__": "7"})
+    assert caught.value.details == {"sample": "7", "field": name}
+
+
+@pytest.mark.parametrize("given", [7, {"size": [4, 5], "counts": [20]}, "abc", np.zeros((2, 6)), {1, 2}])
+def test_a_segmentation_that_is_no_list(given: object) -> None:
+    """Segmentations that are no list are a DecodeError that names their type."""
+    with pytest.raises(DecodeError, match=rf"'segmentation' is of type {type(given).__name__}, not a list"):
+        coco_masks(WIDE | {"segmentation": given})
+
+
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+@pytest.mark.parametrize(
+    "given", [7, 0, "abc", [7], [None], [["a"] * 6], {"size": 5, "counts": [20]}, {"size": [4, 5], "counts": None}]
+)
+def test_an_object_whose_segmentation_is_of_another_type(given: object) -> None:
+    """An object whose segmentation has values of other types is refused by its number."""
+    with pytest.raises(DecodeError, match="the segmentation of object 1 of 2 is refused"):
+        coco_masks(WIDE | {"segmentation": [[[1, 1, 3, 1, 3, 2]], given]})
+    with pytest.raises(DecodeError, match="the segmentation of object 0 of 1 is refused"):
+        coco_masks(WIDE | {"segmentation": [np.zeros((2, 6))]})
