@@ -7,7 +7,7 @@ Used by the datasets, packs and commands that take `annotations=`, by the engine
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, get_args
 
@@ -74,7 +74,8 @@ class Annotations:
             allowed = ", ".join(map(repr, get_args(Missing)))
             raise ConfigError(f"missing={self.missing!r} must be one of {allowed}", field="missing")
         fields: object = () if self.fields is None else self.fields
-        names = fields if isinstance(fields, Collection) and not isinstance(fields, str) else [None]
+        # A set is refused, because its order differs between processes.
+        names = fields if isinstance(fields, Sequence) and not isinstance(fields, str) else [None]
         if not all(isinstance(name, str) for name in names):
             raise ConfigError(f"fields={self.fields!r}: give a sequence of names", field="fields")
 

@@ -16,8 +16,9 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
+from types import UnionType
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias, Union, get_args, get_origin
 
 import msgspec
 import numpy as np
@@ -161,6 +162,12 @@ def _encode_option(owner: str, name: str, value: object) -> object:
     return plain
 
 
+def _may_be_set(kind: object) -> bool:
+    """Whether an option of this type may be a set, because the order of its items has no meaning."""
+    kinds = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
+    return any((get_origin(each) or each) in (set, frozenset, Set, Collection) for each in kinds)
+
+
 def _is_finite(value: object) -> bool:
     if isinstance(value, Mapping):
         return all(map(_is_finite, value.values()))
@@ -222,6 +229,12 @@ class FormatType(msgspec.StructMeta):
         types = {field.name: field.type for field in msgspec.structs.fields(self)}  # type: ignore[arg-type]
         given = {**dict(zip(types, values, strict=False)), **options}
         for name in given.keys() & types.keys():
+            if isinstance(given[name], set | frozenset) and not _may_be_set(types[name]):
+                raise ConfigError(
+                    f"{self.__name__}: {name}={given[name]!r} is a set, which has no order that is the same in all "
+                    "processes: give a list",
+                    field="format",
+                )
             plain = _encode_option(self.__name__, name, given[name])
             # The engine gets it in this form, and makes the format of it.
             try:

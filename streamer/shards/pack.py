@@ -331,8 +331,10 @@ def _field_names(fields: Mapping[str, str] | Sequence[str] | None) -> dict[str, 
     """Returns the fields to write by name, with their new names; ConfigError if they are no names."""
     if fields is None:
         return None
-    if not checks.are_names(fields) or (isinstance(fields, Mapping) and not checks.are_names(fields.values())):
-        raise ConfigError(f"fields={fields!r}: give names, or a mapping of names to new ones", field="fields")
+    is_set = isinstance(fields, set | frozenset)  # whose order differs between processes, and so the job's id
+    names = fields.values() if isinstance(fields, Mapping) else ()
+    if is_set or not checks.are_names(fields) or not checks.are_names(names):
+        raise ConfigError(f"fields={fields!r}: give a list of names, or a mapping of names to new ones", field="fields")
     return dict(fields) if isinstance(fields, Mapping) else {name: name for name in fields}
 
 

@@ -47,6 +47,8 @@ class Normalize:
     ) -> None:
         if layout not in {"NHWC", "NCHW"}:
             raise ConfigError(f"layout={layout!r} is neither 'NHWC' nor 'NCHW'", field="layout")
+        if isinstance(mean, set | frozenset) or isinstance(std, set | frozenset):
+            raise ConfigError(f"mean={mean!r}, std={std!r}: give lists, a set has no order of channels", field="std")
         if len(mean) != len(std) or any(s <= 0 for s in std):
             raise ConfigError(f"mean={mean!r} and std={std!r} must be of one length, std positive", field="std")
         self._scale = [1 / (255 * s) for s in std]

@@ -121,7 +121,8 @@ def _check_columns(columns: object) -> tuple[tuple[str, str], ...] | None:
     """Returns pairs: a field of the right side and the name that samples get; None for all. Raises ConfigError."""
     if columns is None:
         return None
-    if isinstance(columns, str) or not isinstance(columns, Iterable):
+    # The order of a set differs between processes.
+    if isinstance(columns, str | set | frozenset) or not isinstance(columns, Iterable):
         raise ConfigError(f"columns={columns!r}: give a sequence of names, or new names by name", field="columns")
     pairs = list(columns.items()) if isinstance(columns, Mapping) else [(name, name) for name in columns]
     names = [name for pair in pairs for name in pair]

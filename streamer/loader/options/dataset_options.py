@@ -264,6 +264,10 @@ def list_urls(given: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) 
         ConfigError: the argument is neither a url or path nor a sequence of them.
     """
     several = [given] if isinstance(given, str | os.PathLike) else given
+    if isinstance(several, set | frozenset):
+        raise ConfigError(
+            f"url= is a set of {len(several)} urls, whose order differs between processes: give a list", field="url"
+        )
     try:
         return tuple(os.fspath(url) for url in several)
     except TypeError as error:
