@@ -284,7 +284,7 @@ class SampleDecoder:
             return bytes
         if callable(self.rule):
             call = self.rule if not isinstance(self.rule, StoredFields) else partial(self.rule, kind=field.kind)
-            return lambda content: call(name, bytes(content))
+            return _rename(lambda content: call(name, bytes(content)), self.rule)
         known = field_name(name)
         if known not in self._given:
             known = known.rpartition(".")[2]
@@ -368,7 +368,7 @@ def _pass_bytes(reader: FieldDecoder | None) -> _Reader:
     if _is_own(reader):
         return reader  # type: ignore[return-value]
     call = reader
-    return lambda content: call(bytes(content))
+    return _rename(lambda content: call(bytes(content)), reader)
 
 
 def _is_own(reader: object) -> bool:
@@ -378,7 +378,13 @@ def _is_own(reader: object) -> bool:
     return type(reader) in (images.ImageDecoder, ArrayDecoder) or isinstance(reader, TargetDecoder)
 
 
-def _name_of(reader: _Reader) -> str:
+def _rename(reader: _Reader, given: Callable[..., object]) -> _Reader:
+    """Gives a decoder the name of the user's function that it calls, for errors; returns the decoder."""
+    reader.__qualname__ = _name_of(given)
+    return reader
+
+
+def _name_of(reader: Callable[..., object]) -> str:
     return getattr(reader, "__qualname__", type(reader).__qualname__)
 
 

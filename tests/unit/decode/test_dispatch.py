@@ -153,13 +153,17 @@ def test_a_failure_names_sample_field_and_decoder():
 
 
 def test_a_users_decoder_fails_the_same_way():
-    """An error of a user's decoder becomes a DecodeError, whatever it raises."""
+    """An error of a user's decoder becomes a DecodeError that names the user's function, whatever it raises."""
 
     def mine(content: bytes) -> object:
         raise KeyError("no such thing")
 
-    with pytest.raises(DecodeError, match="no such thing"):
-        SampleDecoder({"bin": mine})("k", [field("bin", b"")])
+    for rule in ({"bin": mine}, lambda name, content: mine(content)):
+        with pytest.raises(DecodeError, match="no such thing") as caught:
+            SampleDecoder(rule)("k", [field("bin", b"")])
+        named = mine if isinstance(rule, dict) else rule
+        assert caught.value.details["decoder"] == named.__qualname__
+        assert f"is refused by {named.__qualname__}: KeyError" in str(caught.value)
 
 
 @pytest.mark.parametrize("rule", ["pil", 7, {"jpg": "pil"}])
