@@ -16,7 +16,8 @@ from collections.abc import Iterator, Sequence
 
 from streamer.base.system_limits import out_of_descriptors
 
-# Longest message, below the kernel's default limit for one datagram (net.core.wmem_default, 212,992 bytes on Linux).
+# Limit of the messages that `receive` takes unless the caller says another one. It is below the kernel's default limit
+# for one datagram (net.core.wmem_default, 212,992 bytes on Linux).
 MESSAGE_BYTES = 1 << 17
 
 # The bytes of a message, and the descriptors that came with it, which the receiver closes.
@@ -78,7 +79,7 @@ class MessageSocket:
         return True
 
     def receive(self, max_bytes: int = MESSAGE_BYTES, max_descriptors: int = 0, flags: int = 0) -> Message | None:
-        """Returns the next message with its descriptors, or None if the other end is closed.
+        """Returns the next message, which is not empty, with its descriptors, or None if the other end is closed.
 
         An empty message counts as the end; descriptors that came with it are closed.
 
@@ -89,7 +90,7 @@ class MessageSocket:
 
         Raises:
             BlockingIOError: this end does not wait, and there is no message.
-            ConfigError: this process can take no further descriptor.
+            ConfigError: this process can take no further descriptor, or more of them came than `max_descriptors`.
         """
         try:
             if not max_descriptors:

@@ -49,7 +49,10 @@ def shown(url: str) -> str:
 
 
 def without_login(url: str) -> str:
-    """Returns a url without the `user:password@` before its host; of urls chained by `::`, each without its own."""
+    """Returns a url without its login, also if it is chained by `::`.
+
+    What `errors.is_login` does not take for a login, such as the container of `az://`, stays.
+    """
     if "@" not in url:
         return url
     return "::".join(_without_login(part) for part in url.split("::")) if "::" in url else _without_login(url)

@@ -28,9 +28,11 @@ examples:
 
 NOTES = """\
 Trainers need one setting, STREAMER_ENGINE, and, where they see the cache folder at another path, STREAMER_CACHE_DIR.
-SIGTERM and Ctrl-C let finish what is on its way; SIGHUP reads the configuration again. One engine per cache folder.
+SIGTERM and Ctrl-C wait up to --drain-seconds for what is on its way, and a second one ends that wait. SIGHUP reads the
+configuration again. One engine per cache folder.
 With [[datasets]] in its configuration the service holds the credentials: it serves these and nothing else, and trainers
-need none. Without them it serves one user, the first that asks for data: every url but those of its own machine.
+need none. Without them it serves one user, the first that asks for data: every url but local files and
+loopback, link-local and metadata addresses.
 
 /etc/streamer.toml:
   [cache]
@@ -57,7 +59,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     cache = parser.add_argument_group("cache")
     add_cache_dir(cache)
     cache.add_argument(
-        "--cache-bytes", type=_size, metavar="SIZE", help="hard limit of the cache (default: 80%% of what is free)"
+        "--cache-bytes",
+        type=_size,
+        metavar="SIZE",
+        help="hard limit of the cache (default: 80%% of what is free or in the cache)",
     )
     cache.add_argument(
         "--memory-bytes",

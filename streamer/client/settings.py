@@ -26,8 +26,8 @@ class ClientSettings:
     Attributes:
         cache_dir: absolute path of the cache folder: that of the embedded engine, or a service's as this process sees
             it.
-        runtime_dir: absolute path of the folder for sockets, locks and logs. It must be short: a socket's path is
-            limited.
+        runtime_dir: absolute path of the folder for sockets, locks, logs and selections. It must be short: a socket's
+            path is limited.
         engine: which engine. None, "auto" and "embedded" mean the embedded engine of `cache_dir`, in a process of its
             own. "inline" means the same, but started in this process. "unix:/path" means only the service that
             listens at this socket.
@@ -88,7 +88,7 @@ class ClientSettings:
 
     @property
     def external(self) -> bool:
-        """Whether the engine is a service at a named socket, which a client never starts."""
+        """Whether the engine is only reached at the socket that `engine` names, and never started by this client."""
         return self.engine is not None and self.engine not in ("auto", "embedded", INLINE)
 
     @property

@@ -80,12 +80,12 @@ class PageCache:
         return self._cache.space.charged_bytes > MEMORY_SHARE * self._memory_bytes
 
     def prefetch_pages(self, key: bytes) -> None:
-        """Advises that a chunk's file will be read soon, if the cache `advises`."""
+        """Advises that a chunk's file will be read soon, if `advises`."""
         if self.advises:
             self._tasks.create_task(self._cache.advise(key, "WILLNEED"))
 
     def drop_pages(self, key: bytes) -> None:
-        """Advises that the pages of a chunk's file are not needed any more, if the cache `advises`."""
+        """Advises that the pages of a chunk's file are not needed any more, if `advises`."""
         if self.advises:
             self._tasks.create_task(self._cache.advise(key, "DONTNEED"))
 
@@ -108,7 +108,7 @@ _CHUNKS_OF_A_STEP = 64
 # may change what is kept, so it is made only then.
 MIN_NEED = 0.6
 MAX_NEED = 1.2
-# A chunk that the cache has refused so often in a row is tried no more: its reader gets the error.
+# Refusals in a row after which a reader that waits for the chunk gets the error.
 MAX_REFUSALS = 10
 # The kernel gets advice about pages if the chunks on the disk take more than this share of the memory.
 MEMORY_SHARE = 0.5
@@ -222,7 +222,7 @@ class Scheduler:
     # ------------------------------------------------------------ one session
 
     def _schedule_all(self) -> None:
-        """Releases the finished uses of all sessions, then schedules each; stops when the turn's uses are spent."""
+        """Releases the finished uses of all sessions, then schedules each unless these have spent the turn's uses."""
         self._wake_pending = False
         self._steps_left = STEPS_PER_TURN
         if self._windows_changed:

@@ -336,7 +336,8 @@ class Fetcher:
             make_view: returns the memory. It is called at the first byte.
 
         Raises:
-            StoreError: the first range that failed. The others are cancelled.
+            StoreError, ConfigError, ClosedError, OSError: the first error of a range, after which the others are
+                cancelled.
         """
         at = 0
         fetches = dict[str, FetchContext]()

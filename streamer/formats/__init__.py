@@ -49,7 +49,8 @@ class BuiltIn(NamedTuple):
         class_name: name of its class.
         title: name of the format in messages of `format="auto"`, or "" if these never name it.
         endings: last endings of file names, in lower case and without the dot; that of a compression is taken off
-            before ("jsonl" stands for .jsonl.gz, too). "auto" takes the format if most files of a dataset have one.
+            before ("jsonl" stands for .jsonl.gz, too). "auto" takes the format if the files have such endings, and
+            refuses most mixtures with other files.
         files: names of files, in lower case, of which a single one is enough for "auto": the other files of the format
             have names that tell nothing. Empty for most formats.
     """

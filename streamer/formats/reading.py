@@ -201,8 +201,9 @@ class Window:
         return bytes(self.content[start - self.start : stop - self.start])
 
     def reach(self, start: int, stop: int) -> Generator[Need, Answer, None]:
-        """Moves forward until `[start, stop)` of the object is held, and asks for the bytes that are missing.
+        """Moves forward until `[start, stop)` of the object is held.
 
+        It asks for up to `READ_BYTES` at a time, which may reach behind `stop`.
         `stop` must not be behind the end of the object, nor `start` before the first byte that is held. A gap of
         `JUMP_BYTES` or more before `start` is not read. After a request, bytes before `start` may be dropped.
 

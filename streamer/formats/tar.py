@@ -198,7 +198,7 @@ def parse_pax(payload: bytes, offset: int) -> dict[str, str]:
 
 
 def read_entries(size: int, position: int = 0) -> Generator[Need | TarEntry, memoryview | None, None]:
-    """Walks over an archive: yields needs, which only go forward, and the entries in order.
+    """Walks over an archive: yields its entries in order, and needs, of which it is sent the bytes; they go forward.
 
     Args:
         size: length of the archive, bytes.
@@ -264,7 +264,7 @@ def entries_of(content: memoryview) -> Generator[TarEntry, None, None]:
 
 
 def _check_trailer(window: Window, start: int) -> Generator[Need, memoryview | None, None]:
-    """Raises DamagedError if there is more than zeros behind the end mark.
+    """Raises DamagedError if anything but zeros, or more than `TRAILER_BYTES`, follows the end mark.
 
     Otherwise `cat a.tar b.tar` would lose b in silence.
     """

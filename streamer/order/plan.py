@@ -60,8 +60,8 @@ class RankPlan:
         batches: number of batches of the epoch.
 
     Raises:
-        ConfigError: the ranks cannot share the batch equally, there is no such rank, `start` is outside of the epoch,
-            or "short" is given for several ranks.
+        ConfigError: the ranks cannot share the batch equally, there is no such rank, `start` is negative or behind the
+            end of the epoch, or "short" is given for several ranks.
     """
 
     def __init__(

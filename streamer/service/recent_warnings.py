@@ -106,7 +106,7 @@ class JobErrors:
 
         Args:
             job: name of the job, "" if it has none.
-            consumer: name of the rank that got the error, "" before it has a session.
+            consumer: name of the rank that got the error, "" if the error is not that of a session.
             error: type and text of the error.
         """
         key = (job, error)

@@ -76,12 +76,16 @@ def pack_shard(task: ShardTask) -> Receipt:
         ConfigError: a library is not installed on this machine.
         StoreError: one of the stores failed.
         StreamerError: a dataset of the loader cannot be read.
+        OSError: the folder for temporary files cannot be made, or the file of the shard not written.
     """
     return asyncio.run(_pack_shard(task))
 
 
 def kinds_in_shard(task: ShardTask) -> list[dict[str, str]]:
-    """Returns the kinds of fields, by name, of each sample of a task; writes nothing, and raises as `pack_shard`."""
+    """Returns the kinds of fields, by name, of each sample of a task, and writes nothing. Raises as `pack_shard`.
+
+    A table of annotations must be on this machine.
+    """
     return asyncio.run(find_kinds(task))
 
 
@@ -113,7 +117,7 @@ class MadeShard(msgspec.Struct, frozen=True):
 
     Attributes:
         number: number of the shard.
-        path: its temporary file.
+        path: its temporary file, which `upload` may move to the destination.
         written: facts about the file.
         index: content of the index file beside it; b"" if there is none.
     """
@@ -148,7 +152,11 @@ async def upload(destination: Destination, job: Job, made: MadeShard) -> Receipt
 
 
 async def receipt_there(destination: Destination, job: Job, number: int) -> Receipt | None:
-    """Returns the receipt of a shard, or None if there is none or the files of the shard differ from it."""
+    """Returns the receipt of a shard, or None if there is none or the files of the shard differ from it.
+
+    Raises:
+        StoreError: the destination cannot be read.
+    """
     name = job.receipt_name(number)
     records = await destination.records(name)
     receipt = (await destination.receipts([name], records)).get(number)

@@ -31,9 +31,9 @@ class Latency:
 
     Attributes:
         requests: number of measured requests, on open connections.
-        first_seconds: time of the request before them, which also resolves the name, connects and makes the TLS
-            handshake.
-        median_seconds, p95_seconds, max_seconds: median, 95th percentile and maximum of the measured requests.
+        first_seconds: time of the request before them, which also connects if the store has no open connection.
+        median_seconds, p95_seconds, max_seconds: median, 95th percentile and maximum of the measured requests. Of up
+            to 20 requests the percentile is the maximum.
     """
 
     requests: int
@@ -228,7 +228,7 @@ class QuickTest:
 
 
 async def measure_link(store: ObjectStore, objects: Sequence[ObjectRecord], seconds: float) -> QuickTest:
-    """Measures a link for `seconds` with one connection, then as long with many.
+    """Measures the latency by ten requests after a first one, then the rate for `seconds` with one connection and many.
 
     Raises:
         ConfigError, StoreError: see `measure_latency` and `measure_cell`.

@@ -192,7 +192,7 @@ class ScatterReader:
                 self._ordinals[index] = alike[index].ordinal
 
     def find(self, index: int, ordinal: int) -> HeldSample | None:
-        """Returns the sample at an index of the batch, or None if `begin` has not read it.
+        """Returns the sample at an index of the batch, or None if `begin` has not read this ordinal for the index.
 
         What it returns is valid until the next call.
         """

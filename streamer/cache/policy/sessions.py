@@ -46,7 +46,8 @@ class PolicySession(msgspec.Struct):
     """One session of the policy: one consumer of one dataset. A row is a chunk's row in `ChunkTable`.
 
     Attributes:
-        open_bytes: maximum number of bytes that it has open at once; decides alone whether the session fits.
+        open_bytes: maximum number of bytes that it has open at once, which, with one more chunk, decide whether the
+            session fits.
         scheduled: (chunks,) whether each chunk of the dataset is still ahead in the running epoch.
         ahead: number of uses in look-ahead, by row, in order of the first use.
         open: number of open uses, by row.
@@ -137,7 +138,10 @@ def take(counts: dict[int, int], row: int, count: int = 1) -> None:
 
 
 def sum_windows(sessions: Iterable[PolicySession]) -> Mapping[int, SessionWindow]:
-    """Returns the sums of the windows by index of the dataset; each session counts at most the bytes of its dataset."""
+    """Returns the sums of the windows by index of the dataset.
+
+    Each session counts at most the bytes of its dataset that are in no read-only layer.
+    """
     sums: dict[int, SessionWindow] = {}
     for session in sessions:
         room = session.group.total_bytes
@@ -159,7 +163,7 @@ def apply_values(sessions: Collection[PolicySession]) -> None:
 def sum_needs(sessions: Iterable[PolicySession]) -> int:
     """Returns how many bytes the open chunks of all sessions can take at most, with one more chunk for each session.
 
-    Sessions of one dataset share its chunks, so together they count at most the bytes of the dataset.
+    Sessions of one dataset share its chunks. So together they count at most its bytes that are in no read-only layer.
     """
     sums: dict[int, list[int]] = {}
     for one in sessions:

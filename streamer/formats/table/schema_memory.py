@@ -1,4 +1,4 @@
-"""Remembers the schema of each file of a table, so that the next survey reads only files that are new or have changed.
+"""Remembers the schema of each file of a table, so that the next survey reads few files besides new or changed ones.
 
 The surveys of Parquet and Arrow use it. A survey leaves a memory beside the manifest (`Survey.memory`), and the next
 survey of the same urls gets it (`SurveyContext.memories`). A schema is a string of bytes that only the format
@@ -65,7 +65,7 @@ class SchemaMemory:
                     self._known.setdefault(name, stored.schemas[number])
 
     def find(self, record: ObjectRecord) -> bytes | None:
-        """Returns the schema of a file; None if no survey has read this version of it."""
+        """Returns the schema that the given memories have for this version of a file, or None if none has it."""
         return self._known.get(_name(record))
 
     def add(self, record: ObjectRecord, schema: bytes) -> None:

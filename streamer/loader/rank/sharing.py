@@ -56,7 +56,8 @@ class Shared(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         manifest: Manifest of the dataset.
         name: Digest of the selected samples.
         global_batch: Samples of a batch over all ranks.
-        lanes: (chunks,) lane of each chunk, -1 for none, or None if nodes read other chunks in every epoch.
+        lanes: (chunks,) lane of each chunk, -1 for none, or None if ranks cannot read by lanes: they are drawn anew in
+            each epoch, or `has_lanes` is false.
         lane_count: Number of lanes.
     """
 
@@ -314,7 +315,7 @@ def address_towards(host: str) -> str:
 def _find_host(places: list[_Place], rank: int) -> str:
     """Returns the address of this rank's machine for the others.
 
-    On rank 0 its own name may lead to 127.0.0.1; then it is the address on the way to another rank.
+    On the node of rank 0 MASTER_ADDR may lead to 127.0.0.1; then it is the address on the way to another rank.
 
     Raises:
         ConfigError: MASTER_ADDR is not set, or another rank cannot be reached.

@@ -81,7 +81,10 @@ class MixOrders(Orders):
         self._spec = spec
 
     def order(self, members: Sequence[Counted], epoch: int, view: RankView) -> MixOrder:
-        """See `Orders.order`; before the mix's first epoch, that one. Chunks are numbered through all members."""
+        """Returns the order of an epoch as `Orders.order`, for one before the mix's first epoch that of the first.
+
+        Chunks are numbered through all members.
+        """
         bases = [0, *np.cumsum([len(member.order_samples) for member in members]).tolist()]
         chunks = [
             MemberChunks(member.order_samples, member.order_first, base)

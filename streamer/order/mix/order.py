@@ -54,7 +54,7 @@ class Draw(msgspec.Struct, frozen=True, eq=False):
         return (self.start + self.quota - self.lane_starts(lanes) + self.stream.lanes - 1) // self.stream.lanes
 
     def last_counts(self, lanes: Integers, ends: Integers) -> Integers:
-        """Returns, for each lane, the count of the last place at which the sample before a given count comes: (N,).
+        """Returns the largest count, in each lane, of a place that has the sample of count `ends` - 1: (N,).
 
         A sample comes at one place, but the last one of a lane may be repeated to fill up a batch.
 
@@ -81,8 +81,9 @@ class Draw(msgspec.Struct, frozen=True, eq=False):
 def member_needs(draw: Draw, places: Places, lanes: Integers, run: Batches) -> Needs:
     """Returns the chunks of a member that some lanes draw from in a run of batches.
 
-    The batches from first to last use are never fewer than those that use a chunk. They are more by a window of batches
-    at each end at most: in a stratified mix, by less than 2 samples of the member in a lane.
+    The batches from first to last use are never fewer than those that use a chunk. Where the member has lanes, they are
+    more by a window of batches at each end at most: in a stratified mix, by less than 2 samples of the member in a
+    lane. Every chunk has the whole run where the member has no lanes, or all chunks are open for many passes.
     """
     ends = (_lane_places(places, lanes, run.first_position), _lane_places(places, lanes, run.stop_position))
     begin, end = places.span(draw.member, lanes, *ends)
@@ -208,7 +209,7 @@ class MixOrder:
 
     @property
     def lane_opened(self) -> int:
-        """Average number of consecutive samples of a lane that the open chunks of all members provide."""
+        """Number of consecutive samples of a lane for which the open chunks of the scarcest member last, on average."""
         opened = [stream.lane_opened for stream in self._streams]
         shares = zip(opened, self._member_places, strict=True)
         return min(own * self.samples // places for own, places in shares if places)
@@ -284,7 +285,7 @@ class MixOrder:
         return found, passes
 
     def count_drawn(self, position: int) -> Integers:
-        """Returns how many samples of each member the first `position` positions of the epoch have, exactly: (M,)."""
+        """Returns how many samples of each member, without repeats, the first `position` positions have: (M,)."""
         counts = self._places.counts(lane_ends(min(position, self.samples), self.lanes))
         drawn: Integers = np.minimum(counts, lane_quotas(self.spec, self.epoch)).sum(axis=1)
         return drawn

@@ -53,7 +53,7 @@ def chunks_per_set(chunk_samples: Integers, tokens: int, length: int, set_rows: 
 
     Args:
         chunk_samples: (M,) documents of each chunk. Empty chunks do not count.
-        tokens: tokens of the whole dataset.
+        tokens: tokens of all documents that go into rows.
         length: tokens of a row.
         set_rows: wanted rows of a set.
     """

@@ -1,7 +1,7 @@
 """The format "hdf5": rows of datasets are samples, and the index comes from the metadata of each file.
 
 `formats/registry.py` makes it for engine, recoders and workers. Rows of a single dataset without filters are read where
-they lie. Rows of several datasets, or of filtered ones, are decoded and joined by a recoder, once. Here a dataset is an
+they lie if each is in one piece. Other rows are decoded and joined by a recoder, once. Here a dataset is an
 array in an HDF5 file, and a chunk is a box of its items, stored as a whole; `chunk_bytes` is that of streamer's chunks.
 """
 
@@ -35,7 +35,7 @@ _CHOOSE = 'name the datasets that you want: HDF5(datasets={"image": "/images"})'
 # Max datasets that a message names, and max objects that are looked at to find them.
 _MAX_NAMED = 20
 _MAX_LOOKED_AT = 100
-# Max soft links that are followed for one path, as in libhdf5.
+# Max looks along one path, of which each but the last follows one soft link.
 _MAX_LINKS = 16
 # Number of groups whose structures are read at once.
 _GROUPS_AT_ONCE = 64
@@ -124,7 +124,7 @@ class HDF5(RowFormat, frozen=True, forbid_unknown_fields=True):
         return Survey(sources, tiles.facts_of_columns(columns), read_bytes=min(sizes, expected))
 
     def index_rows(self, source: Source, facts: Facts, start: int) -> Indexing:
-        """Finds the rows of one file, or of all its episodes.
+        """Finds the rows of one file or of all its episodes as `Format.index`; `start` leaves out spans, but no blocks.
 
         Raises:
             ManifestError: the file is damaged, or a dataset is not read or has other rows than in the first file.
@@ -194,7 +194,7 @@ class HDF5(RowFormat, frozen=True, forbid_unknown_fields=True):
 
         Args:
             held: the file.
-            there: gets the paths of the file's datasets if an error is raised.
+            there: gets the paths of the file's datasets if something is not read, or has no rows.
             limit: number of groups to read; None for all.
 
         Returns:
@@ -298,8 +298,8 @@ def _walk(held: HeldBytes, root: Links, path: str, first: Links | None = None) -
         first: links of the group at which the path begins, or None for the root group.
 
     Raises:
-        _MissingError: there is no such object.
-        UnreadError: there is a link to another file.
+        _MissingError, ArraysError: there is no such object, or it is the root group.
+        UnreadError, DamagedError: there is a link to another file, or `read_group` raises it.
     """
     parts = _parts(path)
     begin = root if first is None else first
@@ -424,7 +424,7 @@ def _decoder(dtype: np.dtype[np.generic], column: ColumnHint) -> Decode:
 
 @contextmanager
 def _errors_of(record: ObjectRecord, there: Sequence[str]) -> Iterator[None]:
-    """Turns errors that are raised within the context into ManifestError, which names the file and its datasets.
+    """Turns UnreadError, DamagedError and ArraysError into a ManifestError that names the file and its datasets.
 
     `there` has the paths of datasets to name, and may be filled within the context.
     """
