@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 # The word says what happens to a sample without annotations; see `Annotations`.
 Missing = Literal["error", "none", "drop"]
-# Bytes of the longest file of annotations. It is parsed as a whole, in a process of its own.
+# Bytes of the longest file of annotations. It is parsed as a whole, by the engine in a process of its own.
 MOST_FILE_BYTES = 2_000_000_000
 ENDINGS = ("json", "csv", "tsv", "jsonl", "ndjson", "parquet", "pq")
 # The key's name in COCO and at Hugging Face.
@@ -39,24 +39,25 @@ class Annotations:
 
         StreamingDataset("s3://b/images/", annotations=Annotations("s3://b/labels.csv", key="file", fields=["label"]))
 
-    COCO's JSON (instances, keypoints, captions), CSV, TSV, JSON lines, a JSON list of objects, or Parquet. A sample and
-    a row belong together if the name in the row is that of the sample: its path below the dataset's url, or the last
-    part of it, where the names in the rows are in no folder. Samples of tars have names without extension, and so may
-    the rows.
+    The file is COCO's JSON (instances, keypoints, captions), CSV, TSV, JSON lines, a JSON list of objects, or Parquet.
+    A sample and a row belong together if the name in the row is that of the sample: its path below the dataset's url,
+    or the last part of it, where the names in the rows are in no folder. Samples of tars have names without extension,
+    and so may the rows.
 
     Args:
         url: url of the file; it is read with the storage options of the dataset.
-        key: Column of a table with the names of the samples, by default "file_name".
+        key: Column of a table with the names of the samples, by default "file_name", which is the only one for COCO.
         fields: the columns that samples get. By default all of a table but the key. Of COCO "boxes", "labels", "area"
             and "iscrowd", or "captions"; with either "image_id", and "height" and "width" if the images have them.
             Others of COCO: "segmentation", "keypoints", "category_ids".
         missing: What becomes of a sample without a row. With "error" it is an error. With "none" the sample has None
-            for numbers and texts, and arrays of no items. With "drop" it is left out (for datasets of files).
+            in every field, but an array of no items where arrays have an open length. With "drop" it is left out (for
+            datasets of files).
         sample_field: Field of the sample with its name, for records whose "__key__" is only a number. By default
             "__key__".
 
     Raises:
-        ConfigError: an invalid argument.
+        ConfigError: `url`, `fields` or `missing` is not valid.
     """
 
     url: str

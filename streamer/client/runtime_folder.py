@@ -1,7 +1,8 @@
 """Finds the engines that listen in the runtime folder, and removes the sockets, locks and logs of those that ended.
 
 The commands that look for a running engine use it (`cli/connect.py`); `client/launcher.py` cleans the folder before it
-starts one. The names of the files begin with `ClientSettings.engine_id`.
+starts one. It finds sockets of any name (`*.sock`), and removes only files with names that begin as
+`ClientSettings.engine_id` makes them.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ def describe_engine(path: Path, token: str = "") -> str:
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Removes what ended processes of this user have left: sockets, locks that no process holds, and old logs.
+    """Removes the sockets and unheld locks that ended processes of this user have left, and old logs of any user.
 
     Files that cannot be removed stay. Raises OSError if the folder cannot be read.
     """

@@ -2,8 +2,9 @@
 
 Makers of samples decode each sample with a `SampleDecoder` (`batches/samples/maker.py`), and so do readers of joins and
 scans (`batches/samples/joins.py`, `batches/scan.py`), annotations (`annotations/join.py`) and the columns, keys and
-members of the loader (`loader/members`). Packs find decoders of kinds (`shards/values.py`). `ELSEWHERE` names the
-modules with the decoders of kinds that only some formats write. They are imported at their first use.
+members of the loader (`loader/members`). `batches/samples/scatter.py` asks for plain arrays, and packs find decoders of
+kinds (`shards/values.py`). `ELSEWHERE` names the modules with the decoders of kinds that only some formats write. They
+are imported at their first use.
 `streamer.formats.base.Field` says what a kind is.
 """
 
@@ -49,7 +50,7 @@ _NO_BYTES = memoryview(b"")
 
 
 class Raw:
-    """The value of a field without a decoder, as a view of its bytes.
+    """The value of a field without a decoder, as a view of its bytes, until a batch is collated (`batches/batch/`).
 
     Attributes:
         content: view of the bytes. It is valid as long as the memory that the sample was read into is not reused.

@@ -1,8 +1,9 @@
 """Reads, lists and writes any url that fsspec knows, through fsspec.
 
-`store/__init__.py` opens it for urls that no other store reads, and tests compare other stores with it.
-`store/hub_store.py` builds on it. It calls the filesystem by `store/fsspec_calls.py`. fsspec's caches are never used,
-as they can return zeros, truncated or stale bytes (2026.9.0). Nor is its own parallel read, which waits in batches.
+`store/__init__.py` opens it for urls that no other store reads, and for options or a client that need fsspec. Tests
+compare other stores with it. `store/hub_store.py` builds on it. It calls the filesystem by `store/fsspec_calls.py`.
+fsspec's caches are never used, as they can return zeros, truncated or stale bytes (2026.9.0). Nor is its own parallel
+read, which waits in batches.
 """
 
 from __future__ import annotations
@@ -156,7 +157,10 @@ class FsspecStore:
             self._files = None
 
     async def aclose(self) -> None:
-        """Closes the connections of all filesystems that were made; idempotent."""
+        """Closes the sessions of the asynchronous filesystems that were made; idempotent.
+
+        Connections of other filesystems stay open until Python collects them.
+        """
         await self.refresh()
         async with AsyncExitStack() as on_exit:
             while self._retired:

@@ -19,7 +19,7 @@ from streamer.tables.hdf5 import messages
 from streamer.tables.hdf5.messages import HEAD_BYTES, UNDEFINED, Cursor, HeldBytes
 
 SIGNATURE = b"\x89HDF\r\n\x1a\n"
-# Bytes of a file at which the signature may be: MATLAB has 512 bytes of its own before it.
+# Bytes of a file at which the signature is looked for: MATLAB has 512 bytes of its own before it.
 _PLACES = (0, 512, 1024, 2048)
 # Bytes of the first read of an object header; most headers are shorter.
 _HEADER_BYTES = 1 << 10
@@ -40,7 +40,7 @@ _SOFT_LINK = 1
 GROUPS = 0
 CHUNKS = 1
 _NODE_HEAD_BYTES = 24
-# Number of entries that are read of a node at first: nodes have as many unless the writer was told otherwise.
+# Number of entries that are read of a node at first, which is the usual maximum of nodes of chunks.
 _USUAL_ENTRIES = 64
 
 Message: TypeAlias = tuple[int, Cursor]
