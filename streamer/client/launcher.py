@@ -128,7 +128,7 @@ def connect(settings: ClientSettings, restarts: Restarts | None = None) -> Conne
         EngineUnavailableError: a service does not answer within `connect_seconds`, embedded engines crash again and
             again or do not start within `START_SECONDS`, or another user listens at the socket.
         ConfigError: this process cannot have such an engine: a variable, the runtime folder, the token or the
-            platform is wrong.
+            platform is wrong, or no further thread may start for an engine in this process.
         StreamerError: the engine's own reason for not starting or not admitting this process, such as another version.
         OSError: the system takes no further process or descriptor, or the runtime folder cannot be read.
     """

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -57,6 +59,41 @@ async def test_the_session_of_azure_is_closed() -> None:
     files = AzureLike()
     await FileCalls(files).aclose()
     assert files.service_client.closed == 1
+
+
+class BusyFileSystem(AbstractFileSystem):
+    """Stands for a filesystem with one connection, which answers when the test says so; it counts calls at a time."""
+
+    protocol = "busy"
+    cachable = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.answers = threading.Event()
+        self.running: list[int] = []
+        self._inside = 0
+
+    def info(self, path: str, **_: object) -> dict[str, object]:
+        self._inside += 1
+        self.running.append(self._inside)
+        assert self.answers.wait(60)
+        self._inside -= 1
+        return {"name": path}
+
+
+async def test_calls_that_wait_for_their_turn_take_no_thread() -> None:
+    """Calls of a filesystem with one connection run one at a time, and leave the loop's threads free meanwhile."""
+    files = BusyFileSystem()
+    calls = FileCalls(files)
+    waiting = [asyncio.create_task(calls.describe(str(number))) for number in range(64)]
+    await asyncio.sleep(0)
+    try:
+        assert await asyncio.wait_for(asyncio.to_thread(int, "7"), 10) == 7
+    finally:
+        files.answers.set()
+    found = await asyncio.gather(*waiting)
+    assert [entry["name"] for entry in found] == [str(number) for number in range(64)]
+    assert files.running == [1] * 64
 
 
 class HostedFileSystem(AbstractFileSystem):

@@ -22,7 +22,7 @@ class HdfsServer(ThreadingHTTPServer):
 
     Attributes:
         files: content of the files by path.
-        moves: whether files are moved to paths that do not exist; a move to another path is answered with false.
+        stuck: end of the paths that are not moved. A move to a path that exists is answered with false, too.
         cut: number of bytes at the end of each appended part that are lost.
     """
 
@@ -31,7 +31,7 @@ class HdfsServer(ThreadingHTTPServer):
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.files: dict[str, bytes] = {}
-        self.moves = True
+        self.stuck = "nothing"
         self.cut = 0
 
 
@@ -60,7 +60,7 @@ class _Handler(BaseHTTPRequestHandler):
         elif asked["op"] == "RENAME":
             target = asked["destination"]
             assert target.startswith("/"), "Hadoop refuses it"
-            answer = {"boolean": self.server.moves and path in files and target not in files}
+            answer = {"boolean": path in files and target not in files and not path.endswith(self.server.stuck)}
             if answer["boolean"]:
                 files[target] = files.pop(path)
         elif asked["op"] == "DELETE":
@@ -116,14 +116,14 @@ async def test_an_upload_replaces_an_object(server: HdfsServer, new: Path) -> No
     await store.aclose()
 
 
-@pytest.mark.parametrize("fault", ["moves nothing", "loses bytes"])
-async def test_an_upload_that_fails_leaves_the_old_object(server: HdfsServer, new: Path, fault: str) -> None:
+@pytest.mark.parametrize(("stuck", "cut"), [("", 0), (".part", 0), ("nothing", 7)])
+async def test_an_upload_that_fails_leaves_the_old_object(server: HdfsServer, new: Path, stuck: str, cut: int) -> None:
     """An upload that the store does not move, or not write whole, is a StoreError, and leaves the old object alone."""
-    server.moves = fault != "moves nothing"
-    server.cut = 7 if fault == "loses bytes" else 0
+    server.stuck = stuck
+    server.cut = cut
     url = f"webhdfs://127.0.0.1:{server.server_port}/data/x.tar"
     store = open_store(url, {})
-    said = "has 2993 bytes after an upload of 3000" if server.cut else "does not replace this object"
+    said = "has 2993 bytes after an upload of 3000" if cut else "does not replace this object"
     with pytest.raises(StoreError, match=said):
         await store.put_file(url, new)
     assert server.files == {"/data/x.tar": b"old" * 1000}
