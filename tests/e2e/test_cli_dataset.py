@@ -149,7 +149,7 @@ def test_measure_counts_tokens(
 @pytest.mark.parametrize(
     ("command", "options", "message"),
     [
-        ("explain", ("--packing", "64", "--lengths", "nan"), "bytes_per_token=nan must be a number"),
+        ("explain", ("--packing", "64", "--lengths", "nan"), "argument --lengths: 'nan' is not a number from 0 to "),
         (
             "measure",
             ("--field", "words", "--out", "c.npy"),
