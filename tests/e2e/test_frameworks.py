@@ -6,6 +6,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 
 import cloudpickle
 import numpy as np
@@ -198,11 +199,20 @@ def test_what_lightning_reads_of_a_loader(make: Make) -> None:
 # ---------------------------------------------------------------- Accelerate
 
 
+@pytest.fixture
+def accelerate() -> Iterator[ModuleType]:
+    """Returns accelerate, and ends its state of this process, which other tests' loaders would report to."""
+    yield pytest.importorskip("accelerate")
+    from accelerate.state import AcceleratorState, GradientState
+
+    AcceleratorState._reset_state(reset_partial_state=True)
+    GradientState._reset_state()
+
+
 @pytest.mark.slow
 @kinds
-def test_accelerate_trains_on_it(make: Make, kind: str) -> None:
+def test_accelerate_trains_on_it(make: Make, kind: str, accelerate: ModuleType) -> None:
     """Accelerate trains on the batches of a bare loop, with gradients accumulated over two of them."""
-    accelerate = pytest.importorskip("accelerate")
     # By default one rank reads for all where the dataset is an iterable, and copies each batch.
     configuration = accelerate.DataLoaderConfiguration(dispatch_batches=False)
     accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=2, dataloader_config=configuration)
@@ -225,9 +235,8 @@ def test_accelerate_trains_on_it(make: Make, kind: str) -> None:
 
 
 @pytest.mark.slow
-def test_accelerate_saves_and_restores_the_place(make: Make, tmp_path: Path) -> None:
+def test_accelerate_saves_and_restores_the_place(make: Make, tmp_path: Path, accelerate: ModuleType) -> None:
     """A loader registered with Accelerate for checkpointing goes on at the next batch in a new run."""
-    accelerate = pytest.importorskip("accelerate")
 
     def accelerator_for(loader: StreamingDataLoader) -> object:
         accelerator = accelerate.Accelerator(cpu=True)

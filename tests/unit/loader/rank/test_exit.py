@@ -13,12 +13,12 @@ import pytest
 # Kept from a module that is cleared after theirs, as a library may do.
 PROGRAM = """
 import sys, threading
-from streamer.loader.feed import feeder as wakeup
+from streamer.base import linux
 from streamer.loader.rank import sample_iterator
 from streamer.loader import epoch_cell
 iterator = sample_iterator.SampleIterator
-threading.kept = [epoch_cell.EpochCell(), iterator.__new__(iterator), wakeup.Wakeup()]
-threading.modules = [epoch_cell, sample_iterator, wakeup]
+threading.kept = [epoch_cell.EpochCell(), iterator.__new__(iterator), linux.Wakeup()]
+threading.modules = [epoch_cell, sample_iterator, linux]
 sys.kept = [threading, threading.modules]
 """
 
