@@ -204,15 +204,7 @@ class Warming:
         present = present_keys(own)
         below = frozenset[bytes]().union(*map(present_keys, layers))
         limit = self._counter("limit_bytes")
-        # Peers keep different chunks, so that together they hold more.
-        members = [
-            (PeerMember(str(row["member"]), "", int(_number(row["limit_bytes"]))), row["here"])
-            for row in cast("list[dict[str, object]]", self._client.statistics().get("homes", []))
-        ]
-        places: Places | None = None
-        if len(members) >= 2:
-            (me,) = [member for member, here in members if here]
-            places = Homes(me, [member for member, here in members if not here]).places
+        places = self._find_places()
         everything = self._target is not None
         chosen = plan(
             manifest=self._manifest,
@@ -246,6 +238,20 @@ class Warming:
             keys = to_keys(self._manifest.chunk_keys)
             warmed = replace(warmed, local_chunks=int(_are_in(keys, local).sum()))
         return chosen, warmed
+
+    def _find_places(self) -> Places | None:
+        """Returns the share of this engine among its peers, or None if it has none.
+
+        Peers keep different chunks, so that together they hold more.
+        """
+        members = [
+            (PeerMember(str(row["member"]), "", int(_number(row["limit_bytes"]))), row["here"])
+            for row in cast("list[dict[str, object]]", self._client.statistics().get("homes", []))
+        ]
+        if len(members) < 2:
+            return None
+        (me,) = [member for member, here in members if here]
+        return Homes(me, [member for member, here in members if not here]).places
 
     def _read(self, session: Session, chosen: WarmPlan, slices: Sequence[slice], report: Report) -> Warmed:
         """Makes the chunks of the plan local within the limit of the rate, and copies them if there is a target."""
